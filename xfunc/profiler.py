@@ -28,7 +28,6 @@ def trace(log_dir: str | os.PathLike[str]) -> Iterator[None]:
 
     Source: ``jax.profiler.trace``.
     """
-    folder = _made(log_dir)
     if not _one.acquire(blocking=False):
         fail(
             RuntimeError,
@@ -36,7 +35,7 @@ def trace(log_dir: str | os.PathLike[str]) -> Iterator[None]:
             "record one at a time: end the other block first.",
         )
     try:
-        with runtime().profile(folder):
+        with runtime().profile(_made(log_dir)):
             yield
     finally:
         _one.release()

@@ -256,8 +256,10 @@ def profile(folder, fun):
     with xf.profiler.trace(folder):
         with xf.profiler.annotate("my step"):
             fun(*args)
-        with pytest.raises(RuntimeError, match="is already being recorded"), xf.profiler.trace("x"):
+        other = folder / "other"
+        with pytest.raises(RuntimeError, match="already being recorded"), xf.profiler.trace(other):
             pass
+    assert not other.exists()
     assert list(folder.glob("plugins/profile/*/*.trace.json.gz"))
     (file,) = folder.glob("plugins/profile/*/*.xplane.pb")
     return file.read_bytes()

@@ -15,7 +15,7 @@ from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
-from xfunc.backends.torch_xla import analysis
+from xfunc.backends.torch_xla import analysis, strangers
 from xfunc.backends.torch_xla.runtime import (
     block,
     device_count,
@@ -28,7 +28,7 @@ from xfunc.backends.torch_xla.runtime import (
 )
 from xfunc.backends.tracer import Computation
 from xfunc.core.avals import Aval
-from xfunc.errors import CompileError
+from xfunc.errors import CompileError, UnsupportedOpError, fail
 
 
 class Executable:
@@ -128,7 +128,15 @@ class Executable:
     ) -> list[torch.Tensor]:
         message = str(error)
         if "pending ir" in message:  # Inputs made by lazy torch_xla operations.
+            strangers.defuse()
             settle(inputs)
+        elif "HasValue()" in message:
+            fail(
+                UnsupportedOpError,
+                f"{self._name} was given a tensor without data: a placeholder of torch_xla, or "
+                "what was computed from one in a trace that has ended",
+                "compute it anew, outside of that trace.",
+            )
         elif "computation by hash" in message:  # Evicted from torch_xla's own cache.
             order = self.order
             self._compile()

@@ -35,6 +35,11 @@ def load() -> types.ModuleType:
     return importlib.import_module("torch_xla")
 
 
+def is_ours() -> bool:
+    """Whether torch_xla was imported by `load`."""
+    return vars(sys.modules["torch_xla"]).get("__getattr__") is _ask_later
+
+
 def _ask_later(name: str) -> object:
     """An attribute of torch_xla that was left out."""
     if name in _EXPORTED:

@@ -217,9 +217,8 @@ FLOAT8 = {torch.float8_e4m3fn: "f8e4m3fn", torch.float8_e5m2: "f8e5m2"}
 def placeholder(aval: Shaped) -> torch.Tensor:
     """A tensor without data on the device."""
     dims, kind = tuple(aval.shape), FLOAT8.get(aval.dtype)
-    if kind is None:
-        return builder().create_placeholder_tensor(dims, aval.dtype)
-    # torch_xla 2.9 holds these dtypes, but its table for Python lacks them.
+    if kind is None:  # torch_xla 2.9 holds FLOAT8 too, but its table for Python lacks them.
+        kind = builder().Op.from_torch_type(aval.dtype)
     return xla()._xla_create_placeholder_tensor(builder().mkshape(kind, dims).shape)
 
 

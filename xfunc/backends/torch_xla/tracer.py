@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from xfunc.backends.torch_xla import runtime, uploads
+from xfunc.backends.torch_xla import runtime, strangers, uploads
 from xfunc.backends.tracer import Leftovers, Tracer
 from xfunc.core.avals import Aval
 from xfunc.torchlib import functorch
@@ -42,10 +41,13 @@ class LazyTensors:
     def recording(self) -> Iterator[Leftovers]:
         """See `xfunc.backends.tracer.Tracer.recording`: torch_xla's switches, of all threads."""
         X, device = runtime.xla(), str(runtime.device())
+        if strangers.defuse():
+            strangers.run_pending()
+            X._clear_pending_irs(device)  # of strangers that Python does not know
         try:
             X._xla_sync_live_tensors(device, [], False)
         except RuntimeError:  # A tensor that lost its computation to a failure is still alive.
-            _run_pending(runtime.device())
+            strangers.run_pending()
         leftovers = Leftovers()
         try:
             with (
@@ -119,17 +121,6 @@ class LazyTensors:
                 # Any shape will do: nothing will read it, and a broken tensor has lost its own.
                 new = runtime.placeholder(Aval((), tensor.dtype))
                 runtime.xla()._replace_xla_tensor(tensor, new)
-
-
-def _run_pending(device: torch.device) -> None:
-    """Run the pending operations of each of the user's own lazy tensors.
-
-    Those that cannot be run have no data: they fail when they are read, and do no harm to others.
-    """
-    found = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and t.device == device]
-    for tensor in found:
-        with contextlib.suppress(RuntimeError):
-            runtime.settle([tensor])
 
 
 TRACER: Tracer = LazyTensors()

@@ -1,0 +1,75 @@
+"""Placeholders of torch_xla's own transforms, which outlive a trace that has failed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.fresh import Server
+
+BEGIN = """
+import torch
+{first}
+from torch_xla.core import xla_builder
+import xfunc as xf
+
+f = xf.jit(lambda x: x * 2)
+theirs = torch.ones(3).to("xla")
+bare = xla_builder.create_placeholder_tensor((3,), torch.float32)
+derived = bare + theirs
+watched = (derived * torch.ones(3, device="xla", requires_grad=True)).sum()
+pending = theirs + 4
+
+def refused(fun, *args):
+    try:
+        fun(*args)
+    except xf.errors.UnsupportedOpError as error:
+        assert "was given a tensor without data" in str(error), error
+    else:
+        raise AssertionError("not refused")
+"""
+USES = {
+    "a trace": "assert f(torch.ones(3)).tolist() == [2, 2, 2]",
+    "what is their own": "assert f(pending).tolist() == [10, 10, 10]",
+    "a placeholder as argument": "refused(f, bare)",
+    "an argument computed from one": "refused(f, derived)",
+    "a captured placeholder": "refused(xf.jit(lambda x: x + bare), torch.ones(3))",
+    "a captured one computed from it": "refused(xf.jit(lambda x: x + derived), torch.ones(3))",
+    "a gradient": "assert xf.grad(lambda x: (x * x).sum())(theirs).tolist() == [2, 2, 2]",
+}
+END = """
+more = bare * 2
+assert xf.jit(torch.neg)(torch.ones(3)).tolist() == [-1, -1, -1]
+del bare
+still = more + 1
+assert xf.jit(torch.exp)(torch.zeros(3)).tolist() == [1, 1, 1]
+assert pending.tolist() == [5, 5, 5]
+"""
+
+
+@pytest.mark.torch_xla
+@pytest.mark.parametrize("first", ["import torch_xla", "import xfunc; xfunc.devices()"])
+@pytest.mark.parametrize("use", USES)
+def test_placeholders_of_others(use: str, first: str, fresh: Server) -> None:
+    found = fresh.run(BEGIN.format(first=first) + USES[use] + END)
+    assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.torch_xla
+def test_a_scan_of_torch_xla_that_fails(fresh: Server) -> None:
+    code = """
+import sys, torch, torch_xla
+import xfunc as xf
+
+module, x = torch.nn.GRU(4, 5), torch.randn(3, 7, 4)
+try:
+    module(x)
+except RuntimeError as error:
+    kept = error
+assert "Expected all tensors in the given list to be XLA tensors" in str(kept)
+assert xf.jit(torch.neg)(torch.ones(3)).tolist() == [-1, -1, -1]
+apply, params, buffers = xf.functional(module)
+(out, _), _ = xf.jit(apply)(params, buffers, x)
+assert out.shape == (3, 7, 5) and out.isfinite().all()
+"""
+    found = fresh.run(code)
+    assert found.returncode == 0, found.stderr

@@ -1,0 +1,82 @@
+"""Placeholders that others make: torch_xla's own `scan` and `assume_pure` trace with them too.
+
+Where such a trace fails, they and what was computed from them live on in the traceback, which
+Python keeps in `sys.last_traceback`. Whoever runs the pending operations then, torch_xla included,
+ends the process. So before xfunc does, it takes the data away from all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+from collections.abc import Callable
+
+import torch
+
+from xfunc.backends.torch_xla import loading, runtime
+from xfunc.core.avals import Aval
+from xfunc.torchlib import functorch
+
+
+class _Strangers:
+    """Whether some may be alive."""
+
+    may_live = False
+
+
+def _watch() -> None:
+    from torch_xla.core import xla_builder as builder
+
+    make: Callable[..., torch.Tensor] = builder.create_placeholder_tensor
+    _Strangers.may_live = not loading.is_ours()  # Before, nobody watched.
+
+    @functools.wraps(make)
+    def create_placeholder_tensor(*args: object, **kwargs: object) -> torch.Tensor:
+        _Strangers.may_live = True
+        return make(*args, **kwargs)
+
+    builder.create_placeholder_tensor = create_placeholder_tensor
+
+
+runtime.at_start(_watch)
+
+
+def defuse() -> bool:
+    """Leave nothing pending that was computed from the placeholders of others.
+
+    Returns:
+        Whether there may have been some: only then does it cost anything.
+    """
+    if not _Strangers.may_live:
+        return False
+    X = runtime.xla()
+    _Strangers.may_live = False
+    for tensor in lazy_tensors():
+        if any(X._check_tensor_need_materialization([tensor])):
+            _, data = X._get_tensors_xla_device_data_node([tensor])
+            if any(map(X._is_placecholder, data)):
+                without = runtime.placeholder(Aval(tuple(tensor.shape), tensor.dtype))
+                X._replace_xla_tensor(tensor, without)
+        if type(tensor) is torch.Tensor and X._is_placecholder(tensor):
+            _Strangers.may_live = True  # More may be computed from it.
+    return True
+
+
+def lazy_tensors() -> list[torch.Tensor]:
+    """All tensors of the device that Python knows."""
+    device = runtime.device()
+    with torch._C.DisableTorchFunction(), functorch.bottom_level():
+        # Not isinstance: it asks objects for their __class__, and some warn.
+        tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
+        return [t for t in tensors if t.device == device and not functorch.is_wrapped(t)]
+
+
+def run_pending() -> None:
+    """Run the pending operations of each of the user's own lazy tensors.
+
+    Those that cannot be run have no data: they fail when they are read, and do no harm to others.
+    """
+    for tensor in lazy_tensors():
+        with contextlib.suppress(RuntimeError):
+            runtime.settle([tensor])
