@@ -1,5 +1,6 @@
 """A folder of checkpoints, one for each step that was saved: the newest few are kept."""
 
+import importlib
 import shutil
 import warnings
 from collections.abc import Callable
@@ -87,6 +88,11 @@ class Checkpoints:
             xf.sharding.save_checkpoint(path, state, noted)
         else:
             self._pending = xf.sharding.save_checkpoint_async(path, state, noted)
+
+    @staticmethod
+    def prepare() -> None:
+        """Load what saving needs, which writes a file of torch's: the disk may be full later."""
+        importlib.import_module("torch.distributed.checkpoint")
 
     def wait(self) -> None:
         """Wait until the save in progress is complete.

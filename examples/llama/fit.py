@@ -239,6 +239,8 @@ class _Loop:
                     state, metrics = make_step(state, batch)
                     host_ms = (time.thread_time() - started) * 1e3
                 late.add(step, metrics, host_ms)
+                if step == first + 2:  # The device works, and the first step has been shown.
+                    self.checkpoints.prepare()
 
                 if step % run.eval_every == 0 or step == steps:
                     late.read()
