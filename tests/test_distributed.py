@@ -37,7 +37,7 @@ def start(fresh: Server, folder: Path) -> list[dict[str, Any]]:
     for done in [process.wait() for process in running]:
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Shardy" not in done.stderr  # XLA's warning that its partitioner will be replaced
-        assert done.stdout.count(f"the sum is {processes.rows().sum().item():.4f}") == 1
+        assert done.stdout.count(f"the sum is {processes.rows().sum().item():.4f}") == 2
     return [json.loads((folder / f"{k}.json").read_text()) for k in range(count)]
 
 
@@ -100,6 +100,15 @@ def test_calls_of_python(pair: Found) -> None:
         torch.testing.assert_close(torch.tensor(doubled), 2 * processes.rows())
         assert f["noted"] == [[[16, 8]], []][f["counts"][1]]  # by the first device, in its process
         assert shapes == [[8, 8]] * 2
+
+
+def test_a_call_that_fails_in_one_process(pair: Found) -> None:
+    for key, failing in ("failing effect", 0), ("failing call", 1):
+        own, other = pair[1][failing][key], pair[1][1 - failing][key]
+        assert own.startswith("ValueError: no more rows")
+        assert other.startswith("RuntimeError: ")
+        assert f"<lambda> failed in process {failing}: ValueError: no more rows" in other
+    assert pair[1][0]["after it"] == pair[1][1]["after it"] == pair[1][0]["called"][0]
 
 
 def test_errors(pair: Found) -> None:

@@ -108,6 +108,17 @@ def main(folder: Path, address: str, number: int, count: int) -> dict[str, Any]:
     assert gather(noted).tolist() == found["called in parts"][0]
     found["noted"] = given.copy()
 
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no more rows")
+
+    def fails_in_last(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x if k < count - 1 else fails(x)
+
+    found["failing effect"] = raised(lambda: xf.jit(lambda x: xf.io_callback(fails, x, x))(x))
+    failing = xf.jit(lambda x: xf.pure_callback(fails_in_last, x, x).sum())
+    found["failing call"] = raised(lambda: failing(x))
+    found["after it"] = xf.device_get(xf.jit(with_calls)(x)).item()
+
     own = {"a": torch.tensor([k, 10 * k]), "b": torch.tensor([k + 0.5], dtype=torch.bfloat16)}
     found["stacked"] = [t.tolist() for t in xf.tree.leaves(gather(own))]
     found["tiled"] = [t.tolist() for t in xf.tree.leaves(gather(own, tiled=True))]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xfunc.backends import processes
 from xfunc.backends.analysis import MemoryAnalysis, Optimised
 from xfunc.backends.donated import fail_given_twice
 from xfunc.backends.errors import compile_error, run_error
@@ -145,7 +146,14 @@ class Executable:
         return run_error(self._name, str(error))
 
     def _wait(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
-        """Run to the end."""
+        found = self._agree(lambda: (None, self._run_to_end(arrays)))
+        return self._tensors(found[:-1] if self._calls_host else found)
+
+    def _agree(self, run: Callable[[], tuple[None, Sequence[jax.Array]]]) -> Sequence[jax.Array]:
+        """What a run returns, or an error in all processes if a call failed in one of them."""
+        return processes.agreed(self._name, run) if self._calls_host else run()[1]
+
+    def _run_to_end(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         failures.clear()
         try:
             found = client.jax().block_until_ready(self._run(*arrays))
@@ -155,7 +163,7 @@ class Executable:
             raise self._named(error) from error
         if self._calls_host and failures:  # on several devices: see NOTE [a call that fails]
             raise failures[0]
-        return self._tensors(found[:-1] if self._calls_host else found)
+        return found
 
     def optimised(self) -> Optimised:
         """XLA's analysis of the program."""
