@@ -19,6 +19,18 @@ derived = bare + theirs
 watched = (derived * torch.ones(3, device="xla", requires_grad=True)).sum()
 pending = theirs + 4
 
+class Placeless(torch.Tensor):  # One whose device cannot be asked for.
+    @staticmethod
+    def __new__(cls):
+        return torch.Tensor._make_wrapper_subclass(cls, (2,), dispatch_device=True)
+
+    @classmethod
+    def __torch_dispatch__(cls, *args, **kwargs):
+        raise RuntimeError("tensor does not have a device")
+
+placeless = Placeless()
+fake = torch._subclasses.FakeTensorMode().from_tensor(torch.empty(2, device="xla"))
+
 def refused(fun, *args):
     try:
         fun(*args)

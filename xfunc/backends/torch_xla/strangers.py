@@ -11,12 +11,16 @@ import contextlib
 import functools
 import gc
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from xfunc.backends.torch_xla import loading, runtime
 from xfunc.core.avals import Aval
 from xfunc.torchlib import functorch
+
+_PYTHON: Any = torch._C.DispatchKey.Python
+_keys_of: Any = torch._C._dispatch_keys  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class _Strangers:
@@ -65,18 +69,26 @@ def defuse() -> bool:
 
 def lazy_tensors() -> list[torch.Tensor]:
     """All tensors of the device that Python knows."""
-    device = runtime.device()
     with torch._C.DisableTorchFunction(), functorch.bottom_level():
         # Not isinstance: it asks objects for their __class__, and some warn.
         tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
-        return [t for t in tensors if t.device == device and not functorch.is_wrapped(t)]
+        return [t for t in tensors if _is_lazy(t)]
+
+
+def _is_lazy(t: Any) -> bool:  # torch does not declare is_xla in its type stubs
+    # Not a user's class, which may compute its device, or hold no tensor of torch_xla's.
+    return not _keys_of(t).has(_PYTHON) and t.is_xla and not functorch.is_wrapped(t)
 
 
 def run_pending() -> None:
-    """Run the pending operations of each of the user's own lazy tensors.
+    """Run the pending operations of the user's own lazy tensors.
 
     Those that cannot be run have no data: they fail when they are read, and do no harm to others.
     """
-    for tensor in lazy_tensors():
-        with contextlib.suppress(RuntimeError):
-            runtime.settle([tensor])
+    tensors = lazy_tensors()
+    try:
+        runtime.settle(tensors)
+    except RuntimeError:
+        for tensor in tensors:
+            with contextlib.suppress(RuntimeError):
+                runtime.settle([tensor])
