@@ -30,6 +30,7 @@ from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib.values import is_tracked
+from xfunc.trace import effects
 from xfunc.tree import PyTree
 
 P = ParamSpec("P")
@@ -186,16 +187,21 @@ class ShardMapped(Transform[P, R]):
         types = tuple(specs)
 
         def typed(*args: object) -> PyTree:
-            with typed_arguments(types):
-                return self.fun(*args)
+            with typed_arguments(types), effects.collected(True) as found:
+                out = self.fun(*args)
+            if found.effects:
+                each = effects.Steps(tuple(found.effects), region.size(region.own))
+                effects.emit(each, [t[None] for t in found.tensors])
+            return out
 
         with inside(region):  # The result of `typeof` is part of the trace.
             beside = (("in_specs", tuple(s.axes for s in types)),)
-            options = Options(beside=beside, call=typed)
+            options = Options(beside=beside, call=typed, effects_allowed=True)
             entry, held = self._body.find(structure, avals, wrt, options)
         flat = entry.inputs(leaves, held)
         specs += [PartitionSpec()] * (len(flat) - len(leaves))
         outs = self._out_specs(entry, region, specs, name)
+        outs += [PartitionSpec(region.own)] * (len(entry.program.outputs) - len(outs))  # of effects
         primitive = ShardMap(entry.program, region, tuple(specs), tuple(outs))
         return entry.result(bind(primitive, flat))
 

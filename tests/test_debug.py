@@ -102,6 +102,19 @@ def test_callbacks_in_loops(name):
     assert log == want
 
 
+@pytest.mark.parametrize("name", [name for name in LOOPS if name != "vmap"])
+def test_callbacks_without_values_in_loops(name):
+    transform, c, want = LOOPS[name]
+    calls = []
+
+    def body(c, x):
+        xf.debug.callback(lambda: calls.append(1))
+        return c + x, None
+
+    xf.jit(transform(body))(c)
+    assert len(calls) == len(want)
+
+
 def test_print(capsys):
     @xf.jit
     def fun(x):

@@ -84,6 +84,8 @@ def io_callback(
 ) -> PyTree:
     """``callback(*args, **kwargs)``, which has effects, called once while the program runs.
 
+    In a `shard_map`, each device calls it once.
+
     On several devices it gets whole arrays, and the first device calls it, in its own process; the
     others get the results.
     Several callbacks are called in the order of their data dependencies, otherwise in any order. It

@@ -33,10 +33,11 @@ def test_which_devices_call(sent: bool, shardy: bool, monkeypatch: pytest.Monkey
         return x + 1
 
     def of(kind: str, x: Tensor) -> Tensor:
-        if kind == "each":
+        if kind.startswith("each"):
             part = xf.ShapeDtypeStruct((2,), x.dtype)
+            one = xf.io_callback if kind == "each, with an effect" else xf.pure_callback
             call = xf.shard_map(
-                lambda x: xf.pure_callback(note, part, x),
+                lambda x: one(note, part, x),
                 mesh=mesh,
                 in_specs=P("x"),
                 out_specs=P("x"),
@@ -52,6 +53,7 @@ def test_which_devices_call(sent: bool, shardy: bool, monkeypatch: pytest.Monkey
         "effect": [(16,)],
         "whole": [(16,)] * (1 if sent else 8),
         "each": [(2,)] * 8,
+        "each, with an effect": [(2,)] * 8,
     }
     for kind, shapes in wanted.items():
         f = xf.jit(lambda x, kind=kind: of(kind, x))

@@ -134,7 +134,7 @@ class ScanTransform(Transform[..., PyTree]):
         )
         outs = bind(primitive, entry.inputs(args, held))
         if entry.effects:
-            outs = effects.take([effects.Steps(entry.effects, self._reverse)], outs)
+            outs = effects.take([effects.Steps(entry.effects, length, self._reverse)], outs)
         n = len(carry)
         return tree.unflatten(carry_tree, outs[:n]), tree.unflatten(ys_tree, outs[n:])
 

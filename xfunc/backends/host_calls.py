@@ -150,7 +150,7 @@ def call_once(proto: pb.HloModuleProto, *, every: bool = False) -> None:
         every: say so of the calls without effects too; those in a `shard_map` each device makes.
     """
     ids = fresh_ids(proto)
-    manual = _in_regions(proto) if every else set[int]()
+    manual = _in_regions(proto)
     for c in proto.computations:
         calls = [i for i in c.instructions if _is_call(i) and (every or _has_effects(i))]
         if not calls:

@@ -6,7 +6,8 @@ callback become additional outputs of the program, through every transform, and 
 called after the program has finished.
 
 An `Effect` accompanies these tensors and knows what they mean: the arguments of one call
-(`Callback`), those of many at once (`Batched`), or those of each step of a loop (`Steps`).
+(`Callback`), those of many at once (`Batched`), or those of each step of a loop or of each
+device (`Steps`).
 """
 
 from __future__ import annotations
@@ -94,10 +95,14 @@ class Batched:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Steps:
-    """The effects of each step of a loop, in the order of the steps."""
+    """The effects of each step of a loop, or of each of several devices, one after the other.
+
+    Their tensors are stacked along a new first axis.
+    """
 
     effects: tuple[Effect, ...]
-    reverse: bool
+    count: int
+    reverse: bool = False
 
     @property
     def size(self) -> int:
@@ -108,7 +113,7 @@ class Steps:
         return tuple(f for e in self.effects for f in e.functions)
 
     def deliver(self, values: Sequence[Tensor]) -> None:
-        steps = range(len(values[0])) if values else ()
+        steps = range(len(values[0]) if values else self.count)
         for i in reversed(steps) if self.reverse else steps:
             here = iter([v[i] for v in values])
             for effect in self.effects:
