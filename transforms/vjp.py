@@ -96,8 +96,15 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
         outs, pull, aux = _run(_Flat(fun, has_aux, name), args, leaves, out_trees)
         check_outputs(outs, out_trees[0], fun, name)
     else:
-        outs, pull, aux = vma.vjp(flat, *leaves)
+        outs, back, aux = vma.vjp(flat, *leaves)
         outs, aux = own(outs), own(aux)
+        places = [o.device for o in outs]
+
+        def brought(cts: tuple[Tensor, ...]) -> Sequence[Tensor]:
+            return back(tuple(c.to(place) for c, place in zip(cts, places, strict=True)))
+
+        pull = brought if is_eager() else back
+
     out_tree, aux_tree = out_trees
     vjp_fn = Pullback(
         pull, name, structure, out_tree, [Aval(tuple(o.shape), o.dtype) for o in outs]

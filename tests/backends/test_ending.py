@@ -34,7 +34,8 @@ if how == "broken":
 if index == "1":
     if how == "uncaught":
         raise KeyError(how)
-    if how == "interrupted":
+    if how == "interrupted":  # A process started in the background may ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.raise_signal(signal.SIGINT)
     if how == "silent":
         raise Silent

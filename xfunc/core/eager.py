@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
 
 from xfunc.core import ambient
 
@@ -18,12 +23,16 @@ _switches = _Switches()
 
 @contextlib.contextmanager
 def disable_jit(disable: bool = True) -> Generator[None]:
-    """Run transforms eagerly, one operation at a time, on the tensors' own device."""
+    """Run transforms eagerly, one operation at a time, on the tensors' own device.
+
+    CPU tensors beside those of a device are brought there, as in a program.
+    """
     before = _switches.eager
     _switches.eager = disable
     ambient.change_busy(1)
     try:
-        yield
+        with _OneDevice() if disable and not before else contextlib.nullcontext():
+            yield
     finally:
         ambient.change_busy(-1)
         _switches.eager = before
@@ -32,3 +41,47 @@ def disable_jit(disable: bool = True) -> Generator[None]:
 def is_eager() -> bool:
     """Whether `disable_jit` is active."""
     return _switches.eager
+
+
+class _OneDevice(TorchFunctionMode):
+    """Brings the tensors of each call together, for which torch_xla has no rule.
+
+    To the CPU, if the call changes a tensor there; otherwise to the device. Gradients go back.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        kwargs = dict(kwargs or {})
+        if not _switches.eager or func in _AS_GIVEN:
+            return func(*args, **kwargs)
+        given = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        if len(given) < 2 or {x.device.type for x in given} != {"cpu", "xla"}:
+            return func(*args, **kwargs)
+        changed = _pytree.tree_leaves((args[:1] if _is_in_place(func) else (), kwargs.get("out")))
+        to = "cpu" if any(isinstance(x, torch.Tensor) and x.is_cpu for x in changed) else "xla"
+
+        def moved(x: object) -> object:
+            if not isinstance(x, torch.Tensor) or any(x is y for y in changed):
+                return x
+            return x.to(to)
+
+        new: Any = _pytree.tree_map(moved, (args, kwargs))
+        return func(*new[0], **new[1])
+
+
+_Tensor: Any = torch.Tensor
+_AS_GIVEN = (
+    _Tensor.to, _Tensor.type_as, _Tensor.copy_, _Tensor.set_, _Tensor.backward,
+    torch.autograd.backward, torch.autograd.grad,
+)  # fmt: skip
+
+
+def _is_in_place(func: Any) -> bool:
+    """Whether a function of torch changes its first argument."""
+    name = func.__name__
+    return name.startswith(("__i", "__set")) if name.startswith("__") else name.endswith("_")

@@ -57,11 +57,12 @@ def defuse() -> bool:
     X = runtime.xla()
     _Strangers.may_live = False
     for tensor in lazy_tensors():
-        if any(X._check_tensor_need_materialization([tensor])):
-            _, data = X._get_tensors_xla_device_data_node([tensor])
-            if any(map(X._is_placecholder, data)):
-                without = runtime.placeholder(Aval(tuple(tensor.shape), tensor.dtype))
-                X._replace_xla_tensor(tensor, without)
+        with contextlib.suppress(RuntimeError):  # It lost its computation to a failure.
+            if any(X._check_tensor_need_materialization([tensor])):
+                _, data = X._get_tensors_xla_device_data_node([tensor])
+                if any(map(X._is_placecholder, data)):
+                    without = runtime.placeholder(Aval(tuple(tensor.shape), tensor.dtype))
+                    X._replace_xla_tensor(tensor, without)
         if type(tensor) is torch.Tensor and X._is_placecholder(tensor):
             _Strangers.may_live = True  # More may be computed from it.
     return True
