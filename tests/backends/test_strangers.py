@@ -29,6 +29,19 @@ class Placeless(torch.Tensor):  # One whose device cannot be asked for.
         raise RuntimeError("tensor does not have a device")
 
 placeless = Placeless()
+
+def in_place(x):  # It leaves values in a cycle of C++.
+    y = x * 2
+    y[0] = y[1] * y[0]
+    return (x * 3).sum()
+
+assert xf.grad(in_place)(torch.ones(2)).tolist() == [3, 3]
+leaked = []
+try:
+    xf.jit(lambda x: leaked.append(x * 2))(torch.ones(2))
+except xf.errors.XfuncError:
+    pass
+bare_too = xla_builder.create_placeholder_tensor((3,), torch.float32)
 fake = torch._subclasses.FakeTensorMode().from_tensor(torch.empty(2, device="xla"))
 
 def refused(fun, *args):

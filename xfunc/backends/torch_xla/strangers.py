@@ -8,8 +8,10 @@ ends the process. So before xfunc does, it takes the data away from all of them.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -23,22 +25,33 @@ _PYTHON: Any = torch._C.DispatchKey.Python
 _keys_of: Any = torch._C._dispatch_keys  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@dataclasses.dataclass
 class _Strangers:
-    """Whether some may be alive."""
+    """Those that Python knows, by address; and whether there may be values computed from others."""
 
-    may_live = False
+    alive: weakref.WeakValueDictionary[int, torch.Tensor]
+    unknown: bool = False
+
+
+_strangers = _Strangers(weakref.WeakValueDictionary())
 
 
 def _watch() -> None:
+    from torch_xla import _XLAC as X
     from torch_xla.core import xla_builder as builder
 
     make: Callable[..., torch.Tensor] = builder.create_placeholder_tensor
-    _Strangers.may_live = not loading.is_ours()  # Before, nobody watched.
+    _strangers.unknown = not loading.is_ours()  # Before, nobody watched.
+    if _strangers.unknown:
+        for tensor in lazy_tensors():
+            if X._is_placecholder(tensor):
+                _strangers.alive[id(tensor)] = tensor
 
     @functools.wraps(make)
     def create_placeholder_tensor(*args: object, **kwargs: object) -> torch.Tensor:
-        _Strangers.may_live = True
-        return make(*args, **kwargs)
+        made = make(*args, **kwargs)
+        _strangers.alive[id(made)], _strangers.unknown = made, True
+        return made
 
     builder.create_placeholder_tensor = create_placeholder_tensor
 
@@ -52,19 +65,19 @@ def defuse() -> bool:
     Returns:
         Whether there may have been some: only then does it cost anything.
     """
-    if not _Strangers.may_live:
+    if not (_strangers.unknown or _strangers.alive):
         return False
     X = runtime.xla()
-    _Strangers.may_live = False
-    for tensor in lazy_tensors():
-        with contextlib.suppress(RuntimeError):  # It lost its computation to a failure.
-            if any(X._check_tensor_need_materialization([tensor])):
-                _, data = X._get_tensors_xla_device_data_node([tensor])
-                if any(map(X._is_placecholder, data)):
-                    without = runtime.placeholder(Aval(tuple(tensor.shape), tensor.dtype))
-                    X._replace_xla_tensor(tensor, without)
-        if type(tensor) is torch.Tensor and X._is_placecholder(tensor):
-            _Strangers.may_live = True  # More may be computed from it.
+    _strangers.unknown = False
+    with torch._C.DisableTorchFunction():  # Leaked values refuse to say their shape.
+        for tensor in lazy_tensors():
+            with contextlib.suppress(RuntimeError):  # It lost its computation to a failure.
+                if any(X._check_tensor_need_materialization([tensor])):
+                    _, data = X._get_tensors_xla_device_data_node([tensor])
+                    if any(map(X._is_placecholder, data)):
+                        without = runtime.placeholder(Aval(tuple(tensor.shape), tensor.dtype))
+                        X._replace_xla_tensor(tensor, without)
+                        _strangers.alive[id(tensor)] = tensor  # More may be computed from it.
     return True
 
 
