@@ -40,6 +40,7 @@ CASES: dict[str, Callable[[Tensor], Any]] = {
     ),
     "in place": lambda x: changed(lambda y: y.add_(x).mul_(C)),
     "an operator in place": lambda x: changed(lambda y: operator.iadd(y, x)),
+    "an overload in place": lambda x: changed(lambda y: torch.ops.aten.add_.Tensor(y, x)),
     "out": lambda x: torch.add(x, C, out=torch.empty(3)),
     "a scatter": lambda x: torch.zeros(4).scatter(0, torch.tensor([3, 1, 0]), x),
     "a layer": lambda x: F.layer_norm(F.linear(x, WEIGHTS), (2,), torch.ones(2)),

@@ -83,5 +83,5 @@ _AS_GIVEN = (
 
 def _is_in_place(func: Any) -> bool:
     """Whether a function of torch changes its first argument."""
-    name = func.__name__
+    name = getattr(func, "__name__", "").partition(".")[0]  # of torch.ops: "add_.Tensor"
     return name.startswith(("__i", "__set")) if name.startswith("__") else name.endswith("_")
