@@ -79,6 +79,31 @@ def test_placeholders_of_others(use: str, first: str, fresh: Server) -> None:
     assert found.returncode == 0, found.stderr
 
 
+def test_tensors_that_only_a_graph_holds(fresh: Server) -> None:
+    """Python finds the objects of some, which are freed with the graph; torch warns if not told."""
+    code = """
+import gc, torch, torch_xla, warnings
+warnings.simplefilter("error")
+from xfunc.backends.torch_xla import strangers
+import xfunc as xf
+
+x = torch.ones(3, requires_grad=True)
+saved = (x * 2).detach()
+y = (x * saved).sum()
+del saved
+ones = torch.ones(3, device="xla")
+graph = (ones.clone().requires_grad_() * (ones + 1)).sum()
+xf.devices()
+found = strangers.lazy_tensors()
+del y, graph
+gc.collect()
+assert all(t.cpu().shape in ((), (3,)) for t in found)
+del found
+"""
+    found = fresh.run(code)
+    assert (found.returncode, found.stderr) == (0, "")
+
+
 @pytest.mark.torch_xla
 def test_a_scan_of_torch_xla_that_fails(fresh: Server) -> None:
     code = """

@@ -22,6 +22,7 @@ from xfunc.core.avals import Aval
 from xfunc.torchlib import functorch
 
 _PYTHON: Any = torch._C.DispatchKey.Python
+_fix_weakref: Any = torch.Tensor._fix_weakref
 _keys_of: Any = torch._C._dispatch_keys  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -86,6 +87,8 @@ def lazy_tensors() -> list[torch.Tensor]:
     with torch._C.DisableTorchFunction(), functorch.bottom_level():
         # Not isinstance: it asks objects for their __class__, and some warn.
         tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
+        for t in tensors:
+            _fix_weakref(t)  # Of one that only C++ held, it would free what is held here.
         return [t for t in tensors if _is_lazy(t)]
 
 
