@@ -24,6 +24,7 @@ import torch
 from xfunc.core.avals import short
 from xfunc.errors import PurityError
 from xfunc.torchlib import functorch
+from xfunc.torchlib.references import held
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import tensors_in
 
@@ -179,7 +180,7 @@ class Batching:
         self._replace(root, torch.where(true, root, root))
         touched = {id(root)}
         for key, view in self._views.items():
-            alive = view.ref()
+            alive = held(view.ref)
             if id(view.of) in touched and alive is not None:
                 made = view.make()
                 self._replace(alive, made if isinstance(made, Tensor) else made[view.place or 0])

@@ -16,6 +16,7 @@ from xfunc.core.avals import short
 from xfunc.core.locations import Location, in_user_code, line_of
 from xfunc.errors import LeakError, report
 from xfunc.torchlib import functorch, torch_functions
+from xfunc.torchlib.references import held
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import tensors_in
 
@@ -147,7 +148,7 @@ class Made:
         with torch._C.DisableTorchFunction():
             found = [self.entries.pop(key)[0] for key in self._tokens & self.entries.keys()]
             for ref in (*found, *self._wrapped):
-                token = ref()
+                token = held(ref)
                 if token is None:
                     continue
                 empty(token, self._name)
@@ -157,7 +158,7 @@ class Made:
             return [
                 (t, func, code, line_of(code, instruction))
                 for ref, func, code, instruction in self.entries.values()
-                if (t := ref()) is not None and t.device.type == "xla"
+                if (t := held(ref)) is not None and t.device.type == "xla"
             ]
 
         with torch._C.DisableTorchFunction():

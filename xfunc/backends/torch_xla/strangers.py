@@ -20,9 +20,9 @@ import torch
 from xfunc.backends.torch_xla import loading, runtime
 from xfunc.core.avals import Aval
 from xfunc.torchlib import functorch
+from xfunc.torchlib.references import hold
 
 _PYTHON: Any = torch._C.DispatchKey.Python
-_fix_weakref: Any = torch.Tensor._fix_weakref
 _keys_of: Any = torch._C._dispatch_keys  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -87,9 +87,7 @@ def lazy_tensors() -> list[torch.Tensor]:
     with torch._C.DisableTorchFunction(), functorch.bottom_level():
         # Not isinstance: it asks objects for their __class__, and some warn.
         tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
-        for t in tensors:
-            _fix_weakref(t)  # Of one that only C++ held, it would free what is held here.
-        return [t for t in tensors if _is_lazy(t)]
+        return [hold(t) for t in tensors if _is_lazy(t)]
 
 
 def _is_lazy(t: Any) -> bool:  # torch does not declare is_xla in its type stubs
