@@ -15,7 +15,6 @@ from xfunc.backends.active import tracer
 from xfunc.backends.devices import to_device
 from xfunc.core import ambient
 from xfunc.core.avals import NUMBERS, aval_of, batched
-from xfunc.core.eager import is_eager
 from xfunc.core.types import AutogradContext
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.hlo import ComputationBuilder, Value
@@ -30,6 +29,7 @@ from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape, resol
 from xfunc.stages.checks import arrays, as_tensors, labels_in
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.dataless import check_surroundings
+from xfunc.torchlib.eager import is_eager
 from xfunc.trace import tracing
 from xfunc.tree import PyTree
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from xfunc.backends.devices import to_device
 from xfunc.core.avals import aval_of, short
-from xfunc.core.eager import is_eager
 from xfunc.core.types import ArrayLike
 from xfunc.errors import ShardingError, fail
 from xfunc.program.annotation import Tie
 from xfunc.program.bind import bind
 from xfunc.stages.checks import Tensor, arrays, as_tensors
+from xfunc.torchlib.eager import is_eager
 from xfunc.trace import tracing
 
 

@@ -9,7 +9,6 @@ from typing import ParamSpec, Protocol, TypeVar, overload
 from xfunc import tree
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, short
-from xfunc.core.eager import disable_jit, is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
 from xfunc.errors import ShardingError, fail, shown
@@ -29,6 +28,7 @@ from xfunc.stages.entry import Entry
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
+from xfunc.torchlib.eager import disable_jit, is_eager
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import effects
 from xfunc.tree import PyTree

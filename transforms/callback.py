@@ -17,7 +17,6 @@ from xfunc.backends import host_calls
 from xfunc.backends.active import runtime
 from xfunc.cache import identity
 from xfunc.core.avals import Aval, ShapeDtypeStruct, hlo_shape, short
-from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, shown
 from xfunc.hlo import ComputationBuilder, Shape, Value
@@ -29,6 +28,7 @@ from xfunc.stages.checks import Fun, arrays, as_tensors, labels_in
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.batching import at_dim
+from xfunc.torchlib.eager import is_eager
 from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Callback
 from xfunc.transforms.scan.scan import scan

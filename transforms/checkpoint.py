@@ -8,7 +8,6 @@ from typing import ParamSpec, TypeVar
 
 from xfunc import tree
 from xfunc.core import ambient
-from xfunc.core.eager import is_eager
 from xfunc.core.wrappers import Part
 from xfunc.program.call import Call
 from xfunc.remat.policies import Policy, nothing_saveable
@@ -16,6 +15,7 @@ from xfunc.stages.checks import Fun, not_chosen, select
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.stages.transformed import Transform
+from xfunc.torchlib.eager import is_eager
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -10,7 +10,6 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import aval_of
-from xfunc.core.eager import is_eager
 from xfunc.errors import fail, shown
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo.passes.names import named
@@ -18,6 +17,7 @@ from xfunc.program.annotation import Annotation
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
 from xfunc.stages.checks import arrays, as_tensors, labels_in
+from xfunc.torchlib.eager import is_eager
 from xfunc.trace import tracing
 
 T = TypeVar("T")

@@ -12,7 +12,6 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import Aval, short
-from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.types import ArrayLike
 from xfunc.core.wrappers import Bundle, Part
@@ -25,6 +24,7 @@ from xfunc.stages.shared import SharedInputs
 from xfunc.stages.staging import Staged, watched
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
+from xfunc.torchlib.eager import is_eager
 from xfunc.transforms.switch_primitive import Switch
 from xfunc.tree import Leaf, PyTree
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar, cast
 
 from xfunc import tree
-from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
 from xfunc.errors import TreeMismatchError, fail
@@ -16,6 +15,7 @@ from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, Tensor, as_tensors, is_pair, is_sequence
 from xfunc.stages.entry import Entry
 from xfunc.stages.staging import Staged
+from xfunc.torchlib.eager import is_eager
 from xfunc.transforms.custom_vjp import CustomVjp, custom_vjp
 from xfunc.tree import PyTree
 

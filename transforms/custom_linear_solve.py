@@ -10,7 +10,6 @@ import torch
 from xfunc import tree
 from xfunc.backends.devices import to_device
 from xfunc.core.avals import Aval, aval_of, batched
-from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import fail
@@ -25,6 +24,7 @@ from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim
+from xfunc.torchlib.eager import is_eager
 from xfunc.trace import tracing
 from xfunc.transforms.vjp import vjp
 from xfunc.tree import PyTree

@@ -12,7 +12,6 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, batched
-from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.types import AutogradContext
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
@@ -23,6 +22,7 @@ from xfunc.program.primitive import Dims, Pair, Primitive, Rule, Tensor
 from xfunc.program.program import Program, differentiable
 from xfunc.stages.checks import Fun, as_results, as_tensors, check_same, is_pair, is_sequence
 from xfunc.torchlib import functorch
+from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import tracing
 from xfunc.trace.lowering import Lowering

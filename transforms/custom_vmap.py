@@ -7,7 +7,6 @@ from typing import NoReturn, ParamSpec, TypeAlias, TypeVar, cast
 
 from xfunc import tree
 from xfunc.backends.devices import to_device
-from xfunc.core.eager import disable_jit, is_eager
 from xfunc.core.wrappers import Bundle
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.program.bind import bind
@@ -17,6 +16,7 @@ from xfunc.stages.checks import Fun
 from xfunc.stages.options import Options
 from xfunc.stages.staging import call_in_trace
 from xfunc.torchlib import functorch
+from xfunc.torchlib.eager import disable_jit, is_eager
 from xfunc.torchlib.values import is_tracked
 from xfunc.transforms.custom import CustomFunction
 from xfunc.transforms.custom_vmap_primitive import Mapped, Rule, refuse_reverse

@@ -10,7 +10,6 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import NUMBERS, Aval, batched, short
-from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
@@ -21,6 +20,7 @@ from xfunc.stages.checks import Fun, as_tensors, check_same, is_pair
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim
+from xfunc.torchlib.eager import is_eager
 
 
 class FlatRule(Protocol):

@@ -9,13 +9,13 @@ import torch
 
 from xfunc.backends.active import tracer
 from xfunc.core.avals import short
-from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.types import ArrayLike
 from xfunc.core.wrappers import Part
 from xfunc.errors import fail
 from xfunc.stages.checks import Fun, is_integer
 from xfunc.torchlib.arrays import from_numpy
+from xfunc.torchlib.eager import is_eager
 from xfunc.trace import tracing
 from xfunc.transforms.scan.scan import scan
 from xfunc.transforms.while_loop import while_loop

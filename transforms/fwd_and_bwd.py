@@ -9,7 +9,6 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import aval_of
-from xfunc.core.eager import is_eager
 from xfunc.core.wrappers import Part
 from xfunc.errors import fail
 from xfunc.program.bind import bind, differentiations
@@ -30,6 +29,7 @@ from xfunc.stages.checks import (
 )
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
+from xfunc.torchlib.eager import is_eager
 from xfunc.transforms.vjp import check_outputs, vjp
 from xfunc.tree import PyTree
 

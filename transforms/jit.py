@@ -12,7 +12,6 @@ from xfunc import config, tree
 from xfunc.backends.placement import remember
 from xfunc.cache.programs import CacheInfo
 from xfunc.core import ambient
-from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.types import Sharding
 from xfunc.errors import ShardingError, fail, report, shown
@@ -28,6 +27,7 @@ from xfunc.stages.transformed import Transform
 from xfunc.symbolic import limit, lowered
 from xfunc.symbolic.abstract import is_symbolic
 from xfunc.symbolic.dynamic import Dynamic
+from xfunc.torchlib.eager import is_eager
 from xfunc.transforms.named_arguments import Names, Nums, resolve
 from xfunc.tree import PyTree
 

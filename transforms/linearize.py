@@ -8,7 +8,6 @@ from typing import Literal, TypeVar, overload
 import torch
 
 from xfunc import tree
-from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.errors import LeakError, fail
 from xfunc.program.bind import bind
@@ -22,6 +21,7 @@ from xfunc.stages.checks import Fun, arrays, as_tensors, labels_of
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
+from xfunc.torchlib.eager import is_eager
 from xfunc.trace import tracing
 from xfunc.transforms.jvp import push, tangents_of
 from xfunc.transforms.vjp import split_results

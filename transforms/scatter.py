@@ -10,8 +10,8 @@ import math
 
 import torch
 
-from xfunc.core.eager import is_eager
 from xfunc.stages.checks import Tensor
+from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.values import unseen
 from xfunc.transforms.custom_jvp import custom_jvp
 

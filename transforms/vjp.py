@@ -18,7 +18,6 @@ import torch
 from xfunc import tree
 from xfunc.cache import identity
 from xfunc.core.avals import Aval, short
-from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.types import Shaped
 from xfunc.core.wrappers import Part, Wrapper
@@ -40,6 +39,7 @@ from xfunc.stages.checks import (
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.stages.transformed import Transform, own
 from xfunc.torchlib import functorch
+from xfunc.torchlib.eager import is_eager
 from xfunc.trace import effects, tracing
 from xfunc.tree import PyTree
 
@@ -96,15 +96,10 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
         outs, pull, aux = _run(_Flat(fun, has_aux, name), args, leaves, out_trees)
         check_outputs(outs, out_trees[0], fun, name)
     else:
-        outs, back, aux = vma.vjp(flat, *leaves)
+        outs, pull, aux = vma.vjp(flat, *leaves)
         outs, aux = own(outs), own(aux)
-        places = [o.device for o in outs]
-
-        def brought(cts: tuple[Tensor, ...]) -> Sequence[Tensor]:
-            return back(tuple(c.to(place) for c, place in zip(cts, places, strict=True)))
-
-        pull = brought if is_eager() else back
-
+        if is_eager():
+            pull = _bringing(pull, outs)
     out_tree, aux_tree = out_trees
     vjp_fn = Pullback(
         pull, name, structure, out_tree, [Aval(tuple(o.shape), o.dtype) for o in outs]
@@ -171,6 +166,12 @@ def _run(
         return grads
 
     return outs[:n_out], pull, outs[n_out:]
+
+
+def _bringing(pull: Pull, outs: Sequence[Tensor]) -> Pull:
+    """A pullback that takes cotangents from anywhere to where the outputs are."""
+    places = [o.device for o in outs]
+    return lambda cts: pull(tuple(c.to(at) for c, at in zip(cts, places, strict=True)))
 
 
 class _InBodies:

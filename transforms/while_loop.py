@@ -12,7 +12,6 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, short
-from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name, user_location
 from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import TreeMismatchError, fail
@@ -23,6 +22,7 @@ from xfunc.stages.shared import SharedInputs
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
+from xfunc.torchlib.eager import is_eager
 from xfunc.transforms.while_primitive import While
 from xfunc.tree import PyTree
 

@@ -38,7 +38,6 @@ with _uncollected():
     )
     from xfunc.cache.programs import clear_caches, trace_count
     from xfunc.core.avals import ShapeDtypeStruct
-    from xfunc.core.eager import disable_jit
     from xfunc.program.foreign import call_jax
     from xfunc.sharding import (
         AbstractMesh,
@@ -75,6 +74,7 @@ with _uncollected():
     from xfunc.symbolic.ladder import buckets
     from xfunc.tools.memory_report import memory_report
     from xfunc.tools.modules import functional
+    from xfunc.torchlib.eager import disable_jit
     from xfunc.torchlib.functorch import never_compile as _never_compile
     from xfunc.trace.scopes import named_scope
     from xfunc.transforms import (

@@ -14,7 +14,6 @@ import torch
 from xfunc import tree
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of
-from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part
 from xfunc.errors import TreeMismatchError, fail
@@ -26,6 +25,7 @@ from xfunc.stages.checks import Fun, arrays, as_results, as_tensors, check_same,
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
+from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import effects
 from xfunc.transforms.scan.primitive import Scan

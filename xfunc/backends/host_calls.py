@@ -142,17 +142,23 @@ def become_host_call(proto: pb.HloInstructionProto, name: str) -> None:
 def call_once(proto: pb.HloModuleProto, *, every: bool = False) -> None:
     """Let only the first of several devices make the calls that have effects, in place.
 
+    Those in a `shard_map` each device makes.
+
     The partitioner refuses those of which nothing says where they are made. Their arguments are
     gathered explicitly, since it warns of doing so itself.
 
     Args:
         proto: the module.
-        every: say so of the calls without effects too; those in a `shard_map` each device makes.
+        every: say so of the calls without effects too.
     """
-    ids = fresh_ids(proto)
-    manual = _in_regions(proto)
-    for c in proto.computations:
-        calls = [i for i in c.instructions if _is_call(i) and (every or _has_effects(i))]
+    chosen_of = [
+        (c, [i for i in c.instructions if _is_call(i) and (every or _has_effects(i))])
+        for c in proto.computations
+    ]
+    if not any(calls for _, calls in chosen_of):
+        return
+    ids, manual = fresh_ids(proto), _in_regions(proto)
+    for c, calls in chosen_of:
         if not calls:
             continue
         if c.id in manual:

@@ -24,9 +24,9 @@ import torch
 
 from xfunc.backends.devices import to_device
 from xfunc.core.avals import short
-from xfunc.core.eager import is_eager
 from xfunc.errors import fail
 from xfunc.random.checks import INTEGERS, Shape, Tensor, as_key, as_shape
+from xfunc.torchlib.eager import is_eager
 from xfunc.trace import tracing
 from xfunc.transforms.jit import jit
 

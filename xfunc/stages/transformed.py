@@ -14,13 +14,13 @@ from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 import torch
 
 from xfunc import tree
-from xfunc.core.eager import is_eager
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Wrapper
 from xfunc.errors import fail, shown
 from xfunc.stages import again
 from xfunc.stages.frames import hide_library_frames
 from xfunc.stages.staging import Staged, run_staged
+from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.functorch import never_compile
 from xfunc.trace import tracing
 from xfunc.tree import PyTree

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from xfunc import tree
 from xfunc.backends import processes
-from xfunc.core.eager import disable_jit
 from xfunc.core.locations import Location, in_user_file, user_location
 from xfunc.errors import fail
+from xfunc.torchlib.eager import disable_jit
 from xfunc.torchlib.values import tensors_in
 from xfunc.trace import effects
 from xfunc.transforms.jit import jit

@@ -46,6 +46,11 @@ def is_without_memory(x: torch.Tensor) -> bool:
         return not _has_address(x) and x.numel() > 0
 
 
+def is_handled_in_python(x: torch.Tensor) -> bool:
+    """Whether a tensor's class handles the operations on it."""
+    return _keys_of(x).has(_PYTHON)
+
+
 def with_memory(x: torch.Tensor, label: str = "a tensor that a program takes") -> torch.Tensor:
     """The values of a tensor for which `is_without_memory` is true.
 
@@ -71,7 +76,7 @@ def why_no_data(x: torch.Tensor) -> tuple[str, str] | None:
         kind = type(x).__name__
         if kind in _NEVER:  # First: to ask for its address gives a warning.
             return f"it is a {kind}, which has no data", _ABSTRACT
-        if keys.has(_PYTHON):
+        if is_handled_in_python(x):
             # torch_xla's own tensors, which have no address, all have the other key.
             has_data = keys.has(_FUNCTIONAL) if on_device else _has_address(x)
             if has_data or type(x) in HELD_ELSEWHERE:

@@ -126,13 +126,17 @@ def kind_of(func: object) -> Kind:
         kind = _table().get(func)
         if kind is None:
             name = getattr(func, "__name__", "")
-            augmented = name.startswith("__i") and name.endswith("__") and name[3:-2] in _AUGMENTED
-            in_place = augmented or (name.endswith("_") and not name.endswith("__"))
-            kind = Kind.IN_PLACE if in_place else Kind.PLAIN
+            kind = Kind.IN_PLACE if is_in_place(name) else Kind.PLAIN
             if _is_foreign(func):
                 kind = Kind.FOREIGN
         _kinds[func] = kind
     return kind
+
+
+def is_in_place(name: str) -> bool:
+    """Whether a function of torch changes its first argument, as its name says."""
+    augmented = name.startswith("__i") and name.endswith("__") and name[3:-2] in _AUGMENTED
+    return augmented or (name.endswith("_") and not name.endswith("__"))
 
 
 def _is_foreign(func: object) -> bool:

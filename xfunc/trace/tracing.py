@@ -43,12 +43,12 @@ from xfunc.backends.active import tracer
 from xfunc.backends.lock import lock
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, short
-from xfunc.core.eager import disable_jit
 from xfunc.core.locations import Location, raised_at, user_location
 from xfunc.core.types import Shaped
 from xfunc.core.weak import WeakTable
 from xfunc.errors import PurityError, XfuncError, fail
 from xfunc.torchlib import batching, bounds, functorch, switches
+from xfunc.torchlib.eager import disable_jit
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import FLOAT8, check_array, is_tracked
 from xfunc.trace import scopes

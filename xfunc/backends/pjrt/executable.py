@@ -146,12 +146,11 @@ class Executable:
         return run_error(self._name, str(error))
 
     def _wait(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
-        found = self._agree(lambda: (None, self._run_to_end(arrays)))
-        return self._tensors(found[:-1] if self._calls_host else found)
-
-    def _agree(self, run: Callable[[], tuple[None, Sequence[jax.Array]]]) -> Sequence[jax.Array]:
-        """What a run returns, or an error in all processes if a call failed in one of them."""
-        return processes.agreed(self._name, run) if self._calls_host else run()[1]
+        if not self._calls_host:
+            return self._tensors(self._run_to_end(arrays))
+        # If a call fails in one process, all raise.
+        found = processes.agreed(self._name, lambda: (None, self._run_to_end(arrays)))
+        return self._tensors(found[:-1])
 
     def _run_to_end(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         failures.clear()

@@ -20,7 +20,6 @@ from xfunc.backends.torch_xla.runtime import (
     block,
     device_count,
     placeholder,
-    settle,
     switched,
     user_computation,
     wait,
@@ -128,8 +127,7 @@ class Executable:
     ) -> list[torch.Tensor]:
         message = str(error)
         if "pending ir" in message:  # Inputs made by lazy torch_xla operations.
-            strangers.defuse()
-            settle(inputs)
+            strangers.settle(inputs)
         elif "HasValue()" in message:
             fail(
                 UnsupportedOpError,

@@ -47,8 +47,7 @@ def lie(tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
     X = runtime.xla()
     flat = list(tensors)
     if any(X._check_tensor_need_materialization(flat)):
-        strangers.defuse()
-        runtime.settle(flat)
+        strangers.settle(flat)
     return tuple(map(read, X._get_xla_sharding_specs(flat)))
 
 

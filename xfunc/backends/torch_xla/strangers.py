@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +20,8 @@ import torch
 from xfunc.backends.torch_xla import loading, runtime
 from xfunc.core.avals import Aval
 from xfunc.torchlib import functorch
+from xfunc.torchlib.dataless import is_handled_in_python
 from xfunc.torchlib.references import hold
-
-_PYTHON: Any = torch._C.DispatchKey.Python
-_keys_of: Any = torch._C._dispatch_keys  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclasses.dataclass
@@ -92,7 +90,13 @@ def lazy_tensors() -> list[torch.Tensor]:
 
 def _is_lazy(t: Any) -> bool:  # torch does not declare is_xla in its type stubs
     # Not a user's class, which may compute its device, or hold no tensor of torch_xla's.
-    return not _keys_of(t).has(_PYTHON) and t.is_xla and not functorch.is_wrapped(t)
+    return not is_handled_in_python(t) and t.is_xla and not functorch.is_wrapped(t)
+
+
+def settle(tensors: Sequence[torch.Tensor]) -> None:
+    """`runtime.settle`, where some may have been computed from the placeholders of others."""
+    defuse()
+    runtime.settle(tensors)
 
 
 def run_pending() -> None:

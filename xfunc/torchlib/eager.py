@@ -12,6 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 
 from xfunc.core import ambient
+from xfunc.torchlib.torch_functions import is_in_place
+from xfunc.torchlib.values import tensors_in
 
 
 class _Switches(threading.local):
@@ -59,11 +61,12 @@ class _OneDevice(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if not _switches.eager or func in _AS_GIVEN:
             return func(*args, **kwargs)
-        given = [x for x in _pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        given = list(tensors_in(args, kwargs))
         if len(given) < 2 or {x.device.type for x in given} != {"cpu", "xla"}:
             return func(*args, **kwargs)
-        changed = _pytree.tree_leaves((args[:1] if _is_in_place(func) else (), kwargs.get("out")))
-        to = "cpu" if any(isinstance(x, torch.Tensor) and x.is_cpu for x in changed) else "xla"
+        first = args[:1] if _changes_first(func) else ()
+        changed = list(tensors_in((*first, kwargs.get("out")), {}))
+        to = "cpu" if any(x.is_cpu for x in changed) else "xla"
 
         def moved(x: object) -> object:
             if not isinstance(x, torch.Tensor) or any(x is y for y in changed):
@@ -81,7 +84,6 @@ _AS_GIVEN = (
 )  # fmt: skip
 
 
-def _is_in_place(func: Any) -> bool:
-    """Whether a function of torch changes its first argument."""
+def _changes_first(func: Any) -> bool:
     name = getattr(func, "__name__", "").partition(".")[0]  # of torch.ops: "add_.Tensor"
-    return name.startswith(("__i", "__set")) if name.startswith("__") else name.endswith("_")
+    return is_in_place(name) or name in ("__setitem__", "__set__")
