@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -136,6 +138,36 @@ def test_nothing_is_written_beside_the_results_whatever_the_values(
             assert not factor.isfinite().all()
             assert (factor.triu(1) == 0).all()
             a, _ = operands_of(dtype, (), n)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_first_calls_in_all_threads_at_once(
+    dtype: torch.dtype,
+) -> None:
+    """Each of 8 devices calls a routine in a thread of its own."""
+    a, b = operands_of(dtype, (1,))
+    spd = a @ a.mH + 4 * torch.eye(5)
+    packed, pivots = torch.linalg.lu_factor(a.mT)
+    packed = packed.mT.contiguous()
+    kinds = {"potrf": ([spd], [spd]), "getrf": ([a], [packed, pivots])}
+    kinds |= {"getrs": ([packed, pivots, b], [b]), "gesv": ([a, b], [b, packed, pivots])}
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as devices:
+            for name in solvers.ROUTINES:
+                rhs = b.mT.contiguous() if "left" in name else b
+                case = kinds.get(name.split()[0].removesuffix("_adjoint"), ([a, rhs], [rhs]))
+                wanted = run(name, *case)
+                for _ in range(3):
+                    fortran.scalar.cache_clear()
+                    fortran.routine.cache_clear()
+                    for found in devices.map(
+                        lambda _, name=name, case=case: run(name, *case), range(8)
+                    ):
+                        assert_close(found, wanted, rtol=0, atol=0)
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.usefixtures("way")

@@ -108,11 +108,9 @@ def number(value: int) -> object:
 
 
 @functools.cache
-def scalar(value: int, dtype: torch.dtype) -> int:
-    """The address of a number of a dtype, which stays valid."""
-    return _kept(value, dtype).data_ptr()
+def scalar(value: int, dtype: torch.dtype) -> object:
+    """A number of a dtype, as an argument.
 
-
-@functools.cache
-def _kept(value: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.tensor(value, dtype=dtype)
+    Not its address: threads that ask at once each get one, and only the last is kept.
+    """
+    return ctypes.create_string_buffer(torch.tensor(value, dtype=dtype).numpy().tobytes(), 16)
