@@ -9,7 +9,15 @@ import torch
 
 from xfunc import tree
 from xfunc.errors import fail
-from xfunc.stages.checks import Fun, Tensor, as_tensors, check_same, split_results
+from xfunc.stages.checks import (
+    Fun,
+    Tensor,
+    arrays,
+    as_tensors,
+    check_same,
+    labels_in,
+    split_results,
+)
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 from xfunc.tree import PyTree
@@ -80,7 +88,8 @@ def push(
     fun: Fun, primals: object, tangents: object, name: str, has_aux: bool = False
 ) -> tuple[PyTree, PyTree, PyTree]:
     """`jvp` inside a trace: outputs, their tangents, aux."""
-    leaves, structure = tree.flatten(primals)
+    flat_primals, structure = tree.flatten(primals)
+    leaves = arrays(flat_primals, name, labels_in(primals, "primals"))
     dots = tangents_of(leaves, structure, tangents, name)
     floating = [i for i, d in enumerate(dots) if d is not None]
     out_trees: list[tree.Structure] = []

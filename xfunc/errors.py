@@ -7,9 +7,12 @@ value, where in the user's own file, and how to fix it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import EllipsisType
 from typing import NoReturn
+
+import torch
 
 from xfunc.core.locations import Location, user_location
 
@@ -115,6 +118,23 @@ def shown(value: object) -> str:
     """A value of the user's in a message: its repr, on one line and not too long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_ARRAYS = "pass tensors, NumPy arrays and Python numbers."
+
+
+def instead_of(value: object, otherwise: str = _ARRAYS) -> str:
+    """A hint: what to pass in place of an argument that is no array."""
+    if isinstance(value, torch.nn.Module):
+        return (
+            "pass its parameters: apply, params, buffers = xf.functional(module), and "
+            "apply(params, buffers, x) computes (module(x), buffers)."
+        )
+    if isinstance(value, torch.optim.Optimizer):
+        return "pass its state as a tree of tensors, and return the new one: docs/optimizers.md."
+    if isinstance(value, Iterator):
+        return "pass a list: an iterator can be read only once."
+    return otherwise
 
 
 def report(

@@ -84,6 +84,36 @@ def test_wrong_arguments(call: Callable[[], Any], error: type[Exception], says: 
         call()
 
 
+MODULE = torch.nn.Linear(3, 3)
+WRONG = {
+    "xf.functional": lambda: MODULE,
+    "optimizers.md": lambda: torch.optim.SGD(MODULE.parameters()),
+    "(pass|make it) a list": MODULE.parameters,
+    "NumPy arrays": object,
+}
+TAKERS: dict[str, Callable[[Any], object]] = {
+    "jit": xf.jit(lambda x: x),
+    "vmap": xf.vmap(lambda x: x),
+    "grad": xf.grad(lambda x: x),
+    "vjp": lambda x: xf.vjp(lambda a: a, x),
+    "jvp": lambda x: xf.jvp(lambda a: a, (x,), (x,)),
+    "linearize": lambda x: xf.linearize(lambda a: a, x),
+    "hessian": xf.hessian(lambda x: x),
+    "scan": lambda x: xf.scan(lambda c, _: (c, None), x, torch.ones(2)),
+    "cond": lambda x: xf.cond(torch.tensor(True), torch.sin, torch.cos, x),
+    "device_put": xf.device_put,
+    "jit of grad": xf.jit(xf.grad(lambda x: x)),
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+@pytest.mark.parametrize("hint", WRONG)
+def test_what_is_no_array(taker: str, hint: str) -> None:
+    """The hint says what to pass in its place."""
+    with pytest.raises(TypeError, match=f"Hint: .*{hint}"):
+        TAKERS[taker](WRONG[hint]())
+
+
 def test_wrong_arguments_name_the_line() -> None:
     for call in (
         lambda: xf.jit(SCALED)({"a": "text"}),

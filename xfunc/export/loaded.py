@@ -16,7 +16,7 @@ from xfunc.backends.placement import as_argument, hand_on_mesh
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
 from xfunc.core.structures import decode
 from xfunc.core.types import Shaped, Sharding
-from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, shown
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, instead_of, shown
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.arrays import from_numpy
@@ -212,7 +212,7 @@ class Exported:
                 TypeError,
                 f"{self.name}, which was exported, was given {shown(x)} (a {type(x).__name__}) as "
                 f"{label}",
-                self._without_static("pass tensors, NumPy arrays and Python numbers."),
+                self._without_static(instead_of(x)),
             )
         if type(x) is int and not -(2**63) <= x < 2**63:
             fail(

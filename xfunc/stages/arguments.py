@@ -11,7 +11,7 @@ import torch
 from xfunc import tree
 from xfunc.backends import active
 from xfunc.core.avals import NUMBERS, Aval, AvalKey, ShapeDtypeStruct, aval_of
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, instead_of, shown
 from xfunc.stages.checks import no_result
 from xfunc.torchlib import values
 from xfunc.torchlib.arrays import from_numpy
@@ -70,10 +70,13 @@ def prepare(
                 TypeError,
                 f"{staged.name} was given {shown(x)} (a {type(x).__name__}) as "
                 f"{staged.labels(structure)[i]}",
-                "pass tensors, NumPy arrays and Python numbers; register your "
-                "own class with xf.tree.register; make anything else static with "
-                "static_argnums or static_argnames; of an object's method, write "
-                "jit(obj.method).",
+                instead_of(
+                    x,
+                    "pass tensors, NumPy arrays and Python numbers; register your "
+                    "own class with xf.tree.register; make anything else static with "
+                    "static_argnums or static_argnames; of an object's method, write "
+                    "jit(obj.method).",
+                ),
             )
         else:
             fixed.append((i, x))

@@ -13,7 +13,7 @@ from xfunc import tree
 from xfunc.backends.active import tracer
 from xfunc.core.avals import NUMBERS, ShapeDtypeStruct, short
 from xfunc.core.locations import function_name
-from xfunc.errors import TreeMismatchError, fail, shown
+from xfunc.errors import TreeMismatchError, fail, instead_of, shown
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
 from xfunc.trace.literals import literal
@@ -84,7 +84,7 @@ def arrays(leaves: Sequence[object], name: str, labels: Sequence[str]) -> list[T
             fail(
                 TypeError,
                 f"{name} was given {shown(x)} (a {type(x).__name__}) at {label}",
-                "pass tensors, NumPy arrays and Python numbers.",
+                instead_of(x),
             )
         found.append(x)
     return found
@@ -132,11 +132,13 @@ def check_floating(leaves: Sequence[object], labels: Sequence[str], name: str) -
     """Raise unless every leaf is a tensor of a real floating dtype."""
     for x, label in zip(leaves, labels, strict=True):
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
-            what = short(x) if isinstance(x, Tensor) else f"{shown(x)} (a {type(x).__name__})"
+            what, hint = f"{shown(x)} (a {type(x).__name__})", instead_of(x)
+            if isinstance(x, Tensor):
+                what, hint = short(x), "convert it with .float(), or choose other argnums."
             fail(
                 TypeError,
                 f"{name} differentiates with respect to {label}, which is {what}, not floating",
-                "convert it with .float(), or choose other argnums.",
+                hint,
             )
 
 

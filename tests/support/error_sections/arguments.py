@@ -135,6 +135,30 @@ act(torch.ones(3), "tanh")
 """,
         ),
         Case(
+            "A module of torch is an argument. Its parameters are, once it is [a function of them](modules.md).",
+            """\
+model = torch.nn.Linear(3, 1)
+
+def loss(model, x):
+    return model(x).square().mean()
+
+xf.grad(loss)(model, torch.ones(3))
+""",
+            """\
+TypeError: grad(loss) differentiates with respect to model, which is Linear(in_features=3, out_features=1, bias=True) (a Linear), not floating
+  at example.py:6 in <module>: xf.grad(loss)(model, torch.ones(3))
+Hint: pass its parameters: apply, params, buffers = xf.functional(module), and apply(params, buffers, x) computes (module(x), buffers).""",
+            """\
+apply, params, buffers = xf.functional(torch.nn.Linear(3, 1))
+
+def loss(params, x):
+    out, _ = apply(params, buffers, x)
+    return out.square().mean()
+
+xf.grad(loss)(params, torch.ones(3))
+""",
+        ),
+        Case(
             "A static argument cannot be hashed.",
             """\
 @xf.jit(static_argnames="shape")
