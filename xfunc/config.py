@@ -149,6 +149,5 @@ def _check_not_started(setting: str) -> None:
         fail(
             RuntimeError,
             f"config.{setting} came after the device client had started",
-            "call it before the first trace, transfer or use of an 'xla' device, and before the "
-            "backend 'pjrt' is chosen.",
+            "call it before the first trace, transfer or use of a device.",
         )

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import xfunc as xf
 from tests.support.compilations import compilations
 from tests.support.fresh import Server
+from tests.support.processes import free_port
 from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import Array
 from xfunc.errors import CompileError
@@ -289,12 +290,30 @@ LATE = """if True:
 """
 
 
-@pytest.mark.parametrize("start", ["xf.config.set_backend('pjrt')", "xf.devices()"])
+@pytest.mark.parametrize("start", ["xf.device_put(torch.ones(2))", "xf.devices()"])
 def test_devices_are_chosen_before_the_client_starts(fresh: Server, start: str) -> None:
     env = {"XFUNC_BACKEND": "pjrt", "CPU_NUM_DEVICES": ""}
     done = fresh.run(LATE.replace("start()", start), env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("came after the device client had started\n") == 2
+
+
+@pytest.mark.parametrize("platform", ["", "xf.config.set_platform('cpu')"])
+def test_choosing_the_backend_starts_no_devices(fresh: Server, platform: str) -> None:
+    """What is set about them may come before or after."""
+    program = f"""
+import torch, xfunc as xf
+xf.config.set_backend("pjrt")
+{platform}
+xf.config.set_cpu_devices(4)
+xf.distributed.initialize("localhost:{free_port()}", 1, 0)
+mesh = xf.sharding.make_mesh((4,), ("x",))
+x = xf.device_put(torch.arange(8.0), xf.sharding.NamedSharding(mesh, xf.sharding.P("x")))
+print(xf.devices(), xf.jit(torch.sum)(x).item(), xf.distributed.is_initialized())
+"""
+    done = fresh.run(program, env={"XFUNC_BACKEND": "", "CPU_NUM_DEVICES": "", "NPROC": ""})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("[0, 1, 2, 3] 28.0 True\n")
 
 
 QUIET = """if True:
@@ -326,7 +345,7 @@ def test_without_torch_xla(fresh: Server) -> None:
 def test_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
     with pytest.raises(ImportError, match=r"needs JAX(.|\n)*pip install 'xfunc\[pjrt\]'"):
-        inspect.unwrap(client._library)()
+        inspect.unwrap(client.library)()
 
 
 def test_programs_are_kept_for_other_processes(tmp_path: Path) -> None:

@@ -47,7 +47,10 @@ class Pjrt:
 
     def __init__(self) -> None:
         self._moved: WeakTable[Array] = WeakTable()
-        self._count: int = client.jax().device_count()
+
+    @functools.cached_property
+    def _count(self) -> int:
+        return client.jax().device_count()
 
     def platform(self) -> str:
         """``"cpu"``, ``"gpu"`` or ``"tpu"``."""
@@ -236,6 +239,6 @@ def _register_host_calls() -> None:
 
 @once
 def make_runtime() -> Runtime:
-    """The runtime of this process."""
-    client.jax()
+    """The runtime of this process; its devices start when they are needed."""
+    client.library()
     return Pjrt()

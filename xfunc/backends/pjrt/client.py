@@ -38,7 +38,7 @@ def jax() -> ModuleType:
     Raises:
         ImportError: it is not installed.
     """
-    found = _library()
+    found = library()
     count = os.environ.get("CPU_NUM_DEVICES", "")
     if count.isdecimal() and int(count) > 1 and found.config.jax_platforms == "cpu":
         _make_cpu_devices(found, int(count))
@@ -52,8 +52,12 @@ def has_started() -> bool:
 
 
 @once
-def _library() -> ModuleType:
-    """JAX, whose devices may not have started."""
+def library() -> ModuleType:
+    """JAX, whose devices may not have started.
+
+    Raises:
+        ImportError: it is not installed.
+    """
     # torch_xla only traces, and must not take an accelerator from JAX.
     os.environ.setdefault("PJRT_DEVICE", "CPU")
     # XLA warns for every program for several devices that its partitioner will be replaced. JAX
@@ -103,20 +107,20 @@ def _check_cpu_devices(jax: ModuleType, count: int) -> None:
 
 def check_not_started() -> None:
     """Raise if it is too late to join other processes."""
-    _library()
+    library()
     from jax._src import xla_bridge
 
     if has_started() or xla_bridge.backends_are_initialized():
         fail(
             RuntimeError,
             "xf.distributed.initialize came too late: JAX has started its devices",
-            "call it at the start, before the backend 'pjrt' or JAX is used.",
+            "call it at the start, before anything is computed by the backend 'pjrt' or JAX.",
         )
 
 
 def kind_of_devices() -> str:
     """Which devices JAX will use, as far as this is known before it starts them."""
-    return "the CPU" if _library().config.jax_platforms == "cpu" else "accelerators"
+    return "the CPU" if library().config.jax_platforms == "cpu" else "accelerators"
 
 
 def detected(
@@ -127,7 +131,7 @@ def detected(
     timeout: int,
 ) -> tuple[str | None, int | None, int | None, Sequence[int] | None]:
     """The arguments of `xfunc.distributed.initialize`, those missing as JAX finds them."""
-    _library()
+    library()
     from jax._src import clusters
 
     address = address or os.environ.get("JAX_COORDINATOR_ADDRESS")
@@ -152,7 +156,7 @@ def join(address: str, count: int, index: int, devices: Sequence[int] | None, ti
         options["coordinator_bind_address"] = f"{given.rpartition(':')[0]}:{port}"
     try:
         with _sigterm_kept():
-            _library().distributed.initialize(
+            library().distributed.initialize(
                 address, count, index, devices, initialization_timeout=timeout, **options
             )
     except RuntimeError as error:
@@ -201,7 +205,7 @@ def _use_cache(folder: str | None) -> None:
     """Let JAX's own cache of compiled programs be in a folder, or be none."""
     from jax.experimental.compilation_cache import compilation_cache
 
-    config: Any = _library().config
+    config: Any = library().config
     config.update(_CACHE, folder)
     if folder is not None:
         config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -210,8 +214,8 @@ def _use_cache(folder: str | None) -> None:
 
 def leave() -> None:
     """Leave the other processes, if JAX has joined them."""
-    if _library.cache_info().currsize:
-        _library().distributed.shutdown()
+    if library.cache_info().currsize:
+        library().distributed.shutdown()
 
 
 def _has_accelerator() -> bool:
