@@ -6,6 +6,7 @@ import cmath
 
 import torch
 
+from xfunc.errors import require
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import composite, instruction, loop
@@ -205,11 +206,16 @@ def vdot(x: Tensor, y: Tensor) -> Tensor:
 
 @kernel("dot")
 def dot(x: Tensor, y: Tensor) -> Tensor:
+    require(x.ndim == y.ndim == 1, f"1D tensors expected, but got {x.ndim}D and {y.ndim}D tensors")
+    dtypes = f"{x.dtype} and {y.dtype}"
+    require(x.dtype == y.dtype, f"dot: expected both vectors to have same dtype, but got {dtypes}")
+    require(x.shape == y.shape, f"dot: the vectors have {x.numel()} and {y.numel()} elements")
     return (x * y).sum(dtype=x.dtype)
 
 
 @kernel("trace")
 def trace(x: Tensor) -> Tensor:
+    require(x.ndim == 2, f"trace: expected a matrix, but got tensor with dim {x.ndim}")
     return x.diagonal().sum()
 
 

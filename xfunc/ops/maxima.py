@@ -14,7 +14,7 @@ import torch
 from xfunc.ops.emit import widened
 from xfunc.ops.reductions import first_place
 from xfunc.ops.registry import below, kernel, original
-from xfunc.ops.windows import pooled
+from xfunc.ops.windows import check_pool, pooled
 from xfunc.trace.literals import literal
 
 Tensor = torch.Tensor
@@ -73,6 +73,7 @@ def _max_pool(name: str, spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
         dilation: Sequence[int] = (1,),
         ceil_mode: bool = False,
     ) -> tuple[Tensor, Tensor]:
+        check_pool(x, spatial, kernel_size, padding, dilation)
         if all(d == 1 for d in dilation):
             options = (kernel_size, stride, padding, dilation, ceil_mode)
             value, place = original(name)(x, *options)

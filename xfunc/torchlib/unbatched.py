@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
+from xfunc.errors import require
 from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
@@ -33,7 +34,14 @@ def covariance(
     aweights: Tensor | None = None,
 ) -> Tensor:
     """``torch.cov``, which checks that the weights are positive."""
+    dims = f"cov(): expected input to have two or fewer dimensions but got {input.ndim}"
+    require(input.ndim <= 2, dims)
     x = input.reshape(1, -1) if input.ndim < 2 else input
+    if fweights is not None:
+        integral = not (fweights.is_floating_point() or fweights.is_complex())
+        _check_weights("fweights", fweights, integral, x.shape[1])
+    if aweights is not None:
+        _check_weights("aweights", aweights, aweights.is_floating_point(), x.shape[1])
     if not x.shape[1]:
         return x.new_full((x.shape[0],) * 2, torch.nan).squeeze()
     weight = fweights.to(x.dtype.to_real()) if fweights is not None else None
@@ -50,6 +58,14 @@ def covariance(
     y = x - mean
     found = (y if weight is None else y * weight) @ y.mH
     return (found / norm).squeeze()
+
+
+def _check_weights(name: str, given: Tensor, is_right: bool, count: int) -> None:
+    kind = "integral" if name == "fweights" else "floating point"
+    require(is_right, f"cov(): expected {name} to have {kind} dtype but got {given.dtype}")
+    fits = given.ndim <= 1 and given.numel() == count
+    wanted = f"cov(): expected {name} to have {count} elements in one dimension"
+    require(fits, f"{wanted} but got {tuple(given.shape)}")
 
 
 def _correlation(input: Tensor) -> Tensor:
