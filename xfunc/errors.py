@@ -114,15 +114,6 @@ class CheckpointWriteError(XfuncError, OSError):
         self.errno = number
 
 
-def require(holds: bool, problem: str) -> None:
-    """Raise a RuntimeError, as torch's own kernels do, for arguments that ours could compute with.
-
-    Where it is raised in a trace, a note says what was called where.
-    """
-    if not holds:
-        raise RuntimeError(problem)
-
-
 def shown(value: object) -> str:
     """A value of the user's in a message: its repr, on one line and not too long."""
     text = " ".join(repr(value).split())

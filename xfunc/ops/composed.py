@@ -7,7 +7,6 @@ import math
 import torch
 from torch._decomp import decomposition_table
 
-from xfunc.errors import require
 from xfunc.ops.registry import batched, composition
 from xfunc.torchlib.unbatched import distances
 
@@ -139,8 +138,9 @@ def ormqr(
 ) -> Tensor:
     m, k = a.shape[-2], tau.shape[-1]
     at = -2 if left else -1
-    problem = f"torch.ormqr: tau.shape[-1] must be equal to min(other.shape[{at}], input.shape[-1])"
-    require(k == min(other.shape[at], a.shape[-1]), problem)
+    if k != min(other.shape[at], a.shape[-1]):
+        wanted = f"min(other.shape[{at}], input.shape[-1])"
+        raise RuntimeError(f"torch.ormqr: tau.shape[-1] must be equal to {wanted}")
     square = torch.nn.functional.pad(a[..., :k], (0, m - k))
     q = torch.linalg.householder_product(square, tau)
     q = q.mH if transpose else q

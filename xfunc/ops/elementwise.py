@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from xfunc.errors import UnsupportedOpError, fail, require
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.hlo.passes.absent import absent_tangent
@@ -172,9 +172,9 @@ def angle(x: Tensor) -> Tensor:
 
 @kernel("complex")
 def complex_(real: Tensor, imag: Tensor) -> Tensor:
-    same = real.dtype == imag.dtype and real.is_floating_point()
-    dtypes = f"{real.dtype} and {imag.dtype}"
-    require(same, f"complex: expected two tensors of one floating dtype, but got {dtypes}")
+    if real.dtype != imag.dtype or not real.is_floating_point():
+        dtypes = f"{real.dtype} and {imag.dtype}"
+        raise RuntimeError(f"complex: expected two tensors of one floating dtype, but got {dtypes}")
     real, imag = floating(real, imag)
     return torch.view_as_complex(torch.stack([real, imag], -1))
 

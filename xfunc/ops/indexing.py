@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from xfunc.core.avals import short
-from xfunc.errors import UnsupportedOpError, fail, require
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import batched, below, composition, kernel, original
 
 Tensor = torch.Tensor
@@ -149,8 +149,9 @@ def scatter_number(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     # torch_xla 2.9 accepts only masks of the same rank, and sources with as many elements. It
     # emits dimensions of dynamic size.
-    problem = f"masked_scatter_ only supports boolean masks, but got mask with dtype {mask.dtype}"
-    require(mask.dtype is torch.bool, problem)
+    if mask.dtype is not torch.bool:
+        got = f"but got mask with dtype {mask.dtype}"
+        raise RuntimeError(f"masked_scatter_ only supports boolean masks, {got}")
     x, mask = torch.broadcast_tensors(x, mask)
     if not x.numel() or not source.numel():
         return x.clone()

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from xfunc.errors import require
 from xfunc.ops.opmath import HALF
 from xfunc.ops.registry import differentiable, kernel
 from xfunc.torchlib import functorch
@@ -40,10 +39,12 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Three:
-    last = tuple(x.shape[-len(shape) :]) if shape else ()
-    problem = f"Given normalized_shape={[*shape]}, expected input with shape [*"
-    problem = f"{problem}{''.join(f', {n}' for n in shape)}], but got input of size{[*x.shape]}"
-    require(bool(shape) and last == tuple(shape), problem)
+    if not shape or tuple(x.shape[-len(shape) :]) != tuple(shape):
+        wanted = f"[*{''.join(f', {n}' for n in shape)}]"
+        raise RuntimeError(
+            f"Given normalized_shape={[*shape]}, expected input with shape {wanted}, but got input "
+            f"of size{[*x.shape]}"
+        )
     normal, mean, scale = _normal(x, [*range(-len(shape), 0)], eps)
     return _affine(normal, weight, bias), mean, scale
 

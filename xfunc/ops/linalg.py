@@ -6,7 +6,6 @@ import cmath
 
 import torch
 
-from xfunc.errors import require
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import composite, instruction, loop
@@ -206,16 +205,20 @@ def vdot(x: Tensor, y: Tensor) -> Tensor:
 
 @kernel("dot")
 def dot(x: Tensor, y: Tensor) -> Tensor:
-    require(x.ndim == y.ndim == 1, f"1D tensors expected, but got {x.ndim}D and {y.ndim}D tensors")
-    dtypes = f"{x.dtype} and {y.dtype}"
-    require(x.dtype == y.dtype, f"dot: expected both vectors to have same dtype, but got {dtypes}")
-    require(x.shape == y.shape, f"dot: the vectors have {x.numel()} and {y.numel()} elements")
+    if not x.ndim == y.ndim == 1:
+        raise RuntimeError(f"1D tensors expected, but got {x.ndim}D and {y.ndim}D tensors")
+    if x.dtype != y.dtype:
+        dtypes = f"{x.dtype} and {y.dtype}"
+        raise RuntimeError(f"dot: expected both vectors to have same dtype, but got {dtypes}")
+    if x.shape != y.shape:
+        raise RuntimeError(f"dot: the vectors have {x.numel()} and {y.numel()} elements")
     return (x * y).sum(dtype=x.dtype)
 
 
 @kernel("trace")
 def trace(x: Tensor) -> Tensor:
-    require(x.ndim == 2, f"trace: expected a matrix, but got tensor with dim {x.ndim}")
+    if x.ndim != 2:
+        raise RuntimeError(f"trace: expected a matrix, but got tensor with dim {x.ndim}")
     return x.diagonal().sum()
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import torch
 
-from xfunc.errors import require
 from xfunc.ops.registry import composition, kernel, kernels, original
 
 Tensor = torch.Tensor
@@ -47,7 +46,8 @@ def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 @kernel("softshrink")
 def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
-    require(lambd >= 0, f"lambda must be greater or equal to 0, but found to be {lambd}")
+    if not lambd >= 0:  # NaN too
+        raise RuntimeError(f"lambda must be greater or equal to 0, but found to be {lambd}")
     # torch_xla 2.9 turns NaN into zero.
     return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
 

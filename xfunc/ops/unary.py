@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from xfunc.errors import require
 from xfunc.ops import inverses
 from xfunc.ops.registry import Kernel, above, bare, composition, kernel, original, theirs
 from xfunc.torchlib.functorch import differentiates_twice
@@ -165,8 +164,8 @@ def _double_inner(x: Tensor) -> Tensor:
 
 @kernel("gelu")
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    known = approximate in ("none", "tanh")
-    require(known, f"approximate argument must be either none or tanh, not {approximate!r}")
+    if approximate not in ("none", "tanh"):
+        raise RuntimeError(f"approximate argument must be either none or tanh, not {approximate!r}")
     if approximate == "tanh":
         return x / (1 + torch.exp(-_double_inner(x)))
     return 0.5 * x * torch.erfc(-x * math.sqrt(0.5))

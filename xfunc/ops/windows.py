@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from xfunc.errors import UnsupportedOpError, fail, require
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import below, kernel, original
 from xfunc.trace.literals import literal
 
@@ -164,13 +164,18 @@ def check_pool(
     """Raise for arguments of a pooling operation that torch refuses."""
     each = (_several(values, spatial) for values in (kernel_size, padding, dilation))
     for window, pad, step in zip(*each, strict=True):
-        require(pad >= 0, f"pad must be non-negative, but got pad: {pad}")
-        half = f"pad should be at most half of effective kernel size, but got pad={pad}, "
-        half = f"{half}kernel_size={window} and dilation={step}"
-        require(2 * pad <= step * (window - 1) + 1, half)
-    problem = f"Expected {spatial + 1}D or {spatial + 2}D (batch mode) tensor with optional 0 dim "
-    problem = f"{problem}batch size for input, but got: {[*x.shape]}"
-    require(spatial < x.ndim <= spatial + 2 and all(x.shape[-spatial - 1 :]), problem)
+        if pad < 0:
+            raise RuntimeError(f"pad must be non-negative, but got pad: {pad}")
+        if 2 * pad > step * (window - 1) + 1:
+            raise RuntimeError(
+                f"pad should be at most half of effective kernel size, but got pad={pad}, "
+                f"kernel_size={window} and dilation={step}"
+            )
+    if not (spatial < x.ndim <= spatial + 2 and all(x.shape[-spatial - 1 :])):
+        raise RuntimeError(
+            f"Expected {spatial + 1}D or {spatial + 2}D (batch mode) tensor with optional 0 dim "
+            f"batch size for input, but got: {[*x.shape]}"
+        )
 
 
 def _average_taps(
@@ -203,7 +208,8 @@ def _avg_pool(spatial: int) -> Callable[..., Tensor]:
     ) -> Tensor:
         refuse_integers("average pooling", x)
         check_pool(x, spatial, kernel_size, padding)
-        require(divisor_override != 0, "divisor must be not zero")
+        if divisor_override == 0:
+            raise RuntimeError("divisor must be not zero")
         if not (any(padding) or ceil_mode or divisor_override):
             return original(f"avg_pool{spatial}d")(x, kernel_size, stride, (0,))
         # torch_xla 2.9 gets the rest wrong.

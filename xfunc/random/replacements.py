@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from xfunc.errors import require
 from xfunc.random import continuous, counts, discrete
 from xfunc.random.binomial import binomial
 from xfunc.random.checks import Tensor
@@ -136,7 +135,8 @@ def _rrelu(
     new: NextKey, input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = True
 ) -> Tensor:
     del training
-    require(lower <= upper, "Lower bound should be less than or equal to the upper bound")
+    if not lower <= upper:  # NaN too
+        raise RuntimeError("Lower bound should be less than or equal to the upper bound")
     return input * torch.where(input >= 0, 1.0, _uniform(new(), input, lower, upper))
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from xfunc.errors import require
 from xfunc.torchlib.expanding import EXPANSIONS
 from xfunc.torchlib.filling import FILLING
 from xfunc.torchlib.fitting import fitting
@@ -157,7 +156,8 @@ def rrelu(
     inplace: bool = False,
 ) -> Tensor:
     """``torch.nn.functional.rrelu``, which torch_xla 2.9 does not lower."""
-    require(lower <= upper, "Lower bound should be less than or equal to the upper bound")
+    if not lower <= upper:  # NaN too
+        raise RuntimeError("Lower bound should be less than or equal to the upper bound")
     if training:  # It draws.
         return F.rrelu(input, lower, upper, training, inplace)
     return F.leaky_relu(input, (lower + upper) / 2, inplace)

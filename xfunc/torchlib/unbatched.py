@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from xfunc.errors import require
 from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
@@ -34,8 +33,9 @@ def covariance(
     aweights: Tensor | None = None,
 ) -> Tensor:
     """``torch.cov``, which checks that the weights are positive."""
-    dims = f"cov(): expected input to have two or fewer dimensions but got {input.ndim}"
-    require(input.ndim <= 2, dims)
+    if input.ndim > 2:
+        dims = f"two or fewer dimensions but got {input.ndim}"
+        raise RuntimeError(f"cov(): expected input to have {dims}")
     x = input.reshape(1, -1) if input.ndim < 2 else input
     if fweights is not None:
         integral = not (fweights.is_floating_point() or fweights.is_complex())
@@ -62,10 +62,11 @@ def covariance(
 
 def _check_weights(name: str, given: Tensor, is_right: bool, count: int) -> None:
     kind = "integral" if name == "fweights" else "floating point"
-    require(is_right, f"cov(): expected {name} to have {kind} dtype but got {given.dtype}")
-    fits = given.ndim <= 1 and given.numel() == count
-    wanted = f"cov(): expected {name} to have {count} elements in one dimension"
-    require(fits, f"{wanted} but got {tuple(given.shape)}")
+    if not is_right:
+        raise RuntimeError(f"cov(): expected {name} to have {kind} dtype but got {given.dtype}")
+    if given.ndim > 1 or given.numel() != count:
+        wanted = f"cov(): expected {name} to have {count} elements in one dimension"
+        raise RuntimeError(f"{wanted} but got {tuple(given.shape)}")
 
 
 def _correlation(input: Tensor) -> Tensor:
