@@ -14,6 +14,7 @@ import torch
 from xfunc.ops.emit import widened
 from xfunc.ops.reductions import first_place
 from xfunc.ops.registry import below, kernel, original
+from xfunc.ops.settled import settled
 from xfunc.ops.windows import check_pool, pooled
 from xfunc.trace.literals import literal
 
@@ -38,7 +39,7 @@ def _pool(x: Tensor, windows: Sequence[Windows]) -> tuple[Tensor, Tensor]:
     table = torch.tensor([[*r, *[r[0]] * (most - len(r))] for r in found], device="cpu")
     table = below(literal, table.to(torch.int64))
     flat = x.reshape(*x.shape[:-spatial], math.prod(sizes))
-    seen = flat.index_select(-1, table.reshape(-1)).unflatten(-1, tuple(table.shape))
+    seen = settled(flat.index_select(-1, table.reshape(-1)).unflatten(-1, tuple(table.shape)))
     value = seen.amax(-1, keepdim=True)
     which = first_place(seen, value, seen.ndim - 1)
     place = table.expand(seen.shape).gather(-1, which)

@@ -12,6 +12,7 @@ from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import kernel, original
+from xfunc.ops.settled import settled
 
 Tensor = torch.Tensor
 
@@ -75,7 +76,7 @@ def min_all(x: Tensor) -> Tensor:
 
 
 def first_place(x: Tensor, value: Tensor, dim: int) -> Tensor:
-    """The first position of a value (of size 1 along `dim`) or of a NaN."""
+    """The first position of a value (of size 1 along `dim`) or of a NaN; `x` is `settled`."""
     hit = (x == value) | x.isnan() if x.is_floating_point() else x == value
     shape = [-1 if d == dim else 1 for d in range(x.ndim)]
     places = torch.arange(x.shape[dim], device=x.device).reshape(shape)
@@ -89,6 +90,7 @@ def _along(x: Tensor, dim: int, keepdim: bool, largest: bool) -> tuple[Tensor, T
     if x.dtype is torch.bool:
         value, place = _along(x.to(torch.int32), dim, keepdim, largest)
         return value.to(torch.bool), place
+    x = settled(x)
     value = (torch.amax if largest else torch.amin)(x, dim, keepdim=True)
     place = first_place(x, value, dim)
     return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))

@@ -6,11 +6,15 @@ as zero; for `index_reduce` and embedding bags it has no forward-mode derivative
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.reductions import scan_along
-from xfunc.ops.registry import composition, kernel
+from xfunc.ops.registry import composition, differentiable, kernel
+from xfunc.ops.settled import settled
+from xfunc.torchlib.functorch import is_watched_at_this_level
 
 Tensor = torch.Tensor
 
@@ -19,15 +23,27 @@ def _product(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]
     return torch.where(a[1] == b[1], a[0] * b[0], b[0]), b[1]
 
 
-def _is_product(
-    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, **options: bool
-) -> bool:
-    return reduce == "prod" and index.numel() > 0
+@differentiable("scatter_reduce.two")
+def scatter_reduce(
+    rule: Callable[..., Tensor],
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    src: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Tensor:
+    if is_watched_at_this_level(x) or is_watched_at_this_level(src):
+        if reduce == "prod" and index.numel():
+            return _scattered_product(x, dim, index, src, include_self)
+        if reduce in ("amax", "amin"):
+            x, src = settled(x), settled(src)
+    return rule(x, dim, index, src, reduce, include_self=include_self)
 
 
-@composition("scatter_reduce.two", when=_is_product)
-def scatter_product(
-    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+def _scattered_product(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, include_self: bool
 ) -> Tensor:
     """Cumulative products over the sources, sorted by index: no division, so zeros are fine."""
     shape = x.shape
@@ -102,7 +118,7 @@ def embedding_bag(
         return found, bag.to(offsets.dtype), size.to(offsets.dtype), size.to(offsets.dtype)
     # The first of equal maxima gets the derivative.
     spread = bag[:, None].expand(rows.shape)
-    fixed = torch.where(counts[:, None], rows.detach(), -torch.inf)
+    fixed = settled(torch.where(counts[:, None], rows.detach(), -torch.inf))
     most = (zeros - torch.inf).scatter_reduce(0, spread, fixed, "amax")
     hit = (fixed == most.index_select(0, bag)) & counts[:, None]
     nowhere = torch.full_like(zeros, n, dtype=torch.int64)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from xfunc.core.avals import Aval
+from xfunc.ops.settled import settled
 from xfunc.program.bind import bind, or_zeros
 from xfunc.program.exchanges import Exchange, Sum
 from xfunc.program.primitive import Primitive, Tensor
@@ -69,5 +70,6 @@ class Communication(Primitive):
 
     def _share(self, args: Sequence[Tensor]) -> Tensor:
         """One over the number of maxima where the value is the maximum; else zero."""
-        is_max = (args[0] == bind(self, args)[0]).to(args[0].dtype)
+        x = settled(args[0])
+        is_max = (x == bind(self, [x, *args[1:]])[0]).to(x.dtype)
         return is_max / self._sum(is_max, args)

@@ -1,0 +1,65 @@
+"""Values that are computed once, where they are compared with something computed from them.
+
+NOTE [values computed twice]: XLA computes a value again in each fusion that reads it, and each
+fusion may round in its own way: by fused multiplications and additions, or for another width of
+vectors. A value then differs from itself: ``x == x.amax()`` can hold nowhere. torch's derivatives
+of maxima were zero so, without a word, and the places of maxima out of range. XLA does not compute
+again what is behind a barrier (see also `xfunc.hlo.passes.barriers`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from xfunc.hlo import ComputationBuilder, Value
+from xfunc.ops.emit import instruction
+from xfunc.ops.registry import batched, differentiable, kernel
+from xfunc.torchlib.functorch import below_vmap, is_watched_at_this_level
+
+Tensor = torch.Tensor
+
+_COMPARED = "amax amin max min median nanmedian".split()
+_NORMS = ["linalg_vector_norm", "norm.Scalar"]
+_NORMS += [f"norm.ScalarOpt_{rest}" for rest in ("dtype", "dim", "dim_dtype")]
+
+
+def settled(x: Tensor) -> Tensor:
+    """The same values, computed once: see NOTE [values computed twice]."""
+    return torch.ops.aten._lazy_clone(x)  # whose derivative is the identity
+
+
+@kernel("_lazy_clone")
+def _lazy_clone(x: Tensor) -> Tensor:
+    return instruction(_settled, x)
+
+
+def _settled(body: ComputationBuilder, x: Value) -> Value:
+    return body.opt_barrier([x])[0]
+
+
+@batched("_lazy_clone")
+def _batch(x: Tensor) -> Tensor:
+    return below_vmap(lambda dims, _, args: ([settled(args[0])], dims), [x])[0]
+
+
+def _is_infinite(x: Tensor, ord: object = 2, *options: object) -> bool:
+    return ord in (math.inf, -math.inf)
+
+
+def _settling(name: str, when: Callable[..., bool]) -> None:
+    """Let torch's derivative of an operation compare settled values."""
+
+    @differentiable(name)
+    def run(rule: Callable[..., object], x: Tensor, *options: object, **named: object) -> object:
+        if when(x, *options) and is_watched_at_this_level(x):
+            x = settled(x)
+        return rule(x, *options, **named)
+
+
+for _name in _COMPARED:
+    _settling(_name, lambda *args: True)
+for _name in _NORMS:
+    _settling(_name, _is_infinite)
