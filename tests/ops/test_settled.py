@@ -52,6 +52,8 @@ OPS: dict[str, Op] = {
     "norm": lambda y: torch.norm(y, torch.inf),
     "norm.dim": lambda y: torch.norm(y, -torch.inf, dim=1, keepdim=True),
     "matrix_norm": lambda y: torch.linalg.matrix_norm(y, torch.inf),
+    "renorm": lambda y: torch.renorm(y, torch.inf, 0, 0.3).square(),
+    "dist": lambda y: torch.dist(y, y * 0.3 + 1, torch.inf),
     "cdist": lambda y: torch.cdist(y, y.flip(1) + 1, torch.inf),
     "scatter_reduce amax": _scattered("amax"),
     "scatter_reduce amin": _scattered("amin"),

@@ -22,7 +22,7 @@ from xfunc.torchlib.functorch import below_vmap, is_watched_at_this_level
 Tensor = torch.Tensor
 
 _COMPARED = "amax amin max min median nanmedian".split()
-_NORMS = ["linalg_vector_norm", "norm.Scalar"]
+_NORMS = ["linalg_vector_norm", "dist", "renorm", "norm.Scalar"]
 _NORMS += [f"norm.ScalarOpt_{rest}" for rest in ("dtype", "dim", "dim_dtype")]
 
 
@@ -45,18 +45,19 @@ def _batch(x: Tensor) -> Tensor:
     return below_vmap(lambda dims, _, args: ([settled(args[0])], dims), [x])[0]
 
 
-def _is_infinite(x: Tensor, ord: object = 2, *options: object) -> bool:
-    return ord in (math.inf, -math.inf)
+def _is_infinite(*args: object) -> bool:
+    return next((a in (math.inf, -math.inf) for a in args if not isinstance(a, Tensor)), False)
 
 
 def _settling(name: str, when: Callable[..., bool]) -> None:
     """Let torch's derivative of an operation compare settled values."""
 
     @differentiable(name)
-    def run(rule: Callable[..., object], x: Tensor, *options: object, **named: object) -> object:
-        if when(x, *options) and is_watched_at_this_level(x):
-            x = settled(x)
-        return rule(x, *options, **named)
+    def run(rule: Callable[..., object], *args: object, **named: object) -> object:
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        if when(*args) and any(map(is_watched_at_this_level, tensors)):
+            args = tuple(settled(a) if isinstance(a, Tensor) else a for a in args)
+        return rule(*args, **named)
 
 
 for _name in _COMPARED:
