@@ -31,8 +31,8 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
         strip_offload(proto)  # It has one memory.
         compute_wide(Contents(proto))
         reach_limits(proto)
+        hold_barriers(proto, partitioned=count > 1)
         if count == 1:
-            hold_barriers(proto)  # After the partitioner, XLA heeds barriers.
             orient_products(proto)
     n = traced_for(proto, count)
     if n != count:

@@ -124,7 +124,8 @@ def bare(*names: str) -> Callable[[K], K]:
 def differentiable(*names: str) -> Callable[[K], K]:
     """A decorator: this function wraps torch's own operations, with torch's own derivatives.
 
-    For those whose derivative torch_xla replaces. torch's own is the function's first argument.
+    For those whose derivative torch_xla replaces, and those whose arguments must be `settled` for
+    it. torch's own operation is the function's first argument.
     """
 
     def put(function: K) -> K:

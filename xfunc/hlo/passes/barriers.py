@@ -5,15 +5,23 @@ from __future__ import annotations
 from xfunc.hlo import hlo_pb2 as pb
 
 
-def hold_barriers(proto: pb.HloModuleProto) -> None:
+def hold_barriers(proto: pb.HloModuleProto, *, partitioned: bool) -> None:
     """Turn computations after a barrier into functions that XLA does not inline, in place.
 
     XLA's CPU target removes barriers before it merges equal instructions for the last time;
-    recomputed values would be merged with those of the forward pass, and be kept. It does not merge
-    the instructions of two computations.
+    recomputed values would be merged with those of the forward pass, and be kept. What is to be
+    computed once would be computed again in other fusions. It neither merges nor fuses the
+    instructions of two computations.
+
+    Args:
+        partitioned: whether the module is for several devices. XLA then heeds barriers when it
+            merges, but not when it fuses: only functions that are nothing but a barrier are held.
     """
     behind = {
-        c.id for c in proto.computations if any(i.opcode == "opt-barrier" for i in c.instructions)
+        c.id
+        for c in proto.computations
+        if "opt-barrier" in (opcodes := {i.opcode for i in c.instructions})
+        and not (partitioned and opcodes - _PASSING)
     }
     if not behind:
         return
@@ -21,3 +29,6 @@ def hold_barriers(proto: pb.HloModuleProto) -> None:
         for i in c.instructions:
             if i.opcode == "call" and i.called_computation_ids[0] in behind:
                 i.frontend_attributes.map["inlineable"] = "false"
+
+
+_PASSING = {"parameter", "tuple", "opt-barrier", "get-tuple-element"}
