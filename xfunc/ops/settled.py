@@ -10,14 +10,14 @@ again what is behind a barrier (see also `xfunc.hlo.passes.barriers`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.ops.emit import instruction
-from xfunc.ops.registry import batched, differentiable, kernel
-from xfunc.torchlib.functorch import below_vmap, is_watched_at_this_level
+from xfunc.ops.registry import differentiable, kernel, original
+from xfunc.torchlib.functorch import is_watched_at_this_level
 
 Tensor = torch.Tensor
 
@@ -28,21 +28,18 @@ _NORMS += [f"norm.ScalarOpt_{rest}" for rest in ("dtype", "dim", "dim_dtype")]
 
 def settled(x: Tensor) -> Tensor:
     """The same values, computed once: see NOTE [values computed twice]."""
-    return torch.ops.aten._lazy_clone(x)  # whose derivative is the identity
+    return torch.ops.aten.flip.default(x, [])  # whose derivative and batching rule are right here
 
 
-@kernel("_lazy_clone")
-def _lazy_clone(x: Tensor) -> Tensor:
-    return instruction(_settled, x)
+@kernel("flip")
+def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
+    if not dims:
+        return instruction(_settled, x)
+    return original("flip")(x.reshape(x.shape or (1,)), dims).reshape(x.shape)
 
 
 def _settled(body: ComputationBuilder, x: Value) -> Value:
     return body.opt_barrier([x])[0]
-
-
-@batched("_lazy_clone")
-def _batch(x: Tensor) -> Tensor:
-    return below_vmap(lambda dims, _, args: ([settled(args[0])], dims), [x])[0]
 
 
 def _is_infinite(*args: object) -> bool:
