@@ -120,6 +120,18 @@ def test_second_derivatives_through_a_maximum() -> None:
     torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
 
 
+def test_a_batch_of_tangents() -> None:
+    """Of a value that is not batched itself."""
+    x = torch.linspace(-0.9, 1.1, 6)
+
+    def f(x: Tensor) -> Tensor:
+        return torch.sin(x.mean() * 2 + x).amax() * x
+
+    got = xf.device_get(xf.jit(xf.jacfwd(f))(x))
+    want = torch.autograd.functional.jacobian(f, x.double())
+    torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-5)
+
+
 def test_equal_maxima_share_the_derivative() -> None:
     x = torch.tensor([1.0, 3.0, 3.0, -torch.inf])
     assert xf.device_get(xf.jit(xf.grad(torch.amax))(x)).tolist() == [0, 0.5, 0.5, 0]
