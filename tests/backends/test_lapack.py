@@ -99,6 +99,13 @@ def test_spelled_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(RECTANGULAR[name], torch.randn(2, 5, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
+def test_pivots_spelled_out(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LAPACK compares complex numbers by the sum of their parts; eager torch on GPUs, too."""
+    monkeypatch.setattr("xfunc.backends.torch_xla.backend.use_lapack", lambda _: None)
+    check(torch.linalg.lu_factor, torch.randn(50, 5, 6, dtype=dtype))
+
+
 def test_under_every_transform() -> None:
     a, v = torch.randn(2, 3, 4, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
 

@@ -71,7 +71,7 @@ def _lu_step(k: Tensor, a: Tensor, pivots: Tensor, *, pivot: bool) -> tuple[Tens
     at = k.reshape(1).to(torch.int32)  # libtpu crashes where a loop indexes by int64
     here = a.index_select(1, at)
     if pivot:
-        size = a.index_select(2, at).abs()[..., 0]
+        size = _pivot_size(a.index_select(2, at)[..., 0])
         best = torch.where(row[:, 0] >= k, size, -1.0).argmax(-1)
         best = torch.where(size.isnan().any(-1), k, best)[:, None, None]
         there = a.gather(1, best.expand(-1, 1, n))
@@ -85,6 +85,11 @@ def _lu_step(k: Tensor, a: Tensor, pivots: Tensor, *, pivot: bool) -> tuple[Tens
     factor = torch.where(row > k, factor, 0)
     a = a - factor * torch.where(column > k, here, 0)
     return torch.where((row > k) & (column == k), factor, a), pivots
+
+
+def _pivot_size(x: Tensor) -> Tensor:
+    """What the largest of is the pivot: of complex numbers, what LAPACK (izamax) compares."""
+    return x.real.abs() + x.imag.abs() if x.is_complex() else x.abs()
 
 
 # NOTE [composites of transposed matrices]: those named after LAPACK routines take and return
