@@ -4,7 +4,7 @@ import collections
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import optree
 import pytest
@@ -52,6 +52,7 @@ TREES: list[Any] = [
     Pair(1, {"k": Pair(None, 2)}),
     {"box": Box([1, 2], "x"), "bag": Bag([3, {"a": 4}])},
     torch.Size([2, 3]),
+    torch.return_types.max(cast("Any", (1, {"a": 2}))),
     {True: 1, False: 2},
     {"a": 1, "z": 2},
 ]

@@ -38,14 +38,26 @@ def matcher(structure: Structure) -> Callable[[PyTree], list[Leaf] | None]:
 
 def _dicts_in(structure: Structure) -> list[tuple[Any, ...]] | None:
     """The paths of the dicts; None if there are nodes other than dicts, tuples, lists and None."""
-    if structure.type in (None, type(None)):
+    kind = structure.type
+    if kind in (None, type(None)):
         return []
-    if structure.type not in (dict, tuple, list):
+    if kind not in (dict, tuple, list) and not _is_named(kind):
         return None
-    found: list[tuple[Any, ...]] = [()] if structure.type is dict else []
-    for key, child in zip(structure.entries(), structure.children(), strict=True):
+    found: list[tuple[Any, ...]] = [()] if kind is dict else []
+    keys = structure.entries() if kind is dict else range(len(structure.children()))
+    for key, child in zip(keys, structure.children(), strict=True):
         inside = _dicts_in(child)
         if inside is None:
             return None
         found += [(key, *path) for path in inside]
     return found
+
+
+_TUPLE: Any = tuple  # Checkers would take a class that is compared with it for one of its own.
+
+
+def _is_named(kind: Any) -> bool:
+    """Whether a class is one of named tuples, whose children are found by their positions."""
+    own: Any = kind
+    is_tuple = isinstance(kind, type) and issubclass(kind, _TUPLE)
+    return is_tuple and hasattr(own, "_fields") and own.__getitem__ is _TUPLE.__getitem__

@@ -19,6 +19,7 @@ _TUPLE: Any = tuple
 _DEQUE: Any = collections.deque
 _ORDERED: Any = collections.OrderedDict
 _DEFAULT: Any = collections.defaultdict
+_SEQUENCES: tuple[Any, ...] = (list, tuple)
 _DICTS: tuple[Any, ...] = (dict, _ORDERED, _DEFAULT)
 
 
@@ -100,17 +101,34 @@ class PyTreeSpec:
 
     def flatten_up_to(self, tree: Any) -> list[Any]:
         """The subtrees of another tree at the leaves of this one."""
+        found: list[Any] = []
+        self._find(tree, found)
+        return found
+
+    def _find(self, tree: Any, found: list[Any]) -> None:
         if self.make is None:
-            return [tree]
-        node, mine = _taken_apart(tree), (self.type, self.static, self.steps)
-        if self.type in _DICTS and type(tree) in _DICTS and set(tree) == set(self.entries()):
-            children: Sequence[Any] = [tree[k] for k in self.entries()]  # As in optree.
-        elif node is not None and (type(tree), node.static, node.steps) == mine:
-            children = node.children
+            found.append(tree)
+            return
+        children: Sequence[Any]
+        if self.type in _SEQUENCES and type(tree) is self.type:
+            children = tree
+        elif self.type in _DICTS and type(tree) in _DICTS and set(tree) == set(self.entries()):
+            children = [tree[k] for k in self.entries()]  # As in optree.
         else:
-            raise ValueError(f"{tree!r} is no {self.type.__name__} of {self.entries()}")
-        pairs = zip(self.parts, children, strict=True)
-        return [x for p, child in pairs for x in p.flatten_up_to(child)]
+            node, mine = _taken_apart(tree), (self.type, self.static, self.steps)
+            if node is None or (type(tree), node.static, node.steps) != mine:
+                raise self._unlike(tree)
+            children = node.children
+        if len(children) != len(self.parts):
+            raise self._unlike(tree)
+        for part, child in zip(self.parts, children, strict=True):
+            if part.make is None:
+                found.append(child)
+            else:
+                part._find(child, found)
+
+    def _unlike(self, tree: Any) -> ValueError:
+        return ValueError(f"{tree!r} is no {self.type.__name__} of {self.entries()}")
 
 
 class _Star(int):
@@ -141,6 +159,8 @@ def _taken_apart(x: Any) -> _Node | None:
         return _Node(x, _positions(x), lambda xs: kind(xs, x.maxlen), x.maxlen)
     if kind in _DICTS:
         return _of_dict(x)
+    if isinstance(x, _TUPLE) and hasattr(kind, "n_sequence_fields"):  # as torch.linalg.svd returns
+        return _Node(x, tuple(map(GetAttrEntry, kind.__match_args__)), kind)
     if isinstance(x, _TUPLE) and hasattr(kind, "_fields"):
         return _Node(x, tuple(map(GetAttrEntry, kind._fields)), lambda xs: kind(*xs))
     return None

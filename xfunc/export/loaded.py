@@ -13,7 +13,9 @@ from xfunc.backends.devices import to_device
 from xfunc.backends.donated import run_donating
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import as_argument, hand_on_mesh
+from xfunc.core import ambient
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
+from xfunc.core.matcher import matcher
 from xfunc.core.structures import decode
 from xfunc.core.types import Shaped, Sharding
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, instead_of, shown
@@ -51,6 +53,28 @@ _readers: list[ReadShardings] = []
 def read_shardings_with(read: ReadShardings) -> None:
     """Let this function read what the writer of `xfunc.export.files` made of shardings."""
     _readers[:] = [read]
+
+
+class _Latest:
+    """What the leaves of a call are compared with, so as not to be checked again.
+
+    See `xfunc.stages.again`.
+    """
+
+    def __init__(self, leaves: Sequence[torch.Tensor]):
+        self._modes, self._avals_of = ambient.plain_modes(), runtime().avals
+        self._avals = self._avals_of(leaves)
+
+    def are_like(self, leaves: Sequence[Any]) -> bool:
+        """Whether others are the same kinds of data on the devices, which nothing watches."""
+        return (
+            self._modes is not None
+            and ambient.are_plain(self._modes)
+            and self._avals is not None
+            and self._avals_of(leaves) == self._avals
+            and not functorch.is_transformed()
+            and not (functorch.any_requires_grad(*leaves) and torch.is_grad_enabled())
+        )
 
 
 class Exported:
@@ -94,6 +118,9 @@ class Exported:
         # As it is called: what was static is part of the program.
         self._args = tuple(a for i, a in enumerate(args) if i not in self._static)
         self._kwargs = dict(sorted(kwargs.items()))
+        # Of the structures that it was called with, whose named tuples are of the caller's classes.
+        self._leaves_of: Callable[[PyTree], list[Leaf] | None] | None = None
+        self._latest: _Latest | None = None
         self._labels = tuple(self._by_path(self._args, self._kwargs))
         if len(self._labels) != len(avals):
             raise ValueError(f"its static arguments {self._static} are arrays")
@@ -124,13 +151,32 @@ class Exported:
             UnsupportedOpError: the call is being differentiated or batched, or an argument is no
                 dense tensor with data.
         """
+        leaves = self._leaves_of and self._leaves_of((args, kwargs))
+        if leaves is None or self._latest is None or not self._latest.are_like(leaves):
+            leaves = self._checked(args, kwargs)
+        with lock:
+            return tree.unflatten(self._outputs, self._run(leaves))
+
+    def _checked(self, args: PyTree, kwargs: PyTree) -> list[torch.Tensor]:
+        """The leaves of the arguments, as tensors."""
         check_surroundings(self.name)
         args, kwargs = tree.map(from_numpy, (args, kwargs))
-        leaves = tree.leaves((args, kwargs))
-        self._check(args, kwargs)
+        leaves = self._leaves_of and self._leaves_of((args, kwargs))
+        if leaves is None or not all(map(self._is_right, leaves, self._leaves, self._labels)):
+            self._check(args, kwargs)
+            leaves, structure = tree.flatten((args, kwargs))
+            self._leaves_of = matcher(structure)
         tensors = [self._tensor(x) for x in leaves]
-        with lock:
-            return tree.unflatten(self._outputs, self._run(tensors))
+        if tracing.current() is None:
+            self._latest = _Latest(tensors)
+        return tensors
+
+    def _is_right(self, x: object, want: Aval, label: str) -> bool:
+        """Whether a leaf is surely what the program takes."""
+        if not isinstance(x, torch.Tensor):
+            return False
+        values.check_array(x, None, f"{label} of {self.name}")
+        return self._is_like(x, want)
 
     def _run(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return self._apply(self._lowering, tensors)
@@ -141,9 +187,11 @@ class Exported:
         """Apply a program to the leaves of the arguments and the sizes of Dims."""
         if tracing.current() is not None or not lowering.outputs:
             return lowering.apply([*given, *sizes])
-        flat = [*map(self._placed, range(len(given)), given), *map(to_device, sizes)]
-        flat += lowering.held()
         where = runtime()
+        flat = list(given)
+        if where.device_count() > 1 or where.avals(flat) is None:
+            flat = list(map(self._placed, range(len(flat)), flat))
+        flat += [*map(to_device, sizes), *lowering.held()]
         run = lowering.executable(self.donated, where.placements(flat))
         outputs = run_donating(run, flat, self.donated, self.name)
         if where.device_count() > 1:

@@ -78,8 +78,9 @@ def why_no_data(x: torch.Tensor) -> tuple[str, str] | None:
             return f"it is a {kind}, which has no data", _ABSTRACT
         if is_handled_in_python(x):
             # torch_xla's own tensors, which have no address, all have the other key.
-            has_data = keys.has(_FUNCTIONAL) if on_device else _has_address(x)
-            if has_data or type(x) in HELD_ELSEWHERE:
+            if type(x) in HELD_ELSEWHERE:
+                return None
+            if keys.has(_FUNCTIONAL) if on_device else _has_address(x):
                 return None
             return f"it is a {kind}, which has no memory of its own", _INSIDE
         if on_device or x._is_zerotensor() or not is_without_memory(x):
