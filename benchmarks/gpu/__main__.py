@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-PARTS = "demo llama lengths operations".split()
+PARTS = "demo serving llama lengths operations".split()
 ON_A_CPU_TOO = {"operations"}
 
 

@@ -31,6 +31,7 @@ ILL_CONDITIONED = {
     "native_batch_norm": 10.0,
     "_native_batch_norm_legit": 10.0,
     "linalg.householder_product": 10.0,
+    "corrcoef": 10.0,
 }
 
 # Relative to the number, and to the greatest in its array.

@@ -88,6 +88,12 @@ class Data:
             self._copy = client.get(self.array())
         return self._copy
 
+    def on_gpu(self, device: torch.device | None) -> torch.Tensor | None:
+        """The data in a new tensor on this device, if it is a GPU and they are there already."""
+        if device is None or device.type != "cuda" or self._array is None:
+            return None
+        return client.copy_on_gpu(self.array(), device)
+
     def written(self) -> torch.Tensor:
         """The data as a plain tensor, which takes its place from now on."""
         found = self.read()
@@ -150,6 +156,10 @@ class Array(torch.Tensor):
     ) -> object:
         if func in _SAME:
             return args[0]._another()
+        if func is _TO and kwargs:
+            found = args[0]._data.on_gpu(kwargs.get("device"))
+            if found is not None:
+                return found.to(kwargs.get("dtype", found.dtype))
         held: dict[int, Array] = {}
 
         def plain(x: object) -> object:
@@ -396,4 +406,5 @@ def sharding_of(tensor: Array) -> Any:
         return tensor._data.sharding
 
 
+_TO = torch.ops.aten._to_copy.default
 _SAME = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default})
