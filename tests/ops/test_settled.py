@@ -75,9 +75,10 @@ SHAPES = (3, 3), (5, 17)
 def test_derivatives(op: str) -> None:
     """Reverse and forward mode, and a batch, as torch's in float64."""
 
-    def programs(x: Tensor) -> list[Op]:
-        return [lambda x, c=c: OPS[op](c(x)).sum() for c in CHAINS.values()]
+    def after(chain: Op) -> Op:
+        return lambda x: OPS[op](chain(x)).sum()
 
+    programs = [*map(after, CHAINS.values())]
     for shape in SHAPES:
         xs = torch.linspace(-0.9, 1.1, 2 * shape[0] * shape[1]).sin().reshape(2, *shape)
         x, wave = xs[0], xs[1]
@@ -85,12 +86,12 @@ def test_derivatives(op: str) -> None:
         @xf.jit
         def measure(x: Tensor, wave: Tensor, xs: Tensor) -> list[list[Tensor]]:
             found = []
-            for f in programs(x):
+            for f in programs:
                 _, dot = xf.jvp(f, (x,), (wave,))
                 found.append([xf.grad(f)(x), dot, xf.vmap(xf.grad(f))(xs)])
             return found
 
-        for f, found in zip(programs(x), xf.device_get(measure(x, wave, xs)), strict=True):
+        for f, found in zip(programs, xf.device_get(measure(x, wave, xs)), strict=True):
             exact = [x.double().requires_grad_(), xs[1].double().requires_grad_()]
             want, other = (torch.autograd.grad(f(v), v)[0] for v in exact)
             assert want.abs().max() > 1e-3

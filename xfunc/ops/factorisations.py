@@ -55,11 +55,6 @@ def _potrf(a: Tensor, *, upper: bool) -> tuple[Tensor]:
     return (factor.mH if upper else factor,)
 
 
-@kernel("cholesky")
-def cholesky(a: Tensor, upper: bool = False) -> Tensor:
-    return cholesky_ex(a, upper=upper)[0]
-
-
 # -- LU -------------------------------------------------------------------------------------------
 
 
@@ -228,16 +223,6 @@ def qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
         return a.new_zeros(0), r
     reflectors = packed[..., :, :rows] if rows <= n else _square(packed, rows)
     return householder_product(reflectors.contiguous(), taus), r
-
-
-@kernel("ormqr")
-def ormqr(
-    a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False
-) -> Tensor:
-    m = a.shape[-2]
-    q = householder_product(_square(a[..., : tau.shape[-1]], m), tau)
-    q = q.mH if transpose else q
-    return q @ other if left else other @ q
 
 
 # -- singular values ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from xfunc.ops.emit import widened
 from xfunc.ops.reductions import first_place
 from xfunc.ops.registry import below, kernel, original
 from xfunc.ops.settled import settled
-from xfunc.ops.windows import check_pool, pooled
+from xfunc.ops.windows import check_pool, pooled, several
 from xfunc.trace.literals import literal
 
 Tensor = torch.Tensor
@@ -61,10 +61,6 @@ def _adaptive(size: int, out: int) -> Windows:
     return [[*range(k * size // out, -(-(k + 1) * size // out))] for k in range(out)]
 
 
-def _several(value: Sequence[int], n: int) -> list[int]:
-    return [*value] * n if len(value) == 1 else [*value]
-
-
 def _max_pool(name: str, spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def pool(
         x: Tensor,
@@ -87,9 +83,9 @@ def _max_pool(name: str, spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
                 last, _ = original(name)(marked, *options)
                 place = torch.where(value.isnan(), last.long(), place)
             return value, place
-        windows = _several(kernel_size, spatial)
+        windows = several(kernel_size, spatial)
         lists = (windows, stride or windows, padding, dilation)
-        each = zip(x.shape[-spatial:], *(_several(v, spatial) for v in lists), strict=True)
+        each = zip(x.shape[-spatial:], *(several(v, spatial) for v in lists), strict=True)
         return _pool(x, [_windows(n, w, s, p, d, ceil_mode) for n, w, s, p, d in each])
 
     return pool

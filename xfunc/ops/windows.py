@@ -150,7 +150,8 @@ def _average(
     return Taps.of(outputs, size)
 
 
-def _several(value: Sequence[int], n: int) -> list[int]:
+def several(value: Sequence[int], n: int) -> list[int]:
+    """One number for each of n dimensions, of which torch may have been given one for all."""
     return [*value] * n if len(value) == 1 else [*value]
 
 
@@ -162,7 +163,7 @@ def check_pool(
     dilation: Sequence[int] = (1,),
 ) -> None:
     """Raise for arguments of a pooling operation that torch refuses."""
-    each = (_several(values, spatial) for values in (kernel_size, padding, dilation))
+    each = (several(values, spatial) for values in (kernel_size, padding, dilation))
     for window, pad, step in zip(*each, strict=True):
         if pad < 0:
             raise RuntimeError(f"pad must be non-negative, but got pad: {pad}")
@@ -188,8 +189,8 @@ def _average_taps(
     divide: bool,
 ) -> list[Taps]:
     n = len(sizes)
-    windows = _several(kernel_size, n)
-    strides, pads = _several(stride, n) if stride else windows, _several(padding, n)
+    windows = several(kernel_size, n)
+    strides, pads = several(stride, n) if stride else windows, several(padding, n)
     return [
         _average(*args, ceil, count_pad, divide)
         for args in zip(sizes, windows, strides, pads, strict=True)
