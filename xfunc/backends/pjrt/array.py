@@ -159,7 +159,8 @@ class Array(torch.Tensor):
         if func is _TO and kwargs:
             found = args[0]._data.on_gpu(kwargs.get("device"))
             if found is not None:
-                return found.to(kwargs.get("dtype", found.dtype))
+                layout = kwargs.get("memory_format", torch.preserve_format)
+                return found.to(kwargs.get("dtype", found.dtype), memory_format=layout)
         held: dict[int, Array] = {}
 
         def plain(x: object) -> object:
