@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import xfunc as xf
-from xfunc.backends.pjrt import client
+from xfunc.backends.pjrt import on_gpu
 from xfunc.backends.pjrt.shardings import sharding
 
 pytestmark = pytest.mark.usefixtures("pjrt")
-DTYPES = [getattr(torch, name) for name in sorted(client._OF_DLPACK)]
+DTYPES = [getattr(torch, name) for name in sorted(on_gpu._OF_DLPACK)]
 OF: dict[str, Any] = {
     "whole": lambda x: x,
     "strided": lambda x: x[:, ::2],
@@ -37,7 +37,7 @@ def values(dtype: torch.dtype) -> torch.Tensor:
 def test_values_of_every_dtype(kind: str, dtype: torch.dtype) -> None:
     given = OF[kind](values(dtype))
     before = given.clone().resolve_conj().resolve_neg()
-    back = torch.from_dlpack(client._put_there(given, sharding(None)))
+    back = torch.from_dlpack(on_gpu.copied(given, sharding(None)))
     if kind != "expanded":
         given.zero_()
     assert back.dtype is given.dtype
@@ -63,18 +63,18 @@ def test_only_on_the_same_gpu(expected: bool, changes: dict[str, Any]) -> None:
     ]
     where: Any = SimpleNamespace(device_set=devices)
     device = torch.device("cuda", case["index"])
-    assert client._is_shared(case["dtype"], device, where) is expected
+    assert on_gpu._is_shared(case["dtype"], device, where) is expected
 
 
 def test_results_move_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a copy there, of what a program made; of what torch has written to, through the host."""
     gpu, moved = torch.device("cuda", 0), []
 
-    def copy_on_gpu(array: Any, device: torch.device) -> torch.Tensor:
+    def get(array: Any, device: torch.device) -> torch.Tensor:
         moved.append(device)
         return torch.from_dlpack(array).clone()
 
-    monkeypatch.setattr(client, "copy_on_gpu", copy_on_gpu)
+    monkeypatch.setattr(on_gpu, "get", get)
     y = xf.jit(lambda x: x + 1)(torch.zeros(3))
     to: Any = torch.ops.aten._to_copy.default
     found = to(y, device=gpu)

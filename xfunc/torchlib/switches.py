@@ -1,4 +1,4 @@
-"""Settings of torch_xla and Python that are changed while a trace is open."""
+"""Settings of torch, torch_xla and Python that are changed in a block."""
 
 from __future__ import annotations
 
@@ -100,3 +100,15 @@ def no_validation_of_distributions() -> Iterator[None]:
         yield
     finally:
         base._validate_args = before
+
+
+@contextlib.contextmanager
+def lazy_conjugates() -> Iterator[None]:
+    """Let kernels conjugate and negate what they have marked to be, as `torch.linalg.pinv` does.
+
+    Below a subclass, torch 2.9 takes no notice of the marks.
+    """
+    unset = torch._C._SetExcludeDispatchKeyGuard
+    keys = torch._C.DispatchKey
+    with unset(keys.Conjugate, False), unset(keys.Negative, False):
+        yield

@@ -16,7 +16,7 @@ import contextlib
 import copy
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy.typing as npt
@@ -24,11 +24,12 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 
-from xfunc.backends.pjrt import client
+from xfunc.backends.pjrt import client, on_gpu
 from xfunc.backends.pjrt.shardings import sharding
 from xfunc.core.avals import AvalKey
 from xfunc.errors import fail
 from xfunc.torchlib.functorch import never_compile
+from xfunc.torchlib.switches import lazy_conjugates
 
 if TYPE_CHECKING:
     import jax
@@ -92,7 +93,7 @@ class Data:
         """The data in a new tensor on this device, if it is a GPU and they are there already."""
         if device is None or device.type != "cuda" or self._array is None:
             return None
-        return client.copy_on_gpu(self.array(), device)
+        return on_gpu.get(self.array(), device)
 
     def written(self) -> torch.Tensor:
         """The data as a plain tensor, which takes its place from now on."""
@@ -173,7 +174,7 @@ class Array(torch.Tensor):
             args[0]._looked_at = args[0]._data.alias()  # Its aliases keep their shape.
         args, kwargs = pytree.tree_map(plain, (tuple(args), kwargs or {}))
         lazy = any(x.is_complex() for x in held.values())
-        with _lazy_conjugates() if lazy else contextlib.nullcontext():
+        with lazy_conjugates() if lazy else contextlib.nullcontext():
             found = func(*args, **kwargs)
         memories = {_memory(x._data.read()): x for x in held.values()}
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
@@ -324,18 +325,6 @@ class Array(torch.Tensor):
         if isinstance(self, torch.nn.Parameter):  # torch says so of what `Parameter` made of it.
             return torch.nn.Parameter(found, self.requires_grad)
         return found.requires_grad_(self.requires_grad)
-
-
-@contextlib.contextmanager
-def _lazy_conjugates() -> Iterator[None]:
-    """Let kernels conjugate and negate what they have marked to be, as `torch.linalg.pinv` does.
-
-    Below a subclass, torch 2.9 takes no notice of the marks.
-    """
-    unset = torch._C._SetExcludeDispatchKeyGuard
-    keys = torch._C.DispatchKey
-    with unset(keys.Conjugate, False), unset(keys.Negative, False):
-        yield
 
 
 def _memory(tensor: torch.Tensor) -> int | None:

@@ -14,7 +14,7 @@ from xfunc.backends import ffi, host_calls
 from xfunc.backends.host_calls import add_end, call_once, has_host_calls, refuse_host_calls
 from xfunc.backends.lapack import use_lapack
 from xfunc.backends.lock import once
-from xfunc.backends.pjrt import callbacks, client, profile
+from xfunc.backends.pjrt import callbacks, client, on_gpu, profile
 from xfunc.backends.pjrt.array import Array, array_of, make, sharding_of
 from xfunc.backends.pjrt.executable import Executable
 from xfunc.backends.pjrt.shardings import moved, placement_of, sharding
@@ -120,7 +120,9 @@ class Pjrt:
 
     def _uploaded(self, tensor: torch.Tensor) -> Array:
         if tensor.device.type != "xla":
-            return _made(client.put(tensor.detach(), sharding(None)), tensor)
+            where = sharding(None)
+            shared = on_gpu.put(tensor, where)
+            return _made(client.put(tensor.detach(), where) if shared is None else shared, tensor)
         # What a trace made, and a program holds: it never changes.
         found = self._moved.get(tensor)
         if found is None:

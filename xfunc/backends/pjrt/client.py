@@ -266,9 +266,7 @@ def platform() -> str:
 
 
 def put(tensor: torch.Tensor, sharding: jax_.sharding.Sharding) -> jax_.Array:
-    """The values of a plain tensor, of the CPU or a GPU, in a new ``jax.Array``."""
-    if tensor.is_cuda and tensor.numel() and _is_shared(str(tensor.dtype), tensor.device, sharding):
-        return _put_there(tensor, sharding)
+    """The values of a plain tensor in a new ``jax.Array``, by the host."""
     if is_without_memory(tensor) and tensor.is_cpu:
         tensor = with_memory(tensor)
     held = tensor.cpu().resolve_conj().resolve_neg()
@@ -282,40 +280,6 @@ def put(tensor: torch.Tensor, sharding: jax_.sharding.Sharding) -> jax_.Array:
         return jax().make_array_from_callback(
             values.shape, sharding, lambda part: np.array(values[part]), dtype=values.dtype
         )
-
-
-def _is_shared(dtype: str, device: torch.device, where: jax_.sharding.Sharding) -> bool:
-    """Whether torch and JAX can read each other's arrays on this GPU."""
-    [first, *others] = where.device_set
-    if others or first.platform != "gpu" or dtype.removeprefix("torch.") not in _OF_DLPACK:
-        return False
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return first.local_hardware_id == index
-
-
-_OF_DLPACK = frozenset(
-    "bool uint8 int8 int16 int32 int64 float16 bfloat16 "
-    "float32 float64 complex64 complex128".split()
-)
-
-
-def _put_there(tensor: torch.Tensor, sharding: jax_.sharding.Sharding) -> jax_.Array:
-    """The values of a tensor that is where they shall be; nothing passes through the host."""
-    held = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    with x64()(True):
-        numpy = jax().numpy
-        # A copy, as torch may write to its own, and a program reuses what is donated to it.
-        copy = numpy.array(numpy.from_dlpack(held), copy=True)
-        return jax().block_until_ready(jax().device_put(copy, sharding))
-
-
-def copy_on_gpu(array: jax_.Array, device: torch.device) -> torch.Tensor | None:
-    """The values of an array in a new tensor on this GPU; None: they are not there."""
-    if not array.size or not _is_shared(array.dtype.name, device, array.sharding):
-        return None
-    found = torch.from_dlpack(array).clone()
-    torch.cuda.current_stream(device).synchronize()  # Then JAX may use the memory again.
-    return found
 
 
 def get(array: jax_.Array) -> torch.Tensor:
