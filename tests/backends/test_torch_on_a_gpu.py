@@ -91,3 +91,22 @@ def test_results_move_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     y.mul_(2)
     assert to(y, device=torch.device("cpu")).tolist() == [2.0, 2.0, 2.0]
     assert not moved
+
+
+def test_arguments_are_copied_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are on the GPU; the host has the others."""
+    taken = []
+
+    def put(tensor: torch.Tensor, where: Any) -> Any:
+        if tensor.ndim == 0:
+            return None
+        taken.append(tensor)
+        return on_gpu.copied(tensor, where)
+
+    monkeypatch.setattr(on_gpu, "put", put)
+    x, f = torch.arange(3.0), xf.jit(lambda x, y: x * y)
+    first = f(x, torch.tensor(2.0))
+    x.zero_()
+    assert [t.shape for t in taken] == [(3,)]
+    assert first.tolist() == [0.0, 2.0, 4.0]
+    assert f(x, torch.tensor(2.0)).tolist() == [0.0, 0.0, 0.0]
