@@ -75,7 +75,7 @@ def test_results_move_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.from_dlpack(array).clone()
 
     monkeypatch.setattr(on_gpu, "get", get)
-    y = xf.jit(lambda x: x + 1)(torch.zeros(3))
+    y: Any = xf.jit(lambda x: x + 1)(torch.zeros(3))
     to: Any = torch.ops.aten._to_copy.default
     found = to(y, device=gpu)
     assert type(found) is torch.Tensor
@@ -89,6 +89,7 @@ def test_results_move_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     moved.clear()
     assert to(y, dtype=torch.float64).dtype is torch.float64
     y.mul_(2)
+    assert y._data.on_gpu(gpu) is None
     assert to(y, device=torch.device("cpu")).tolist() == [2.0, 2.0, 2.0]
     assert not moved
 

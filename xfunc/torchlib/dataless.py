@@ -77,9 +77,9 @@ def why_no_data(x: torch.Tensor) -> tuple[str, str] | None:
         if kind in _NEVER:  # First: to ask for its address gives a warning.
             return f"it is a {kind}, which has no data", _ABSTRACT
         if is_handled_in_python(x):
-            # torch_xla's own tensors, which have no address, all have the other key.
             if type(x) in HELD_ELSEWHERE:
                 return None
+            # torch_xla's own tensors, which have no address, all have the other key.
             if keys.has(_FUNCTIONAL) if on_device else _has_address(x):
                 return None
             return f"it is a {kind}, which has no memory of its own", _INSIDE
