@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
-.PHONY: help demo test test-pjrt newest-jax test-newest-jax newest-libtpu test-newest-libtpu test-extras coverage check bench docs clean env key
+.PHONY: help demo quick test sweep test-pjrt newest-jax test-newest-jax newest-libtpu test-newest-libtpu test-extras coverage check bench docs clean env key
 
 VENV := $(abspath $(or $(XFUNC_VENV),.venv))
 BIN := $(VENV)/bin
@@ -23,18 +23,17 @@ help: ## say what the targets are
 demo: env ## run the Llama example
 	$(BIN)/python -m examples.llama.demo
 
-test: env ## run the tests
+quick: env ## run the quick tests: at most 3 minutes
+	$(BIN)/python -m tests $(PYTEST_SPREAD) --tier quick $(PYTEST_ARGS)
+
+test: env ## run the tests: at most 15 minutes
 	$(BIN)/python -m tests $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
-# Of each kind of test some: of one device, of several, and of what callers do with results. Of the
-# others, each file runs once in so many days; with PJRT_DAYS=1, all run.
-PJRT_TESTS := tests/backends/test_pjrt.py tests/backends/test_host_calls.py tests/ops/test_branches.py tests/stages/test_jit.py tests/stages/test_arguments.py tests/stages/test_donation.py tests/stages/test_static_arguments.py tests/random/test_random.py \
-	tests/sharding/test_arrays.py tests/sharding/test_collectives.py tests/sharding/test_checkpoint.py \
-	tests/sharding/test_checkpoint_damage.py tests/sharding/test_checkpoint_errors.py tests/sharding/test_checkpoint_writing.py
-PJRT_DAYS := 12
+sweep: env ## run everything, for hours: SWEEP_ARGS=--help says which parts there are
+	$(BIN)/python -m tests.sweep $(SWEEP_ARGS)
 
-test-pjrt: env ## run a part of the tests with the backend pjrt
-	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt --rotate $(PJRT_DAYS) tests $(PJRT_TESTS) $(PYTEST_ARGS)
+test-pjrt: env ## run the tests with the backend pjrt
+	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(PYTEST_ARGS)
 
 # jax 0.10.2 is the last release for Python 3.11. A folder that comes first on the path replaces the
 # environment's jax; what else jax needs is there.
@@ -54,7 +53,7 @@ test-newest-jax: newest-jax ## run the tests of the backend pjrt with it
 	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(NEWEST_JAX_TESTS) $(PYTEST_ARGS)
 
 NEWEST_JAX_TESTS := $(wildcard tests/backends/test_pjrt*.py) tests/backends/test_ending.py tests/backends/test_launchers.py tests/backends/test_switching.py \
-	tests/backends/test_threads.py tests/program/test_foreign.py tests/sharding/test_backends.py tests/test_distributed.py tests/test_serve.py
+	tests/backends/test_threads.py tests/compile/test_call_jax.py tests/sharding/test_backends.py tests/processes/test_distributed.py tests/export/test_serve.py
 
 # In an environment of its own, which xfunc.aot makes: 1 GB.
 NEWEST_LIBTPU := $(abspath build/newest-libtpu)
@@ -85,7 +84,7 @@ test-extras: env ## run the tests of the Llama example with lm-eval, wandb, mlfl
 			--editable '.[harness,trackers]' schedulefree==1.4.1
 		touch $(EXTRAS)/.made-$$key
 	fi
-	$(EXTRAS)/bin/python -m pytest tests/examples/extras $(PYTEST_ARGS)
+	$(EXTRAS)/bin/python -m pytest tests/llama/extras $(PYTEST_ARGS)
 
 coverage: env ## run the tests and say which lines they leave out
 	rm -f .coverage .coverage.*

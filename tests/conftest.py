@@ -1,13 +1,11 @@
-"""Settings that must stand before torch_xla starts its client, and the `device` fixture.
+"""Settings that must stand before torch_xla starts its client, and fixtures of many tests.
 
-The tests in ``tests/sharding`` run on 8 virtual devices, all others on one. A process has one
+The tests in the folders `SHARDED` run on 8 virtual devices, all others on one. A process has one
 number of devices for good, so each kind is a run of its own, and ``python -m tests`` is both.
-pytest by itself takes those in ``tests/sharding`` if it is given nothing else, and the others
-otherwise. Those in ``tests/examples/extras`` need more libraries than the others: `make
-test-extras` runs them.
+pytest by itself takes those on 8 devices if it is given nothing else, and the others otherwise.
+Those in ``tests/llama/extras`` need more libraries than the others: `make test-extras` runs them.
 
-Of a table marked ``sampled(n)``, an n-th runs each day (`tests.support.day`). With ``--rotate n``,
-each file of the folders that are named runs once in n days; a file that is named always runs.
+`tests.support.tiers` says which tests run in which tier.
 """
 
 import os
@@ -16,97 +14,111 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.day import DAY, is_due, is_file_due
+from tests.support import tiers
 from tests.support.fresh import Server
 
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 
 # Compiling is about eight times faster so. Right for tests, never for timings.
-QUICK = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
-QUICKER = "--xla_cpu_use_fusion_emitters=false"  # with --all, fusions are compiled as users have it
+FAST = ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+FASTER = "--xla_cpu_use_fusion_emitters=false"  # a sweep compiles fusions as users have them
 
-SHARDED = Path(__file__).parent / "sharding"
-EXTRAS = Path(__file__).parent / "examples" / "extras"
+TESTS = Path(__file__).parent
+SHARDED = (TESTS / "sharding", TESTS / "internals" / "sharding")
+EXTRAS = TESTS / "llama" / "extras"
 LEFT_OUT = pytest.StashKey[bool]()
-NAMED = pytest.StashKey[set[Path]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--devices", choices=("1", "8"), help="only the tests for so many devices")
-    parser.addoption("--backend", choices=("torch_xla", "pjrt"), help="what runs the programs")
-    parser.addoption("--rotate", type=int, default=1, help="run each file once in so many days")
-    parser.addoption("--all", action="store_true", help="every case of the tables that are sampled")
+    parser.addoption("--tier", choices=tiers.TIERS, default="test", help="which tests to run")
+    parser.addoption("--backend", choices=("torch_xla", "pjrt"), help="the runtime of programs")
+    parser.addoption("--tracer", choices=("torch_xla",), help="the tracer that makes programs")
+    parser.addoption("--device-count", type=int, help="the number of virtual devices")
+    parser.addoption("--seed", type=int, default=0, help="the seed of what sweeps draw")
+    parser.addoption(
+        "--sharded", choices=("only", "none"), help="only the tests on 8 devices, or none"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose XLA's flags, the number of devices, and the tests that are for it."""
-    config.addinivalue_line("markers", "sampled(days): each case runs once in so many days")
+    """Choose XLA's flags, the backend, the number of devices, and the tests that are for it."""
+    config.addinivalue_line("markers", "slow: in sweeps only")
+    config.addinivalue_line("markers", "sample(n, seed): one case in n, the others in sweeps only")
+    config.addinivalue_line("markers", "quick(n, seed): in `make quick`, too, or one case in n")
     config.addinivalue_line("markers", "torch_xla: about torch_xla's runtime; not for others")
     flags = os.environ.get("XLA_FLAGS", "").split()
     given = {flag.partition("=")[0] for flag in flags}
-    wanted = QUICK if config.getoption("--all") else [*QUICK, QUICKER]
+    wanted = FAST if config.getoption("--tier") == "sweep" else [*FAST, FASTER]
     flags += [flag for flag in wanted if flag.partition("=")[0] not in given]
     os.environ["XLA_FLAGS"] = " ".join(flags)
-    if backend := config.getoption("--backend"):
-        os.environ["XFUNC_BACKEND"] = backend
+    for option, variable in (("--backend", "XFUNC_BACKEND"), ("--tracer", "XFUNC_TRACER")):
+        if choice := config.getoption(option):
+            os.environ[variable] = choice
+    _choose_devices(config)
+
+
+def _choose_devices(config: pytest.Config) -> None:
     here = config.invocation_params.dir
     paths = {arg: (here / arg.partition("::")[0]).resolve() for arg in config.args}
-    config.stash[NAMED] = set(paths.values())
-    sharded = [arg for arg, path in paths.items() if path.is_relative_to(SHARDED)]
+    sharded = [arg for arg, path in paths.items() if any(map(path.is_relative_to, SHARDED))]
     others = [arg for arg in paths if arg not in sharded]
-    around = any(SHARDED.is_relative_to(paths[arg]) for arg in others)
-    devices = config.getoption("--devices")
-    if devices is None:
-        devices = "1" if others else "8"
-        if sharded and others:
-            raise pytest.UsageError(
-                "the tests in tests/sharding run on 8 devices and the others on one: "
-                "name them in runs of their own, or use `python -m tests`"
-            )
-    if devices == "8":
-        config.args = [str(SHARDED)] if around else sharded
-        os.environ["CPU_NUM_DEVICES"] = "8"
-    else:
+    inside = [
+        str(folder)
+        for folder in SHARDED
+        if folder.exists() and any(folder.is_relative_to(paths[arg]) for arg in others)
+    ]
+    part, count = config.getoption("--sharded"), config.getoption("--device-count")
+    if part == "only":
+        config.args = [*sharded, *inside]
+    elif part == "none":
         config.args = others
-    if config.getoption("--devices") and getattr(config.option, "lf", False):
-        failed = config.cache.get("cache/lastfailed", {}) if config.cache else {}
-        if failed and not any(("tests/sharding/" in name) == (devices == "8") for name in failed):
+    elif sharded and others and (count or 1) < 8:
+        raise pytest.UsageError(
+            f"the tests in {' and '.join(str(s.relative_to(TESTS.parent)) for s in SHARDED)} run on 8 "
+            "devices and the others on one: name them in runs of their own, use `python -m tests`, or "
+            "run all of them with --device-count 8"
+        )
+    if count is None:
+        count = 8 if part == "only" or (sharded and not others) else 1
+    os.environ["CPU_NUM_DEVICES"] = str(count)
+    if part and getattr(config.option, "lf", False) and config.cache:
+        failed = config.cache.get("cache/lastfailed", {})
+        names = [(TESTS.parent / name.partition("::")[0]) for name in failed]
+        on_8 = [any(map(name.is_relative_to, SHARDED)) for name in names]
+        if failed and (part == "only") not in on_8:
             config.args = []  # pytest would run all: it knows of no failure among these
     if not config.args:
         pytest.exit(
-            f"none of these tests is for {devices} device(s)", pytest.ExitCode.NO_TESTS_COLLECTED
+            f"none of these tests is for {count} device(s)", pytest.ExitCode.NO_TESTS_COLLECTED
         )
-    config.stash[LEFT_OUT] = around and devices == "1" and config.getoption("--devices") is None
+    config.stash[LEFT_OUT] = bool(inside) and part is None and count < 8
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if collection_path in (SHARDED, EXTRAS):
-        return True  # unless it is named: then pytest does not ask
-    if collection_path.is_dir():
-        return None
-    due = is_file_due(collection_path, config.option.rotate, config.stash[NAMED])
-    return None if due else True
-
-
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"tables are sampled for TESTS_DAY={DAY}; --all runs all of them"
+    """Leave out what nobody named: pytest does not ask about paths that are."""
+    if collection_path == EXTRAS:
+        return True
+    if collection_path in SHARDED and int(os.environ["CPU_NUM_DEVICES"]) < 8:
+        return True
+    if collection_path in SHARDED and config.getoption("--sharded") == "none":
+        return True
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if config.getoption("--tier") == "quick" and is_test:
+        return None if tiers.may_be_quick(collection_path) else True
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for another backend; and what is not due today, unless it is named."""
+    """Leave out what is for another backend; and what is of another tier, unless it is named."""
+    kept = [*items]
     if os.environ.get("XFUNC_BACKEND", "torch_xla") != "torch_xla":
-        own = [item for item in items if item.get_closest_marker("torch_xla")]
-        config.hook.pytest_deselected(items=own)
-        items[:] = [item for item in items if item not in own]
-    chosen = config.option.keyword or getattr(config.option, "lf", False)
-    if config.getoption("--all") or chosen or any("::" in arg for arg in config.args):
-        return
-    due, left_out = [], []
-    for item in items:
-        mark = item.get_closest_marker("sampled")
-        (due if mark is None or is_due(item.name, *mark.args) else left_out).append(item)
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = due
+        kept = [item for item in kept if not item.get_closest_marker("torch_xla")]
+    named = any("::" in arg for arg in config.args)
+    if not (named or config.option.keyword or getattr(config.option, "lf", False)):
+        kept = tiers.select(kept, config.getoption("--tier"))
+    remaining = {id(item) for item in kept}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in remaining])
+    items[:] = kept
 
 
 def pytest_terminal_summary(
@@ -114,9 +126,14 @@ def pytest_terminal_summary(
 ) -> None:
     if config.stash[LEFT_OUT]:
         terminalreporter.write_line(
-            "Not run: tests/sharding, which needs 8 devices. `python -m tests` runs all.",
-            yellow=True,
+            "Not run: the tests on 8 devices. `python -m tests` runs all.", yellow=True
         )
+
+
+@pytest.fixture(scope="session")
+def seed(pytestconfig: pytest.Config) -> int:
+    """What a sweep draws its programs with; 0 otherwise."""
+    return pytestconfig.getoption("--seed")
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import xfunc as xf
+from tests.inspect import test_host_callbacks as usual
 from tests.support.fresh import Server
-from tests.transforms import test_host_callbacks as usual
 from xfunc.backends.pjrt import callbacks
 from xfunc.errors import UnsupportedOpError
 

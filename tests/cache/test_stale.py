@@ -54,7 +54,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "of_the_user", types.ModuleType("of_the_user"))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_change_is_seen_and_taken_back(name: str, way: str) -> None:

@@ -28,7 +28,7 @@ def evaluated(call: str) -> torch.Tensor:
     return eval(call, WIDE if "f64" in call else NAMES)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sample(8, seed=0)
 @pytest.mark.parametrize("call", RECORDED)
 def test_draws_what_jax_draws(call: str) -> None:
     want, got = torch.from_numpy(RECORDED[call]), evaluated(call).cpu()
@@ -56,7 +56,7 @@ IN_JIT = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("call", IN_JIT)
 def test_draws_the_same_inside_jit(call: str) -> None:
     torch.testing.assert_close(xf.jit(lambda: evaluated(call))(), evaluated(call))

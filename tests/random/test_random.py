@@ -70,7 +70,7 @@ def test_draws_what_jax_draws(call: str) -> None:
     check(call, compute(call))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("call", CALLS)
 def test_draws_the_same_inside_jit(call: str) -> None:
     check(call, xf.jit(lambda: compute(call))())
@@ -89,7 +89,7 @@ def test_draws_the_same_eagerly(call: str) -> None:
 BATCHED = [c for c in CALLS if c.startswith("vmap(lambda k")]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("call", BATCHED)
 @pytest.mark.parametrize("wrap", [lambda f: f, xf.checkpoint, xf.jit])
 def test_a_scan_over_keys_draws_what_vmap_draws(call: str, wrap: Any) -> None:

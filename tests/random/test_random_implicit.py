@@ -84,7 +84,7 @@ CALLS: dict[str, tuple[Callable[[], Any], float, float]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sample(5, seed=0)
 @pytest.mark.parametrize("name", CALLS)
 def test_distribution_and_agreement_of_all_ways(name: str) -> None:
     call, mean, deviation = CALLS[name]

@@ -1,6 +1,6 @@
 """Runs exported programs in JAX, and writes down what comes out; the tests need no JAX.
 
-PYTHONPATH=. python tests/test_export.py      # writes tests/data/export/*.xfunc
+PYTHONPATH=. python tests/export/test_export.py      # writes tests/data/export/*.xfunc
 python tests/record/export_in_jax.py          # a Python with jax==0.7.1: writes results.json
 """
 

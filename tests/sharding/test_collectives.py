@@ -79,7 +79,7 @@ def close(got: Any, want: Any) -> None:
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("transform", OURS)
 @pytest.mark.parametrize("call", CALLS)
 def test_under_transforms(call: str, transform: str) -> None:
@@ -99,7 +99,7 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("form", FORMS)
 def test_on_every_mesh(form: str, any_mesh: Any) -> None:
     names = any_mesh.axis_names

@@ -84,7 +84,7 @@ REGIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("order", [0, 1])
 @pytest.mark.parametrize("name", REGIONS)
 def test_regions(mesh, name, order):

@@ -47,7 +47,7 @@ def on_one_device() -> Any:
     return run(xf.device_get(model.init(CONFIG)), batch(), Plan(attention="dense", block=4))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize(
     "axes",
     [{"expert": 4, "tensor": 2}, {"expert": 2, "fsdp": 2, "data": 2}],
@@ -115,7 +115,7 @@ def test_experts_in_codes(form: Any, features: int, parts: int) -> None:
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("form", [None, "int8", "nf4"])
 @pytest.mark.parametrize(
     "axes",

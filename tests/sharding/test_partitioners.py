@@ -41,7 +41,7 @@ def table() -> str:
     return "\n".join([head, "|---|---|---|---|", *rows])
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_both_partition_alike(name: str) -> None:
     found = partitioned(PROGRAMS[name])
@@ -82,7 +82,7 @@ def handed_over(f: Any, monkeypatch: pytest.MonkeyPatch) -> list[Module]:
     return list(map(Module.from_bytes, given))
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_groups_of_devices_are_listed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Newer releases of jaxlib lose the compact form, ``replica_groups=[2,4]<=[8]``."""

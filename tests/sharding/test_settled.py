@@ -1,6 +1,6 @@
 """Derivatives and places of maxima of computed values, on several devices.
 
-They compare values that are computed once: see `tests/ops/test_settled.py`.
+They compare values that are computed once: see `tests/operations/test_settled.py`.
 """
 
 from __future__ import annotations

@@ -40,14 +40,14 @@ def test_gradients_inside_are_those_of_one_device(name: str) -> None:
         np.testing.assert_allclose(RECORDED[k.replace(name, several)], RECORDED[k], rtol=1e-9)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_equals_jax(name: str) -> None:
     want = [torch.from_numpy(RECORDED[k]) for k in RECORDED if k.rpartition("/")[0] == name]
     close(PROGRAMS[name](), want)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("transform", OURS)
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_under_transforms(structure: str, transform: str) -> None:

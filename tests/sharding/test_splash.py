@@ -13,7 +13,7 @@ from examples.llama.sharding import Sharding
 DOCUMENTS = torch.tensor([[1] * 50 + [2] * 78, [1] * 128, [1] * 100 + [0] * 28, [1, 2] * 64])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize(
     ("axes", "segments"),
     [({"data": 2, "fsdp": 2, "tensor": 2}, DOCUMENTS), ({"fsdp": 2, "tensor": 4}, None)],

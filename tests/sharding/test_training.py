@@ -65,7 +65,7 @@ def on_one_device():
     return losses
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("way", WAYS)
 def test_50_steps(way):
     sharding = Sharding.of(dict(zip(AXES, WAYS[way], strict=False)))
@@ -92,7 +92,7 @@ def test_50_steps(way):
         assert found.tiles(x.ndim) == s.tiles(x.ndim)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("precision", ["float32", "float8", "stochastic", "compensated"])
 @pytest.mark.parametrize("name", ["adafactor", "schedule_free"])
 def test_optimizers_are_the_same_on_a_mesh(name, precision):

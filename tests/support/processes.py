@@ -1,4 +1,4 @@
-"""What each of several processes does: `tests/test_distributed.py` starts them.
+"""What each of several processes does: `tests/processes/test_distributed.py` starts them.
 
 Each is given FOLDER ADDRESS NUMBER COUNT, and writes what it found to ``FOLDER/NUMBER.json``. With
 the address ``torchrun`` it is left to xfunc to find out who the others are.

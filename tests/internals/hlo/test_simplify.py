@@ -1,0 +1,344 @@
+import math
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import xfunc as xf
+from tests.support.random_modules import arguments, program
+from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value, verify
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.ops import reduce
+from xfunc.hlo.passes.names import named
+from xfunc.hlo.passes.simplify import simplify
+from xfunc.hlo.spmd.annotations import constrain
+
+from .conftest import Run
+
+F32, F64, BF16, S32 = torch.float32, torch.float64, torch.bfloat16, torch.int32
+Make = Callable[[ComputationBuilder, Value], Value | list[Value]]
+
+
+def module_of(make: Make, dtype: torch.dtype = F32, dims: Sequence[int] = (2, 3)) -> Module:
+    b = Builder("f")
+    c = b.computation("f")
+    made = make(c, c.parameter(Shape(dtype, dims)))
+    return b.build(c.build(c.tuple(made if isinstance(made, list) else [made])))
+
+
+def left(module: Module) -> str:
+    """The opcodes of a simplified entry, without parameters and the root."""
+    found = simplify(module)
+    verify(found)
+    assert simplify(found).to_bytes() == found.to_bytes()
+    return " ".join(i.opcode for i in found.entry.instructions[:-1] if i.opcode != "parameter")
+
+
+def fill(c: ComputationBuilder, x: Value, number: float) -> Value:
+    return c.broadcast(c.constant(number, x.shape.dtype), x.shape.dims)
+
+
+def add(
+    c: ComputationBuilder, opcode: str, shape: Shape, *operands: Value, **fields: Sequence[int]
+) -> Value:
+    value, proto = c.instruction(opcode, shape, operands)
+    for name, numbers in fields.items():
+        getattr(proto, name).extend(numbers)
+    return value
+
+
+def transpose(c: ComputationBuilder, x: Value, order: Sequence[int]) -> Value:
+    shape = Shape(x.shape.dtype, [x.shape.dims[d] for d in order])
+    return add(c, "transpose", shape, x, dimensions=order)
+
+
+def spread(c: ComputationBuilder, x: Value, dims: Sequence[int], places: Sequence[int]) -> Value:
+    return add(c, "broadcast", Shape(x.shape.dtype, dims), x, dimensions=places)
+
+
+def full(c: ComputationBuilder, x: Value) -> Value:
+    value, proto = c.instruction("slice", x.shape, [x])
+    for n in x.shape.dims:
+        proto.slice_dimensions.add(start=0, limit=n, stride=1)
+    return value
+
+
+def copy(c: ComputationBuilder, x: Value) -> Value:
+    return add(c, "copy", x.shape, x)
+
+
+def bits(c: ComputationBuilder, x: Value) -> Value:
+    return add(c, "rng", x.shape)
+
+
+def zeros(c: ComputationBuilder, x: Value) -> list[Value]:
+    return [c.constant(0, S32) for _ in x.shape.dims]
+
+
+def via(*dtypes: torch.dtype) -> Make:
+    def make(c: ComputationBuilder, x: Value) -> Value:
+        for d in dtypes:
+            x = c.convert(x, d)
+        return x
+
+    return make
+
+
+# Of an argument f32[2,3]; what is left.
+CASES: dict[str, tuple[Make, str]] = {
+    "reshape to the same shape": (lambda c, x: c.reshape(x, (2, 3)), ""),
+    "reshape and back": (lambda c, x: c.reshape(c.reshape(x, (6,)), (2, 3)), ""),
+    "reshape twice": (lambda c, x: c.reshape(c.reshape(x, (6,)), (3, 2)), "reshape"),
+    "transpose by nothing": (lambda c, x: transpose(c, x, (0, 1)), ""),
+    "transpose and back": (lambda c, x: transpose(c, transpose(c, x, (1, 0)), (1, 0)), ""),
+    "transpose twice": (
+        lambda c, x: transpose(c, transpose(c, c.reshape(x, (1, 2, 3)), (2, 0, 1)), (0, 2, 1)),
+        "reshape transpose",
+    ),
+    "convert to the same type": (via(F32), ""),
+    "convert to a wider type and back": (via(F64, F32), ""),
+    "convert to a narrower type and back": (via(BF16, F32), "convert convert"),
+    "convert to a narrower, a wider, a narrower type": (via(BF16, F32, BF16), "convert"),
+    "convert to a type of less range and back": (
+        via(BF16, torch.float16, BF16),
+        "convert convert convert",
+    ),
+    "convert a bool to a number and back": (via(torch.bool, S32, torch.bool), "convert"),
+    "convert to a type of too few digits": (via(S32, F32, S32), "convert convert convert"),
+    "broadcast to the same shape": (lambda c, x: spread(c, x, (2, 3), (0, 1)), ""),
+    "broadcast twice": (
+        lambda c, x: spread(c, spread(c, x, (4, 2, 3), (1, 2)), (4, 2, 5, 3), (0, 1, 3)),
+        "broadcast",
+    ),
+    "a slice of everything": (full, ""),
+    "a dynamic slice of everything": (lambda c, x: c.dynamic_slice(x, zeros(c, x), (2, 3)), ""),
+    "an update of everything": (
+        lambda c, x: c.dynamic_update_slice(fill(c, x, 2), x, zeros(c, x)),
+        "",
+    ),
+    "concatenate one": (lambda c, x: add(c, "concatenate", x.shape, x, dimensions=[0]), ""),
+    "copy": (lambda c, x: copy(c, x), ""),
+    "select between equals": (lambda c, x: c.select(c.compare(x, x, "LT"), copy(c, x), x), ""),
+    "select by a constant": (
+        lambda c, x: c.select(c.constant(False, torch.bool), fill(c, x, 2), x),
+        "",
+    ),
+    "compare whole numbers": (
+        lambda c, x: c.compare(c.constant(1, S32), c.constant(2, S32), "LT"),
+        "constant",
+    ),
+    "compare floats": (
+        lambda c, x: c.compare(c.constant(1, F32), c.constant(2, F32), "LT"),
+        "constant constant compare",
+    ),
+    "a bool that is not false, or true": (
+        lambda c, x: [
+            c.compare(c.compare(x, x, "LT"), c.broadcast(c.constant(k, torch.bool), (2, 3)), how)
+            for k, how in ((False, "NE"), (True, "EQ"))
+        ],
+        "compare",
+    ),
+    "select by what is known": (
+        lambda c, x: c.select(
+            c.broadcast(c.compare(c.constant(3, S32), c.constant(0, S32), "NE"), x.shape.dims),
+            x,
+            fill(c, x, math.nan),
+        ),
+        "",
+    ),
+    "a bool that is not false": (
+        lambda c, x: c.compare(b := c.compare(x, x, "LT"), fill(c, b, False), "NE"),
+        "compare",
+    ),
+    "a bool that is true": (
+        lambda c, x: c.compare(fill(c, b := c.compare(x, x, "LT"), True), b, "EQ"),
+        "compare",
+    ),
+    "a bool that is not true": (
+        lambda c, x: c.compare(b := c.compare(x, x, "LT"), fill(c, b, True), "NE"),
+        "compare constant broadcast compare",
+    ),
+    "an element of a tuple": (lambda c, x: c.get_tuple_element(c.tuple([x, x]), 1), ""),
+    "times one": (lambda c, x: c.multiply(fill(c, x, 1), c.multiply(x, fill(c, x, 1))), ""),
+    "divided by one": (lambda c, x: add(c, "divide", x.shape, x, fill(c, x, 1)), ""),
+    "minus zero": (lambda c, x: c.subtract(x, fill(c, x, 0)), ""),
+    "minus negative zero": (
+        lambda c, x: c.subtract(x, fill(c, x, -0.0)),
+        "constant broadcast subtract",
+    ),
+    "plus zero": (lambda c, x: c.add(x, fill(c, x, 0)), "constant broadcast add"),
+    "scalars": (
+        lambda c, x: c.broadcast(
+            c.add(c.convert(c.constant(3, S32), F32), c.multiply(*[c.constant(0.5, F32)] * 2)),
+            (2,),
+        ),
+        "constant broadcast",
+    ),
+    "scalars out of range": (
+        lambda c, x: c.convert(c.constant(1e30, F32), S32),
+        "constant convert",
+    ),
+    "the same twice": (
+        lambda c, x: [c.multiply(x, x), c.multiply(x, x), c.add(x, c.reshape(x, (2, 3)))],
+        "multiply add",
+    ),
+    "other attributes": (
+        lambda c, x: [c.compare(x, x, "LT"), c.compare(x, x, "LE")],
+        "compare compare",
+    ),
+    "dead code": (lambda c, x: [c.multiply(x, x), c.add(x, x)][1], "add"),
+    "the same name": (lambda c, x: [named(c, x, "a"), named(c, x, "a")], "copy"),
+    "names": (lambda c, x: [named(c, x, "a"), named(c, x, "b")], "copy copy"),
+    "a barrier": (
+        lambda c, x: [c.add(x, x), c.add(*c.opt_barrier([x, x]))],
+        "add tuple opt-barrier get-tuple-element get-tuple-element add",
+    ),
+    "custom calls": (
+        lambda c, x: [c.custom_call("f", [x], x.shape) for _ in range(2)],
+        "custom-call custom-call",
+    ),
+    "an effect": (
+        lambda c, x: [c.custom_call("f", [x], x.shape, side_effect=True), x][1],
+        "custom-call",
+    ),
+    "random bits": (lambda c, x: [bits(c, x), bits(c, x)], "rng rng"),
+    "devices that communicate": (
+        lambda c, x: [add(c, "all-gather", x.shape, x), add(c, "all-gather", x.shape, x)],
+        "all-gather all-gather",
+    ),
+    "a sharding": (
+        lambda c, x: constrain(c, constrain(c, x, pb.OpSharding()), pb.OpSharding()),
+        "custom-call custom-call",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_left(name: str):
+    make, want = CASES[name]
+    assert left(module_of(make)) == want
+
+
+def test_minus_zero_and_plus_zero_of_integers():
+    both = lambda c, x: [c.subtract(x, fill(c, x, 0)), c.add(fill(c, x, 0), x)]  # noqa: E731
+    assert left(module_of(both, S32)) == ""
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_two_bytes_times_one(dtype: torch.dtype):
+    assert left(module_of(lambda c, x: c.multiply(x, fill(c, x, 1)), dtype)) == ""
+    assert left(module_of(lambda c, x: c.multiply(x, fill(c, x, 1.5)), dtype)) != ""
+    scalar = module_of(lambda c, x: c.reshape(c.broadcast(c.constant(1.5, dtype), (1,)), ()))
+    number = next(i for i in simplify(scalar).entry.instructions if i.opcode == "constant")
+    assert left(scalar) == "constant"
+    assert bytes(number.proto.literal.bf16s or number.proto.literal.f16s) in (b"\xc0?", b"\x00>")
+
+
+def test_attributes_of_which_there_are_none():
+    # torch_xla says of all that it makes that it has frontend attributes: none.
+    module = module_of(CASES["reshape and back"][0])
+    for i in module.proto.computations[0].instructions:
+        i.frontend_attributes.SetInParent()
+    assert left(Module(module.proto)) == ""
+
+
+def test_reductions_by_the_same_operation(run: Run):
+    b = Builder("f")
+    c = b.computation("f")
+    x = c.parameter(Shape(F32, (2, 3)))
+    zero = c.constant(0, F32)
+    # Each has a computation of its own.
+    sums = [reduce(c, x, zero, [d], "add") for d in (0, 0, 1)]
+    module = b.build(c.build(c.tuple([*sums, reduce(c, x, zero, [0], "maximum")])))
+    found = simplify(module)
+    verify(found)
+    assert [i.opcode for i in found.entry.instructions].count("reduce") == 3
+    assert len(found.computations) == 4
+    x = torch.randn(2, 3)
+    assert all(map(torch.equal, run(found, [x]), run(module, [x])))
+
+
+def test_bodies_if_asked_for():
+    b = Builder("f")
+    state = Shape.of_tuple([Shape(S32), Shape(F32)])
+    body = b.computation("body")
+    p = body.parameter(state)
+    k, x = (body.get_tuple_element(p, n) for n in range(2))
+    k = body.add(k, body.constant(1, S32))
+    step = body.build(body.tuple([k, body.multiply(x, body.constant(1, F32))]))
+    cond = b.computation("cond")
+    k = cond.get_tuple_element(cond.parameter(state), 0)
+    more = cond.build(cond.compare(k, cond.constant(3, S32), "LT"))
+    entry = b.computation("f")
+    start = entry.tuple([entry.constant(0, S32), entry.parameter(Shape(F32))])
+    module = b.build(entry.build(entry.while_(more, step, start)))
+    assert simplify(module).to_bytes() == module.to_bytes()
+    found = simplify(module, bodies=True)
+    verify(found)
+    opcodes = [i.opcode for i in found.computations[0].instructions]
+    assert "multiply" not in opcodes
+    assert simplify(found, bodies=True).to_bytes() == found.to_bytes()
+
+
+def test_a_root_that_is_nothing_new(run: Run):
+    b = Builder("f")
+    c = b.computation("f")
+    x = c.parameter(Shape(F32, (2,)))
+    packed = c.tuple([x, x])
+    module = b.build(c.build(copy(c, packed)))
+    found = simplify(module)
+    verify(found)
+    assert found.entry.root.id == packed.id
+    assert all(map(torch.equal, run(found, [torch.ones(2)]), [torch.ones(2)] * 2))
+
+
+def test_what_must_run_before_stays():
+    b = Builder("f")
+    c = b.computation("f")
+    x = c.parameter(Shape(F32))
+    first = copy(c, x)
+    last = copy(c, x)
+    module = b.build(c.build(c.tuple([first, last])))
+    protos = {i.id: i for i in module.proto.computations[0].instructions}
+    protos[last.id].control_predecessor_ids.append(first.id)
+    found = simplify(Module(module.proto))
+    verify(found)
+    assert [i.id for i in found.entry.instructions][1:-1] == [first.id, last.id]
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize("seed", range(30))
+def test_the_same_bits(seed: int, run: Run):
+    rng = random.Random(seed)
+    module, args = program(rng), arguments(rng)
+    found = simplify(module)
+    verify(found)
+    assert len(found.entry.instructions) < len(module.entry.instructions)
+    assert simplify(found).to_bytes() == found.to_bytes()
+    for a, b in zip(run(found, args), run(module, args), strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def attention(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+    q, k, v = (x @ w).chunk(3, -1)
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return [F.layer_norm(x + F.gelu(y), (8,)), y.square().mean()]
+
+
+def gradient(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+    loss = lambda x, w: sum(y.sum() for y in attention(x, w))  # noqa: E731
+    return [*xf.grad(loss, (0, 1))(x, w)]
+
+
+@pytest.mark.parametrize("fun", [attention, gradient])
+def test_the_same_bits_of_functions_of_torch(fun: Callable[..., list[torch.Tensor]], run: Run):
+    args = [torch.randn(2, 4, 8), torch.randn(8, 24)]
+    lowered = xf.jit(fun).lower(*args)
+    module = lowered.module
+    args = [args[k] for k in lowered.traced.parts.lowering.inputs]
+    found = simplify(module)
+    assert len(found.entry.instructions) < 0.8 * len(module.entry.instructions)
+    assert all(map(torch.equal, run(found, args), run(module, args)))

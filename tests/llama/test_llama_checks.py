@@ -1,0 +1,270 @@
+"""Settings, data and weights that cannot work are refused before anything is done with them."""
+
+import json
+import math
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import xfunc as xf
+from examples.llama import adapters, config, corpus, documents, fit, lora, metrics, model, train
+from examples.llama.checkpoints import Checkpoints
+from examples.llama.config import Run
+from examples.llama.documents import DataError
+from examples.llama.options import SettingError
+from tests.llama import tuned
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("train.steps=0", "train: steps is 0: use 1 or more"),
+        ("train.steps=-5", "train: steps is -5: use 1 or more"),
+        ("train.warmup=-3", "train: warmup is -3: use 0 or more"),
+        ("train.weight_decay=-1", r"train: weight_decay is -1\.0: use 0 or more"),
+        ("train.weight_decay=.nan", "train: weight_decay is nan: use 0 or more"),
+        ("train.floor=-2", r"train: floor is -2\.0: use a fraction of the rate, from 0 to 1"),
+        ("train.cooldown=2", r"train: cooldown is 2\.0: use a fraction of the steps, from 0 to 1"),
+        ("train.beta1=1", r"train: beta1 is 1\.0: use 0 or more, below 1"),
+        ("train.beta2=-1", r"train: beta2 is -1\.0: use 0 or more, below 1"),
+        ("train.eps=0", r"train: eps is 0\.0: use a number above 0"),
+        (
+            "train={optimizer: adafactor, beta1: 0.8, eps: 1e-6}",
+            "train: beta1, eps: not an option of the optimizer, adafactor. Leave",
+        ),
+        ("train.peak_lr=.inf", "train: peak_lr is inf: use a number above 0"),
+        ("train.clip=.nan", "train: clip is nan: use a number above 0"),
+        ("train.spike=0", r"train: spike is 0\.0: use a number above 0"),
+        (f"seed={2**64}", f"seed is {2**64}: use a number of at most 63 bits"),
+        (f"train.steps={2**63}", f"train.steps is {2**63}: use a number of at most 63 bits"),
+        ("seed=-1", "seed is -1: use 0 or more"),
+        ("context=-1", "context is -1: use 0 or more"),
+        ("profile=[3,0]", "profile has 0: steps are counted from 1"),
+        ("train.model.rope_theta=0", r"train\.model: rope_theta is 0\.0: use a number above 0"),
+        ("train.model.norm_eps=-1", r"train\.model: norm_eps is -1\.0: use a number above 0"),
+        ("train.model.score_cap=.nan", "score_cap is nan: use a number above 0"),
+        ("train.model.rope_scaling.factor=.nan", "factor is nan: use a number above 0"),
+        ("train.model.rope_scaling.attention_factor=-1", "attention_factor is -1"),
+    ],
+)
+def test_numbers_out_of_range(pair: str, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        config.read(pairs=[pair])
+
+
+def test_warmup_is_checked_before_anything_is_made(run_of: Callable[..., Run]) -> None:
+    run = run_of("a", "train.warmup=8")
+    with pytest.raises(SettingError, match="train: warmup is 8 steps of 8: make it shorter"):
+        fit.fit(run)
+    assert not Path(run.folder).exists()
+
+
+def test_the_vocabulary_is_checked_before_documents_are_encoded(
+    run_of: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def encode(*_: object) -> None:
+        raise AssertionError("documents are encoded")
+
+    monkeypatch.setattr(corpus, "write", encode)
+    with pytest.raises(DataError, match="the tokenizer has 277 tokens and the model 200"):
+        fit.fit(run_of("a", "train.model.vocab=200", f"data.cache={tmp_path / 'cache'}"))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (("--temperature", "nan"), "temperature is nan: use 0, for the likeliest token, or more"),
+        (("--temperature", "inf"), "temperature is inf: use 0"),
+        (("--new", "0"), "--new is 0: generate 1 token or more"),
+        (("--batch", "0"), "--batch is 0: make 1 text or more at a time"),
+        (("--stop", ""), "--stop is empty: every text ends with that"),
+        (("--seed", 2**64), f"seed is {2**64}: use a 64-bit integer"),
+    ],
+)
+def test_drawing_is_checked_before_weights_are_read(
+    option: tuple[object, ...], message: str, command: Command
+) -> None:
+    status, told = command("generate", "nowhere", "--prompt", "a", *option)
+    assert status == 2
+    assert told.startswith(f"error: {message}")
+
+
+def test_imported_weights(
+    settings: Callable[..., list[str]], command: Command, tmp_path: Path
+) -> None:
+    run, hub, tuned = tmp_path / "run", tmp_path / "hub", tmp_path / "tuned"
+    assert command("fit", *settings("run", "train.steps=4"))[0] == 0
+    assert command("export-hf", run, "--out", hub)[0] == 0
+    for name in ("import-hf", "eval"):
+        status, told = command(name, hub, "train.model.layers=7", f"folder={tuned}")
+        assert status == 2
+        assert "config.json: train.model.layers is 7, but 2 there. Leave" in told
+    assert not tuned.exists()
+
+    status, told = command("import-hf", hub, f"folder={tuned}", "data.seq=16")
+    assert status == 0
+    assert told.endswith("config.yaml data.files=...\n")
+    written = config.read(tuned / "config.yaml")
+    assert (written.train.peak_lr, written.train.weight_decay) == (2e-5, 0.0)
+    assert (written.data.files, written.data.seq) == ((), 16)
+    status, told = command("fit", "--config", tuned / "config.yaml")
+    assert status == 2
+    assert "data.files is empty: give files, folders or patterns" in told
+    assert command("eval", hub, "--step", 3) == (
+        2,
+        f"error: {hub} has one set of weights: leave out --step\n",
+    )
+
+
+def test_weights_that_are_not_finite(run_of: Callable[..., Run], command: Command) -> None:
+    run = run_of("a", "train.steps=4")
+    fit.fit(run)
+    with Checkpoints(Path(run.folder, "checkpoints")) as checkpoints:
+        target = train.abstract_state(run.recipe(1))
+        _, state, extra = checkpoints.restore(target)
+        state = xf.device_get(state)
+        state.params["norm"][0] = math.nan
+        checkpoints.save(5, state, extra)
+    message = "has weights that are not finite, in 1 of "
+    for argv in (["eval"], ["generate", "--prompt", "a"], ["export-hf", "--out", "never"]):
+        status, told = command(argv[0], run.folder, *argv[1:])
+        assert status == 2
+        assert f"error: step 5 of {run.folder} {message}" in told
+    assert command("eval", run.folder, "--step", 4)[0] == 0
+
+
+def test_imported_weights_that_are_not_finite(made: Path, tmp_path: Path, command: Command) -> None:
+    """The advice is for a folder that has no checkpoints."""
+    hub = shutil.copytree(made / "hub", tmp_path / "hub")
+    tensors = load_file(hub / "model.safetensors")
+    tensors["model.norm.weight"][0] = math.nan
+    save_file(tensors, hub / "model.safetensors")
+    said = f"error: {hub} has weights that are not finite, in 1 of 12 arrays: download or export"
+    for argv in (["eval"], ["generate", "--prompt", "a"], ["import-hf", f"folder={tmp_path}/run"]):
+        status, told = command(argv[0], hub, *argv[1:])
+        assert status == 2
+        assert told.startswith(said)
+        assert "--step" not in told
+    assert not (tmp_path / "run").exists()
+
+    tune, whole = lora.Tune(("layers.wq",)), model.shapes(tuned.SIZES)
+    shapes = lora.trained(whole, tuned.SIZES, tune, lora.abstract(tune))
+    bad = xf.tree.map(lambda a: torch.full(a.shape, math.nan), shapes)
+    adapters.save(tmp_path / "adapter", bad, tuned.SIZES, tune, "hub")
+    status, told = command("import-hf", made / "hub", "--adapter", tmp_path / "adapter")
+    assert status == 2
+    assert f"hub, with the adapters in {tmp_path}/adapter, has weights that are not fin" in told
+
+
+# -- steps that are bad -------------------------------------------------------------------------
+
+
+def watched(pairs: list[tuple[float, float]], spike: float | None) -> list[bool]:
+    """Which of some losses with norms are bad."""
+    zero, found = torch.zeros(2), []
+    guard = train.Guard(torch.zeros((), dtype=torch.int64), zero, zero)
+    for loss, norm in pairs:
+        guard, bad = train.watch(guard, torch.tensor(loss), torch.tensor(norm), spike)
+        found.append(bool(bad))
+    return found
+
+
+def test_only_what_is_not_finite_is_bad_unless_spikes_are_asked_for() -> None:
+    usual = [(2.0 + i % 2 / 10, 1.0 + i % 2 / 10) for i in range(60)]
+    cases = [(9.0, 1.0), (2.0, 9.0), (math.nan, 1.0), (2.0, math.inf), (2.0, 1.0)]
+    for case, spikes, always in zip(
+        cases, [True, True, True, True, False], [False, False, True, True, False], strict=True
+    ):
+        assert watched([*usual, case], 6.0) == [False] * 60 + [spikes]
+        assert watched([*usual, case], None) == [False] * 60 + [always]
+
+
+def test_a_loss_that_stays_high_is_no_spike_for_long() -> None:
+    usual = [(2.0 + i % 2 / 10, 1.0) for i in range(60)]
+    found = watched([*usual, *[(4.0, 1.0)] * 20], 6.0)
+    assert found[60]
+    assert not any(found[63:])
+
+
+def test_a_skipped_step_is_told(
+    run_of: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gradient = train.gradient
+
+    def poisoned(params: Any, batch: Any, recipe: train.Recipe, *more: None) -> Any:
+        return xf.tree.map(lambda x: x * math.inf, gradient(params, batch, recipe, *more))
+
+    monkeypatch.setattr(train, "gradient", poisoned)
+    monkeypatch.setattr(fit, "_HOPELESS", 3)
+    xf.clear_caches()
+    assert fit.fit(run_of("a", "save_every=100", "eval_every=100")).ended == "bad"
+    told = capsys.readouterr().out
+    assert "step 1 is skipped: loss inf, gradient norm " in told
+    assert "The last 3 steps were all bad and were skipped" in told
+    assert "step 2: remove the checkpoints from there on" in told
+    assert "on_bad=skip" not in told
+    xf.clear_caches()
+
+
+# -- metrics ------------------------------------------------------------------------------------
+
+
+def test_lines_of_metrics_that_no_run_writes(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    good = [json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (1, 2, 3)]
+    damaged = [good[0], "garbage\n", good[1], "[1]\n", good[2], '{"step": 4, "lo']
+    file.write_text("".join(damaged))
+    [told] = metrics.cut(file, 2)
+    assert told.startswith(f"{file} has lines that no run writes, 2, 4: removed, and kept in ")
+    assert file.read_text() == good[0] + good[1]
+    assert (tmp_path / "metrics.damaged").read_text() == "".join(damaged)
+    assert metrics.cut(file, 2) == []
+
+
+def test_metrics_that_cannot_be_written_do_not_end_training(
+    run_of: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, step: int) -> list[str]:
+        path.symlink_to("/dev/full")
+        return []
+
+    monkeypatch.setattr(metrics, "cut", full)
+    assert fit.fit(run_of("a", "train.steps=4")).ended == "done"
+    told = "metrics are not written, but training continues: [Errno 28] No space left on device"
+    assert capsys.readouterr().out.count(told) == 1
+
+
+def test_tables_are_refused(tmp_path: Path) -> None:
+    for name in ("a.csv", "a.tsv.gz"):
+        (tmp_path / name).write_text("text\na\n")
+        with pytest.raises(DataError, match=f"{name} is a table .* convert it to JSON lines"):
+            documents.find([str(tmp_path / name)])
+
+
+def test_an_interrupted_run_has_a_status_of_its_own(
+    settings: Callable[..., list[str]], at_step: Callable[..., None], command: Command
+) -> None:
+    at_step(2, lambda: signal.raise_signal(signal.SIGTERM))
+    assert command("fit", *settings("a"))[0] == 75
+    assert command("fit", *settings("a"))[0] == 0
+
+
+def test_what_takes_long_is_told(
+    run_of: Callable[..., Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of("a", f"data.cache={tmp_path / 'cache'}", "train.steps=3")
+    told = ["training a tokenizer of 300 tokens on 1 files", "encoding the documents of 1 files"]
+    for times in (1, 0):  # What is made once is found again.
+        fit.fit(run)
+        out = capsys.readouterr().out
+        assert [out.count(text) for text in told] == [times] * 2

@@ -1,0 +1,154 @@
+"""The commands of the training program: what they tell, their errors, and how signals end them."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.llama import __main__ as program
+from examples.llama import fit, trained
+from examples.llama.config import Run
+from tests.llama.runs import STEPS, lines, losses
+from xfunc.sharding import storage
+
+
+@pytest.mark.parametrize("command", [None, *program.COMMANDS])
+def test_help(command: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        program.main(["--help"] if command is None else [command, "--help"])
+    printed = capsys.readouterr().out
+    if command is None:
+        assert all(f"  {name} " in printed for name in program.COMMANDS)
+    elif command in ("aot", "curves"):  # which take no settings
+        assert {"aot": "--topology", "curves": "--out"}[command] in printed
+    else:
+        assert f"train.peak_lr={'2.0e-05' if command == 'import-hf' else 0.005}" in printed
+        assert "train.model=demo-1m" in printed
+        assert max(map(len, printed.splitlines())) <= 100
+
+
+def test_commands(
+    settings: Callable[..., list[str]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def command(*args: Any) -> str:
+        assert program.main([*map(str, args)]) == 0
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(storage, "FULL", 1)
+    run, hub, again = tmp_path / "run", tmp_path / "hub", tmp_path / "again"
+    printed = command("fit", *settings("run"))
+    assert f"finished at step {STEPS}, which is saved" in printed
+    told = command("eval", run)
+    assert told.startswith(f"step {STEPS} of {run}: held-out loss ")
+    loss = told.split("held-out loss ")[1]
+    assert f"step {STEPS}: held-out loss {loss.split(',')[0]}\n" in printed
+    assert command("eval", run, "--step", 4).split("held-out loss ")[1] != loss
+
+    # What the optimizer has is not read: it may be anything.
+    [optimizer] = (run / "checkpoints" / str(STEPS)).glob("__0_1.distcp")
+    optimizer.write_bytes(bytes(optimizer.stat().st_size))
+    assert command("eval", run) == told
+
+    assert command("export-hf", run, "--out", hub) == f"step {STEPS} of {run} is in {hub}\n"
+    assert command("eval", hub, *settings("other")) == f"{hub}: held-out loss {loss}"
+
+    start = ["--prompt", "the cat", "--new", 5, "--temperature", 0]
+    assert command("generate", run, *start).startswith("the cat")
+    assert command("generate", run, *start) == command("generate", hub, *start)
+    monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n"))
+    assert command("generate", run, *start[2:]) == command("generate", run, *start)
+
+    told = command("import-hf", hub, *settings("again", "train.steps=2", "train.warmup=1"))
+    assert f"fit --config {again}/config.yaml" in told
+    command("fit", "--config", again / "config.yaml")
+    imported = [json.loads(line) for line in (again / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in imported] == [1, 2, 2]
+    assert imported[0]["loss"] == pytest.approx(float(loss.split(",")[0]), abs=0.2)
+
+
+def test_errors_are_told_in_a_line(
+    settings: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cases = {
+        ("fit", "train.step=3"): "error: there is no setting train.step: did you mean",
+        ("fit", *settings("a", "data.files=nothing")): "error: no data at 'nothing'",
+        ("fit", *settings("b", "train.model.vocab=200")): "error: the tokenizer has 277 tokens",
+        ("eval", str(tmp_path)): f"error: {tmp_path} has neither",
+        ("import-hf", str(tmp_path)): "error: there is no ",
+    }
+    for argv, message in cases.items():
+        assert program.main(argv) == 2
+        assert capsys.readouterr().err.startswith(message)
+
+
+def test_sigterm_saves_on_one_mesh_and_another_goes_on(
+    run_of: Callable[..., Run], settings: Callable[..., list[str]]
+) -> None:
+    root, pairs = Path(__file__).parents[2], ["train.schedule=constant", "save_every=1000"]
+    environment = os.environ | {"CPU_NUM_DEVICES": "8", "PYTHONPATH": str(root)}
+    argv = [sys.executable, "-u", "-m", "examples.llama", "fit"]
+    argv += settings("parts", *pairs, "mesh.tensor=2", "train.steps=100000")
+    with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        told = ""
+        while "step 4: held-out loss" not in told:
+            told = process.stdout.readline()
+            assert told, "it ended before step 4"
+        process.send_signal(signal.SIGTERM)
+        told = process.stdout.read()
+    assert process.returncode == os.EX_TEMPFAIL
+    [stopped] = re.findall(r"stopped after step (\d+), which is saved: the same command", told)
+    pairs.append(f"train.steps={int(stopped) + 2}")
+    parts, whole = run_of("parts", *pairs), run_of("whole", *pairs)
+    fit.fit(parts)
+    fit.fit(whole)
+    assert len(losses(parts)) == int(stopped) + 2
+    assert losses(parts) == pytest.approx(losses(whole), rel=1e-4)
+    assert lines(parts)[-1]["step"] == lines(whole)[-1]["step"] == int(stopped) + 2
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_before_the_first_step(
+    name: str,
+    settings: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    number = signal.Signals[name]
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(fit, "begin", lambda *_: signal.raise_signal(number))
+        assert program.main(["fit", *settings("a")]) == os.EX_TEMPFAIL
+    said = capsys.readouterr().err
+    assert said == f"interrupted by {name}: the same command continues from the last checkpoint\n"
+    assert signal.getsignal(number) == before
+    assert program.main(["fit", *settings("a")]) == 0
+
+    def arrives(*_: object, **__: object) -> None:
+        signal.raise_signal(number)
+
+    run = str(tmp_path / "a")
+    capsys.readouterr()
+    monkeypatch.setattr(trained, "load", arrives)
+    monkeypatch.setattr(trained, "import_published", arrives)
+    for command in (
+        ["eval", run],
+        ["generate", run, "--prompt", "a"],
+        ["export-hf", run, "--out", str(tmp_path / "out")],
+        ["import-hf", run],
+    ):
+        assert program.main(command) == 128 + number
+        assert capsys.readouterr().err == f"interrupted by {name}\n"
+        assert signal.getsignal(number) == before

@@ -1,0 +1,326 @@
+"""Adapters of experts and routers: against PEFT, in its files, and what is refused."""
+
+import dataclasses
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import xfunc as xf
+from examples.llama import adapters, config, hf, lora, model, tokenizer, train, trained
+from examples.llama.hf_config import FormatError
+from examples.llama.lora import Tune
+from examples.llama.plan import Plan
+from examples.llama.recipe import Recipe
+from examples.llama.sizes import Experts
+from tests.llama.beside_peft import assert_equal, train_beside
+from tests.llama.test_llama_families import CASES, reference_of
+from tests.llama.test_llama_families import SIZES as PLAIN
+
+pytestmark = [  # of peft 0.21 with transformers 5.23
+    pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:Setting .save_embedding_layers:UserWarning"),
+    # It compares patterns with modules alone, and so warns of those it made for parameters itself.
+    pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning"),
+]
+
+SIZES = PLAIN | {"vocab_size": 290}
+FAMILIES = ("mixtral", "qwen2-moe", "qwen3-moe")
+GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+NAMES = ("layers.e_gate", "layers.e_up", "layers.e_down")
+
+
+@pytest.fixture(scope="module")
+def hubs(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Folders of random models of transformers, with tokenizers, by family."""
+
+    @functools.cache
+    def made(family: str) -> Path:
+        folder = tmp_path_factory.mktemp("hub") / "model"
+        reference_of(CASES[family] | {"vocab_size": 290}, folder)
+        tokenizer.train(["yes and no " * 20], SIZES["vocab_size"], folder)
+        return folder
+
+    return made
+
+
+def loaded(hub: Path) -> Any:
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    return load(hub, dtype=torch.float32, attn_implementation="eager")
+
+
+def of_peft(hub: Path, folder: Path, **options: Any) -> Any:
+    """A model with random adapters, saved in `folder`."""
+    made: Any = peft.LoraConfig(r=3, lora_alpha=8, task_type="CAUSAL_LM", **options)
+    theirs: Any = peft.get_peft_model(loaded(hub), made)
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in theirs.named_parameters():
+        if "lora_" in name:
+            weight.data.normal_(0, 0.1, generator=generator)
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+def tokens(seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(SIZES["vocab_size"], (4, 13), generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "expected"),
+    [
+        (
+            "mixtral",
+            {"target_modules": "all-linear"},  # The gates' and inputs' have twice the rank.
+            Tune(
+                ("layers.wq", "layers.wk", "layers.wv", "layers.wo", "layers.router", *NAMES),
+                rank=3,
+                ranks=("layers.e_gate=6", "layers.e_up=6"),
+                alpha=8.0,
+            ),
+        ),
+        (
+            "qwen3-moe",
+            {
+                "target_modules": ["q_proj"],
+                "target_parameters": [GATE_UP, DOWN],
+                "modules_to_save": ["model.norm"],
+                "use_rslora": True,
+            },
+            Tune(("layers.wq", *NAMES), ("norm",), rank=3, alpha=8.0, rank_stabilised=True),
+        ),
+    ],
+    ids=["mixtral, all", "qwen3-moe, experts"],
+)
+def test_training_is_that_of_peft(
+    hubs: Any, tmp_path: Path, family: str, options: dict[str, Any], expected: Tune
+) -> None:
+    """Adapters of PEFT are read, trained on as PEFT does, written, and read by PEFT."""
+    hub, folder = hubs(family), tmp_path / "theirs"
+    theirs = of_peft(hub, folder, **options)
+    pairs = "train.steps=60 train.warmup=1 train.schedule=constant train.peak_lr=3e-3".split()
+    more = ["train.clip=1e9", "train.weight_decay=0", "train.plan.attention=dense"]
+    more += ["train.router_balance=0", "train.plan.block=8"]
+    found = trained.load_published(hub, None, [*pairs, *more], config.TUNING, folder)
+    recipe, before = found.recipe, xf.device_get(found.base)
+    assert recipe.tune == expected
+    state = train.start(recipe, found.params)
+    learned = [weight for weight in theirs.parameters() if weight.requires_grad]
+    assert sum(leaf.numel() for leaf in xf.tree.leaves(found.params)) == sum(
+        weight.numel() for weight in learned
+    )
+    rows = (tokens(step % 4) for step in range(30))
+    state, losses = train_beside(theirs, state, found.base, recipe, rows, lr=3e-3)
+    assert losses[-1] < losses[0] - 0.5
+    assert_equal(found.base, before)
+
+    after = found._replace(params=state.params)
+    trained.export_adapters(after, tmp_path / "ours")
+    trained.export_published(after, tmp_path / "merged")
+    check = tokens(99)
+    ours = xf.jit(lambda params: model.forward(params, check, recipe.model))(after.computing())
+    with torch.no_grad():
+        again = peft.PeftModel.from_pretrained(loaded(hub), tmp_path / "ours")
+        for one in (again, loaded(tmp_path / "merged")):
+            torch.testing.assert_close(ours.cpu(), one(check).logits, rtol=0.0, atol=1e-5)
+        assert (ours.cpu() - loaded(hub)(check).logits).abs().max() > 0.5
+    same = adapters.load(tmp_path / "ours", recipe.model)
+    assert same[0] == recipe.tune
+    assert_equal(same[1], state.params)
+
+
+@pytest.mark.sample(4, seed=0)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": "all-linear"},
+        {"target_modules": [], "target_parameters": ["down_proj"], "use_rslora": True},
+        {
+            "target_modules": ["v_proj"],
+            "target_parameters": [GATE_UP, "gate.weight"],
+            "rank_pattern": {"q_proj": 1, "experts.gate_up_proj": 5, ".*gate.weight": 2},
+            "alpha_pattern": {r"layers\.1\.self_attn\.v_proj": 3},
+            "use_rslora": True,
+        },
+    ],
+    ids=["all", "outputs", "patterns"],
+)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_of_peft_make_the_same_logits(
+    hubs: Any, tmp_path: Path, family: str, options: dict[str, Any]
+) -> None:
+    """Theirs here, alone and merged, and ours there."""
+    hub = hubs(family)
+    theirs = of_peft(hub, tmp_path / "theirs", **options)
+    sizes, every = hf.load(hub)
+    tune, params = adapters.load(tmp_path / "theirs", sizes)
+    check = tokens(7)
+    with xf.disable_jit(), torch.no_grad():
+        expected = theirs(check).logits
+        assert (loaded(hub)(check).logits - expected).abs().max() > 0.05
+        joined = lora.join(params, lora.frozen(every, sizes, tune), tune)
+        for found in (joined, lora.merged(joined, torch.float32)):
+            actual = model.forward(found, check, sizes)
+            torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-5)
+        adapters.save(tmp_path / "ours", params, sizes, tune, str(hub))
+        again: Any = peft.PeftModel.from_pretrained(loaded(hub), tmp_path / "ours")
+        torch.testing.assert_close(again(check).logits, expected, rtol=0.0, atol=1e-5)
+    same = adapters.load(tmp_path / "ours", sizes)
+    assert same[0] == tune
+    assert_equal(same[1], params)
+
+
+def older(hub: Path, folder: Path, targets: list[str]) -> None:
+    """Adapters with a pair of matrices for each expert, as with transformers 4."""
+    is_mixtral = "gate_proj" not in targets
+    e, hidden, inner = (5, 24, 20) if is_mixtral else (6, 24, 12)
+    into = ("w1", "w3") if is_mixtral else ("gate_proj", "up_proj")
+    out_of, part = ("w2", "block_sparse_moe") if is_mixtral else ("down_proj", "mlp")
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for layer in range(2):
+        block = f"base_model.model.model.layers.{layer}.{part}"
+        sizes = {"gate": (e, hidden)}
+        for i in range(e):
+            sizes |= {f"experts.{i}.{name}": (inner, hidden) for name in into}
+            sizes |= {f"experts.{i}.{out_of}": (hidden, inner)}
+        for name, (rows, columns) in sizes.items():
+            if name.rpartition(".")[2] in targets:
+                for one, shape in (("A", (3, columns)), ("B", (rows, 3))):
+                    noise = torch.randn(shape, generator=generator) * 0.2
+                    found[f"{block}.{name}.lora_{one}.weight"] = noise
+    about = {"peft_type": "LORA", "r": 3, "lora_alpha": 8, "target_modules": targets}
+    about |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": str(hub)}
+    folder.mkdir()
+    (folder / adapters.CONFIG).write_text(json.dumps(about))
+    save_file(found, folder / adapters.TENSORS)
+
+
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("mixtral", ["w1", "w2", "w3", "gate"]),
+        ("mixtral", ["w1", "w3"]),
+        ("mixtral", ["w2"]),
+        ("qwen3-moe", ["gate_proj", "up_proj", "down_proj", "gate"]),
+    ],
+    ids=str,
+)
+def test_older_files(hubs: Any, tmp_path: Path, family: str, targets: list[str]) -> None:
+    hub, folder = hubs(family), tmp_path / "older"
+    older(hub, folder, targets)
+    sizes, every = hf.load(hub)
+    tune, params = adapters.load(folder, sizes)
+    both = ("layers.e_gate=6", "layers.e_up=6") if len(targets) > 1 else ()
+    assert tune.ranks == both
+    check = tokens(7)
+    with xf.disable_jit(), torch.no_grad():
+        joined = lora.join(params, lora.frozen(every, sizes, tune), tune)
+        actual = model.forward(joined, check, sizes)
+        assert (model.forward(every, check, sizes) - actual).abs().max() > 0.05
+        adapters.save(tmp_path / "ours", params, sizes, tune, str(hub))
+        in_files = [tmp_path / "ours"] + ([folder] if len(targets) == 4 else [])
+        for one in in_files:  # PEFT 0.21 reads older files only if all of an expert's have some.
+            theirs: Any = peft.PeftModel.from_pretrained(loaded(hub), one)
+            torch.testing.assert_close(actual, theirs(check).logits, rtol=0.0, atol=5e-5)
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+MOE = model.Config(
+    64, 64, 64, layers=2, heads=4, kv_heads=2, family="qwen3_moe", experts=Experts(4, 2, 64)
+)
+
+
+@pytest.mark.parametrize(
+    ("tune", "message"),
+    [
+        ({"lora": ("layers.e_gate",)}, r"only one of layers\.e_gate and layers\.e_up is in lora"),
+        (
+            {"lora": ("layers.e_*",), "ranks": ("layers.e_up=4",)},
+            r"layers\.e_gate and layers\.e_up have different ranks",
+        ),
+        ({"lora": ("layers.e_*",), "ranks": ("layers.x=4",)}, r"'layers\.x' names no weight"),
+        ({"ranks": ("layers.e_*",)}, r"cannot read 'layers\.e_\*' in ranks: write layers"),
+        ({"ranks": ("layers.e_*=0",)}, r"cannot read 'layers\.e_\*=0' in ranks: write layers"),
+        (
+            {"lora": ("layers.e_*",), "full": ("layers.e_down",)},
+            r"layers\.e_down: both in lora and in full",
+        ),
+    ],
+)
+def test_wrong_patterns(tune: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recipe(MOE, 10, tune=Tune(**tune))
+
+
+def test_experts_count_as_far_as_tokens_use_them() -> None:
+    """A token's products with the weights: of attention 12288, of experts 2 times 12288."""
+    e, h, others = MOE.experts, 64, 4096 + 2 * 2048 + 4096 + 4 * 64
+    assert e is not None
+    used = 2 * (others + e.active * 3 * h * 64) + 64 * h
+    for tune, learned in (
+        (Tune(full=("layers.e_*",)), 2 * 2 * 3 * h * 64),
+        (Tune(("layers.e_*",)), 0),
+        (Tune(("layers.wq",), ("layers.e_down", "layers.router")), 2 * (2 * h * 64 + 4 * h)),
+        (Tune(), used),
+    ):
+        assert lora.learned_part(MOE, tune) == pytest.approx(learned / used, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("tune", "made"), [(Tune(("layers.e_*",), rank=2), False), (Tune(full=("layers.e_*",)), True)]
+)
+def test_no_gradient_of_frozen_experts_is_computed(tune: Tune, made: bool) -> None:
+    """Nor the product of an adapter's matrices: either is as large as the weight."""
+    sizes = dataclasses.replace(MOE, hidden=32, layers=3, experts=Experts(4, 2, 96))
+    recipe = Recipe(sizes, 10, Plan(attention="dense", block=8), tune=tune, warmup=1)
+    every = model.shapes(sizes, torch.float32)
+    params = lora.trained(every, sizes, tune, lora.abstract(tune))
+    leaf: Any = xf.ShapeDtypeStruct((2, 8), torch.int64)
+    step = xf.jit(lambda p, b, f: train.gradient(p, b, recipe, f))
+    lowered = step.lower(params, model.Batch(leaf, leaf), lora.frozen(every, sizes, tune))
+    text = lowered.compile().as_text()
+    assert text is not None
+    found = re.search(r" = f32\[(4,|1,)?(96,32|32,96)\]\S* dot\(", text)
+    assert bool(found) == made
+
+
+def test_experts_in_files_of_adapters(tmp_path: Path) -> None:
+    tune = Tune(("layers.e_*",), rank=4)
+    shapes = lora.trained(model.shapes(MOE), MOE, tune, lora.abstract(tune))
+    params = xf.tree.map(lambda a: torch.zeros(a.shape), shapes)
+    full = dataclasses.replace(tune, lora=("layers.wq",), full=("layers.e_*",))
+    with pytest.raises(
+        FormatError, match=r"layers\.e_gate, .*e_down: trained directly, which --adap"
+    ):
+        adapters.save(tmp_path / "full", params, MOE, full, "hub")
+    adapters.save(tmp_path / "a", params, MOE, tune, "hub")
+    dense = dataclasses.replace(MOE, family="qwen3", experts=None)
+    with pytest.raises(FormatError, match=r"it has no adapter of this model\. Give others"):
+        adapters.load(tmp_path / "a", dense)
+    fewer = dataclasses.replace(MOE, experts=Experts(2, 2, 64))
+    with pytest.raises(FormatError, match=r"lora_A.weight: \(16, 64\) in the file, \(8, 64\) by"):
+        adapters.load(tmp_path / "a", fewer)
+
+
+def test_older_files_that_are_not_whole(hubs: Any, tmp_path: Path) -> None:
+    hub, folder = hubs("mixtral"), tmp_path / "older"
+    older(hub, folder, ["w1", "w2"])
+    sizes = hf.load_config(hub)
+    with pytest.raises(FormatError, match=r"no .*experts\.0\.w3\.lora_A\.weight beside .*Give"):
+        adapters.load(folder, sizes)
+    file = tmp_path / "w2" / adapters.TENSORS
+    older(hub, file.parent, ["w2"])
+    save_file(
+        {k: v for k, v in load_file(file).items() if "1.mlp" not in k and "s.4" not in k}, file
+    )
+    with pytest.raises(FormatError, match=r"no .*layers\.0\..*experts\.4\.w2\.lora_A\.weight"):
+        adapters.load(file.parent, sizes)

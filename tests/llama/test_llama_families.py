@@ -1,0 +1,224 @@
+"""Each family of models against Hugging Face's: values, gradients, text, files."""
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from examples.llama import hf, model
+from examples.llama.engine import Engine, Job
+from examples.llama.families import FAMILIES
+from examples.llama.plan import Plan
+
+SEQ = 28
+SIZES = {
+    "vocab_size": 48,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+    "rope_theta": 100.0,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 9, "vocab_size": 48}
+MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 12}
+EXPERTS = {
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen2_moe": MOE,
+    "qwen3_moe": MOE,
+}
+CASES: dict[str, dict[str, Any]] = {
+    "llama, biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama, wide heads": {"model_type": "llama", "head_dim": 10, "hidden_act": "gelu"},
+    "llama, linear": {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 3.0}},
+    "llama, dynamic": {
+        "model_type": "llama",
+        "rope_scaling": {"rope_type": "dynamic", "factor": 2.0},
+        "max_position_embeddings": 10,
+    },
+    "llama, yarn, all of it": {
+        "model_type": "llama",
+        "rope_scaling": YARN
+        | {"beta_fast": 4, "beta_slow": 0.5, "mscale": 0.7, "mscale_all_dim": 0.3}
+        | {"truncate": False},
+    },
+    "mistral": {"model_type": "mistral", "sliding_window": 7},
+    "mixtral": {
+        "model_type": "mixtral",
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "sliding_window": 11,
+    },
+    "qwen2-moe": MOE
+    | {"model_type": "qwen2_moe", "norm_topk_prob": False, "shared_expert_intermediate_size": 16},
+    "qwen3-moe": MOE | {"model_type": "qwen3_moe", "norm_topk_prob": True, "head_dim": 8},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen2, half local": {
+        "model_type": "qwen2",
+        "use_sliding_window": True,
+        "sliding_window": 6,
+        "max_window_layers": 1,
+    },
+    "qwen3": {"model_type": "qwen3", "head_dim": 8, "rope_scaling": YARN},
+    "qwen3, biases": {"model_type": "qwen3", "head_dim": 6, "attention_bias": True},
+    "gemma2": GEMMA
+    | {"model_type": "gemma2", "attn_logit_softcapping": 0.8, "final_logit_softcapping": 1.5},
+    "gemma3": GEMMA
+    | {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_local_base_freq": 10.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "tie_word_embeddings": True,
+    },
+}
+
+
+def reference_of(fields: dict[str, Any], folder: Path) -> Any:
+    """A model of transformers with random weights, saved in a folder."""
+    import transformers
+
+    settings = transformers.AutoConfig.for_model(**SIZES | fields)
+    build: Any = transformers.AutoModelForCausalLM.from_config
+    reference = build(settings, attn_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in reference.parameters():
+            noise = torch.randn(p.shape, generator=generator)
+            p.copy_(p + 0.3 * noise if p.ndim == 1 else noise * p.shape[-1] ** -0.5)
+    reference.save_pretrained(folder)
+    return reference
+
+
+def loaded(folder: Path) -> Any:
+    import transformers
+
+    load: Any = transformers.AutoModelForCausalLM.from_pretrained
+    return load(folder, attn_implementation="eager")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_a_file_leaves_out_is_what_transformers_assumes(family: str, tmp_path: Path) -> None:
+    """A file with the sizes alone, and the one that transformers writes of it, with every key."""
+    import transformers
+
+    short, full = tmp_path / "short", tmp_path / "full"
+    short.mkdir()
+    sizes = {name: n for name, n in SIZES.items() if name.endswith(("_size", "_hidden_layers"))}
+    sizes |= {"model_type": family, "hidden_size": 64, "num_attention_heads": 32}
+    sizes |= EXPERTS.get(family, {})
+    (short / "config.json").write_text(json.dumps(sizes))
+    transformers.AutoConfig.from_pretrained(short).save_pretrained(full)
+    assert len(json.loads((full / "config.json").read_text())) > 2 * len(sizes)
+    assert hf.load_config(short) == hf.load_config(full)
+
+
+def by_hub_name(config: model.Config, params: model.Params) -> dict[str, torch.Tensor]:
+    """Weights as files have them: those of each layer and expert."""
+    named = dict(xf.tree.leaves_with_path(hf.hub_names(config)))
+    found = {}
+    for path, weight in xf.tree.leaves_with_path(xf.device_get(params)):
+        found |= dict(_parts(named[path], weight))
+    return found
+
+
+def _parts(name: str, weight: torch.Tensor) -> Any:
+    if "{}" not in name:
+        return [(name, weight)]
+    return [
+        part for i, one in enumerate(weight) for part in _parts(name.replace("{}", str(i), 1), one)
+    ]
+
+
+def grads_of(reference: Any) -> dict[str, torch.Tensor]:
+    """By the names that files have: in the module the experts of a layer are one parameter."""
+    found = {}
+    mixtral = type(reference).__name__.startswith("Mixtral")
+    names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    for name, parameter in reference.named_parameters():
+        outer, _, inner = name.partition(".experts.")
+        outer = outer.replace(".mlp", ".block_sparse_moe") if mixtral else outer
+        if not inner:
+            found[outer] = parameter.grad
+            continue
+        for i, one in enumerate(parameter.grad):
+            parts = one.chunk(2) if inner == "gate_up_proj" else [one]
+            own = names[:2] if inner == "gate_up_proj" else names[2:]
+            for part, part_name in zip(parts, own, strict=True):
+                found[f"{outer}.experts.{i}.{part_name}.weight"] = part
+    return found
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 3e-5) -> None:
+    """No element differs by more than a share of the largest one."""
+    assert actual.shape == expected.shape
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(actual.float(), expected, rtol=0.0, atol=tolerance * scale)
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize("case", CASES)
+def test_equals_transformers(case: str, tmp_path: Path) -> None:
+    reference = reference_of(CASES[case], tmp_path / "theirs")
+    config, params = hf.load(tmp_path / "theirs")
+    generator = torch.Generator().manual_seed(1)
+    windows = torch.randint(config.vocab, (2, SEQ + 1), generator=generator)
+    batch = model.batch_of(windows)
+    more = {} if config.experts is None else {"output_router_logits": True}
+    expected = reference(batch.tokens, **more)
+    loss = torch.nn.functional.cross_entropy(expected.logits.flatten(0, 1), batch.targets.flatten())
+    if config.experts is not None:
+        loss = loss + 0.3 * expected.aux_loss
+        sizes = [logits.logsumexp(-1).square().mean() for logits in expected.router_logits]
+        loss = loss + 0.2 * torch.stack(sizes).mean()
+    loss.backward()
+
+    @xf.jit
+    def run(params: Any, batch: model.Batch) -> Any:
+        plan = Plan(block=8)
+        logits = model.forward(params, batch.tokens, config, plan)
+        routers = model.Routers(balance=0.3, size=0.2)
+        loss = functools.partial(model.loss, config=config, plan=plan, routers=routers)
+        return logits, xf.value_and_grad(loss)(params, batch)
+
+    logits, (our_loss, grads) = xf.device_get(run(params, batch))
+    assert_near(logits, expected.logits.detach())
+    assert_near(our_loss, loss.detach())
+    found = by_hub_name(config, grads)
+    for name, grad in grads_of(reference).items():
+        assert_near(found.pop(name), grad)
+    assert not found
+
+    # Text, from prompts of several lengths, beyond the windows; as of each prompt alone.
+    settings = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
+    jobs = [Job(row[-n:], 8) for row, n in zip(windows[:, :13].tolist(), (13, 4), strict=True)]
+    engine = Engine(params, config, size=2, length=21, plan=Plan(block=6), pieces=[6])
+    engine.submit(*jobs)
+    engine.finish()
+    for job in jobs:
+        fresh = loaded(tmp_path / "theirs")  # Dynamic angles depend on the texts before.
+        prompt = torch.tensor([job.prompt])
+        text = fresh.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
+        assert [token.number for token in job.made] == text[0, len(job.prompt) :].tolist()
+
+    # Files that transformers reads, with the same logits.
+    hf.save(tmp_path / "ours", config, params, context=64)
+    again = loaded(tmp_path / "ours")
+    assert type(again) is type(reference)
+    assert_near(again(batch.tokens).logits.detach(), expected.logits.detach(), 1e-6)
+    assert hf.load_config(tmp_path / "ours") == config
+    assert (
+        json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"]
+        == (CASES[case]["model_type"])
+    )

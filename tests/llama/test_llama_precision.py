@@ -1,0 +1,203 @@
+"""In which dtypes the Llama example trains: no update is lost, and runs are saved and go on."""
+
+import json
+import math
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import xfunc as xf
+from examples.llama import __main__ as program
+from examples.llama import config, fit, model, precision, train
+from examples.llama.checkpoints import Checkpoints
+from examples.llama.config import Run
+from examples.llama.options import SettingError
+from examples.llama.plan import Plan
+from examples.llama.precision import PRECISIONS
+from examples.llama.sharding import Sharding
+
+NUMBERS = [1.0, -1.0, 1.001, -0.3, 3.14159, 1e-3, -7.7e-20, 2.0**-126, 1.5e38, 255.5, 0.0]
+DRAWS = 20000
+
+
+def test_rounding_at_random_is_right_in_the_mean() -> None:
+    x = torch.tensor(NUMBERS)
+    round_all = xf.jit(precision.stochastic)
+    rounded = round_all(x.expand(DRAWS, -1), xf.random.key(7)).cpu()
+    assert rounded.dtype == torch.bfloat16
+    found = rounded.double()
+    below, above = (f(0).values for f in (found.min, found.max))
+    # Never further than the two neighbours, and what is one of them stays.
+    gap = (above - below).clamp(min=0.0)
+    assert (gap <= x.double().abs() * 2**-7).all()
+    assert ((below <= x) & (x <= above)).all()
+    narrow = x.bfloat16().float() == x
+    assert (gap[narrow] == 0).all()
+    assert (gap[~narrow] > 0).all()
+    # Of a draw between two numbers a gap apart the deviation is at most half of it.
+    error = (found.mean(0) - x.double()).abs()
+    assert (error <= 5 * gap / 2 / math.sqrt(DRAWS)).all()
+
+
+def test_rounding_at_random_keeps_what_is_no_number() -> None:
+    x = torch.tensor([math.inf, -math.inf, math.nan])
+    found = xf.jit(precision.stochastic)(x, xf.random.key(0))
+    torch.testing.assert_close(found.cpu().float(), x, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_small_updates_add_up(name: str) -> None:
+    numbers = PRECISIONS[name]
+    ones = torch.linspace(1.0, 1.9, 1000)
+
+    def add(carry: Any, _: None) -> tuple[Any, None]:
+        params, compensation, step = carry
+        wide = xf.tree.map(lambda w: w + 1e-4, numbers.wide(params, compensation))
+        return (*numbers.kept(wide, step), step + 1), None
+
+    @xf.jit
+    def after(wide: Any) -> tuple[Any, Any]:
+        start = *numbers.kept(wide, torch.tensor(0)), torch.tensor(1)
+        return start[0], xf.scan(add, start, length=400)[0][0]
+
+    before, params = (tree["w"].cpu() for tree in after({"w": ones}))
+    assert params.dtype == numbers.weights
+    moved = (params.double() - before.double()).mean().item()
+    if name == "bfloat16":
+        assert moved == 0.0
+    else:
+        # At random: 400 roundings of 1000 numbers, of which 1 in 70 goes up, by 2**-7.
+        deviation = 2**-7 * math.sqrt(400 / 78 / 1000)
+        assert moved == pytest.approx(0.04, abs=4 * deviation)
+    if name in ("float32", "mixed", "float8"):
+        assert (params.double() - before.double() - 0.04).abs().max() < 1e-4
+    if name == "compensated":  # Rounded once, however many steps there were.
+        assert (params.double() - ones.double() - 0.04).abs().max() < 2**-7
+
+
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_what_a_step_computes_in(name: str) -> None:
+    recipe = train.Recipe(model.TINY["tiny"], steps=100, precision=name, optimizer="adafactor")
+    state = xf.eval_shape(lambda: train.init(recipe))
+    kept = {leaf.dtype for leaf in xf.tree.leaves(state.params)}
+    assert kept == {PRECISIONS[name].weights}
+    assert (state.compensation is not None) == (name == "compensated")
+    assert {leaf.dtype for leaf in xf.tree.leaves(state.opt)} == {torch.int64, torch.float32}
+
+    def gradient(params: Any, tokens: Any) -> Any:
+        return train.gradient(params, model.Batch(tokens, tokens), recipe)
+
+    tokens = xf.ShapeDtypeStruct((2, 16), torch.int64)
+    text = xf.jit(gradient).lower(state.params, tokens).as_text()
+    weights = [line for line in text.splitlines() if " dot(" in line]
+    narrow = [line for line in weights if " bf16[" in line]
+    assert len(weights) > 10
+    assert bool(narrow) == (name != "float32")
+    grads = xf.eval_shape(gradient, state.params, tokens).grads
+    assert {leaf.dtype for leaf in xf.tree.leaves(grads)} == {PRECISIONS[name].arithmetic}
+
+
+def test_every_precision_begins_with_the_same_weights() -> None:
+    found = {}
+    for name in PRECISIONS:
+        recipe = train.Recipe(model.TINY["tiny"], steps=100, precision=name)
+        state = train.init(recipe, 3)
+        found[name] = xf.device_get((state.params["embed"], state.compensation))
+    wide = found["float32"][0]
+    assert torch.equal(found["mixed"][0], wide)
+    assert torch.equal(found["float8"][0], wide)
+    assert torch.equal(found["bfloat16"][0], wide.bfloat16())
+    assert torch.equal(found["compensated"][0], wide.bfloat16())
+    both = found["compensated"][0].float() + found["compensated"][1]["embed"].float()
+    assert (both - wide).abs().max() <= wide.abs().max() * 2**-17
+    assert (found["stochastic"][0].float() - wide).abs().max() <= wide.abs().max() * 2**-7
+
+
+def test_what_is_kept_beside_weights_lies_as_they_do() -> None:
+    plan = Plan(sharding=Sharding.of({"fsdp": 4, "tensor": 2}, abstract=True))
+    recipe = train.Recipe(model.TINY["tiny"], 100, plan, precision="compensated")
+    state = train.abstract_state(recipe)
+    assert state.compensation == state.params
+    assert state.params["embed"].dtype == torch.bfloat16
+    assert train.shardings(recipe).compensation == train.shardings(recipe).params
+
+
+# -- runs -------------------------------------------------------------------------------------
+
+
+def saved(run: Run) -> Any:
+    """The newest state in a run's folder, on the host."""
+    target = train.abstract_state(run.recipe(1))
+    return xf.device_get(Checkpoints(Path(run.folder, "checkpoints")).restore(target).state)
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize("name", ["mixed", "float8", "stochastic", "compensated"])
+def test_a_run_goes_on_and_is_exported(
+    name: str,
+    settings: Callable[..., list[str]],
+    run_of: Callable[..., Run],
+    at_step: Callable[..., None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pairs = f"train.precision={name}", "train.optimizer=adafactor"
+    whole, parts = run_of("whole", *pairs), run_of("parts", *pairs)
+    fit.fit(whole)
+    at_step(3, lambda: signal.raise_signal(signal.SIGTERM))
+    assert fit.fit(parts).ended == "interrupted"
+    assert fit.fit(parts).ended == "done"
+    state = saved(whole)
+    xf.tree.map(
+        lambda a, b: torch.testing.assert_close(a, b, rtol=0.0, atol=0.0), saved(parts), state
+    )
+
+    hub, wide = tmp_path / "hub", tmp_path / "wide"
+    assert program.main(["export-hf", whole.folder, "--out", str(hub)]) == 0
+    assert json.loads((hub / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    name_of_norm, norm = "model.norm.weight", state.params["norm"]
+    assert torch.equal(load_file(hub / "model.safetensors")[name_of_norm], norm.bfloat16())
+    argv = ["export-hf", whole.folder, "--out", str(wide), "--dtype", "float32"]
+    assert program.main(argv) == 0
+    assert torch.equal(load_file(wide / "model.safetensors")[name_of_norm], norm.float())
+
+    # The same weights, once imported, have the same loss.
+    capsys.readouterr()
+    tuned = settings("tuned", f"train.precision={name}")
+    tuned = [pair for pair in tuned if not pair.startswith("train.model")]
+    assert program.main(["import-hf", str(wide), *tuned]) == 0
+    losses = []
+    for folder in (whole.folder, str(tmp_path / "tuned")):
+        capsys.readouterr()
+        assert program.main(["eval", folder]) == 0
+        losses.append(capsys.readouterr().out.partition("held-out")[2])
+    assert losses[0] == losses[1]
+
+
+def test_a_run_goes_on_in_a_precision_that_keeps_the_same(
+    run_of: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit.fit(run_of("a", "train.precision=bfloat16", "train.steps=4"))
+    assert "bfloat16 loses updates of less than 1/512" in capsys.readouterr().out
+    with pytest.raises(SettingError, match="precision keeps was bfloat16, is float32"):
+        fit.fit(run_of("a", "train.precision=mixed"))
+    with pytest.raises(SettingError, match="is bfloat16 with compensation"):
+        fit.fit(run_of("a", "train.precision=compensated"))
+    assert fit.fit(run_of("a", "train.precision=stochastic")).step == 8
+    assert "loses updates" not in capsys.readouterr().out
+
+
+def test_settings_of_runs_that_had_a_dtype(run_of: Callable[..., Run], tmp_path: Path) -> None:
+    run = run_of("a", "train.precision=bfloat16")
+    path = tmp_path / "config.yaml"
+    config.write(run, path)
+    text = path.read_text()
+    assert "  precision: bfloat16\n" in text
+    older = text.replace("  precision: bfloat16\n", "").replace("\nseed", "\ndtype: bfloat16\nseed")
+    path.write_text(older)
+    assert config.read(path) == run

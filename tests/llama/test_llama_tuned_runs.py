@@ -1,0 +1,128 @@
+"""Fine-tuning from end to end: on answers, with adapters, on pairs; what is exported."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+import xfunc as xf
+from examples.llama import config, fit, hf, lora, model, preference, train, trained
+from examples.llama.config import Run
+from examples.llama.model import IGNORE, Batch
+from examples.llama.plan import Plan
+from examples.llama.reader import DataChangedError, Reader
+from tests.llama import tuned
+from tests.llama.tuned import SIZES, TEMPLATE
+
+
+@pytest.fixture
+def begun(made: Path, tmp_path: Path) -> Callable[..., Run]:
+    """A run that was imported, and has made no step."""
+
+    def make(name: str, kind: str, *pairs: str) -> Run:
+        return tuned.begin(made, tmp_path / name, kind, *pairs)
+
+    return make
+
+
+def test_what_is_trained_is_what_is_exported(
+    begun: Callable[..., Run], made: Path, tmp_path: Path
+) -> None:
+    """Merged, the adapters change their weights alone; transformers finds the same answer."""
+    run = begun("a", "adapters")
+    fit.fit(run)
+    found = trained.load(Path(run.folder))
+    trained.export_published(found, tmp_path / "out")
+    _, before = hf.load(made / "hub")
+    _, after = hf.load(tmp_path / "out")
+    roles = lora.named(lora.roles(SIZES, run.train.tune))
+    for name, weight in lora.named(before).items():
+        assert torch.equal(weight, lora.named(after)[name]) == (roles[name] == lora.FROZEN)
+    assert (tmp_path / "out" / "chat_template.jinja").read_text() == TEMPLATE
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    text = theirs.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    assert text == "<|begin_of_text|>user: x<|end_of_text|>"
+    other = config.read(Path(run.folder, "config.yaml"), ["data.kind=pairs", "train.steps=7"])
+    with pytest.raises(ValueError, match="has no 'prompt'; its fields are messages"):
+        fit.fit(other)
+    pairs = config.read(
+        Path(run.folder, "config.yaml"),
+        ["data.kind=pairs", "train.steps=7", f"data.files={made / 'pairs.jsonl'}"],
+    )
+    with pytest.raises(DataChangedError, match="kind was chat, is pairs; text was "):
+        fit.fit(pairs)
+
+
+# -- pairs ----------------------------------------------------------------------------------------
+
+
+def test_the_loss_of_pairs_is_that_of_plain_torch(tmp_path: Path) -> None:
+    """Of packed pairs, against one answer at a time in transformers' model, with gradients."""
+    generator = torch.Generator().manual_seed(0)
+    folders, params = [tmp_path / "policy", tmp_path / "reference"], []
+    for seed, folder in enumerate(folders):
+        with xf.disable_jit():
+            params.append(model.init(SIZES, seed))
+        hf.save(folder, SIZES, params[-1])
+    load: Any = transformers.LlamaForCausalLM.from_pretrained
+    policy, reference = (load(folder, dtype=torch.float32) for folder in folders)
+    rows = [[(3, 4, 6), (2, 5, 2)], [(1, 1, 1)], []]  # prompt, chosen, rejected
+    tokens, segments = (torch.zeros(3, 32, dtype=torch.int64) for _ in range(2))
+    targets, beta, expected = torch.full((3, 32), IGNORE), 0.3, torch.zeros(())
+
+    def log_probability(theirs: Any, text: torch.Tensor, prompt: int) -> torch.Tensor:
+        found = theirs(text[None]).logits[0].log_softmax(-1)
+        return found[:-1].gather(1, text[1:, None])[prompt - 1 :].sum()
+
+    for row, pairs in enumerate(rows):
+        at = number = 0
+        for prompt, *answers in pairs:
+            begin, ratios = torch.randint(SIZES.vocab, (prompt,), generator=generator), []
+            for size in answers:
+                answer = torch.randint(SIZES.vocab, (size,), generator=generator)
+                text, number = torch.cat([begin, answer]), number + 1
+                end = at + prompt + size
+                tokens[row, at:end], segments[row, at:end] = text, number
+                targets[row, at + prompt - 1 : end - 1] = answer
+                at = end
+                with torch.no_grad():
+                    before = log_probability(reference, text, prompt)
+                ratios.append(log_probability(policy, text, prompt) - before)
+            expected = expected - F.logsigmoid(beta * (ratios[0] - ratios[1]))
+    expected.backward()
+    batch, plan = Batch(tokens, targets, segments), Plan(attention="dense")
+    assert preference.pair_count(batch) == 3
+    loss, grads = xf.jit(
+        xf.value_and_grad(lambda p, r, batch: preference.loss(p, r, batch, SIZES, plan, beta))
+    )(params[0], params[1], batch)
+    torch.testing.assert_close(loss.cpu(), expected.detach(), rtol=1e-5, atol=0.0)
+    for ours, theirs in (
+        (grads["layers"]["wq"][0], policy.model.layers[0].self_attn.q_proj.weight),
+        (grads["embed"], policy.model.embed_tokens.weight),
+    ):
+        torch.testing.assert_close(ours.cpu(), theirs.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_parts_of_a_batch_of_pairs_add_up(made: Path, begun: Callable[..., Run]) -> None:
+    run = begun("a", "pairs")
+    found = trained.load(Path(run.folder))
+    recipe = found.recipe
+    batch = Reader(run.data, run.folder, 290).batch(0)
+    plan = dataclasses.replace(recipe.plan, sharding=None)
+    weights = xf.device_get((found.params, found.base))
+    with xf.disable_jit():
+        whole, added = (
+            train.gradient(
+                weights[0],
+                batch,
+                dataclasses.replace(recipe, plan=dataclasses.replace(plan, microbatches=parts)),
+                weights[1],
+            )
+            for parts in (1, 2)
+        )
+    xf.tree.map(lambda a, b: torch.testing.assert_close(a, b), whole, added)

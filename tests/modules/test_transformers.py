@@ -1,0 +1,168 @@
+"""Models of the transformers package through `xf.functional`, against the models in eager torch."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+import xfunc as xf
+
+hub: Any = transformers  # Its stubs do not know the keywords of the configurations.
+
+SIZES = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 32,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+IMAGES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "image_size": 16,
+    "patch_size": 4,
+}
+
+IDS = torch.tensor([[5, 9, 3, 17, 4, 44, 8, 6, 7], [11, 3, 3, 21, 30, 4, 12, 49, 2]])
+MASK = torch.ones_like(IDS)
+MASK[0, 6:] = 0
+TEXT = {"input_ids": IDS, "labels": IDS}
+# The argument and the result that hold what earlier tokens left, renamed in transformers 5.24.
+CACHE = (
+    "cache" if "cache" in vars(hub.modeling_outputs.CausalLMOutputWithPast) else "past_key_values"
+)
+PADDED = {**TEXT, "attention_mask": MASK}
+KINDS = torch.tensor([0, 1])
+
+
+def gpt2(**options: Any) -> Any:
+    config = hub.GPT2Config(
+        vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=32, bos_token_id=1,
+        eos_token_id=2, **options,
+    )  # fmt: skip
+    return hub.GPT2LMHeadModel(config)
+
+
+def llama(**options: Any) -> Any:
+    return hub.LlamaForCausalLM(hub.LlamaConfig(**GROUPED, **options))
+
+
+def t5() -> Any:
+    config = hub.T5Config(
+        vocab_size=50, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
+        decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    return hub.T5ForConditionalGeneration(config)
+
+
+# name -> (model, keyword arguments of a call, whether it is told not to return a cache)
+MODELS: dict[str, tuple[Callable[[], Any], dict[str, Tensor], bool]] = {
+    "gpt2": (gpt2, TEXT, True),
+    "gpt2, padded": (gpt2, PADDED, True),
+    "gpt2, eager attention": (lambda: gpt2(attn_implementation="eager"), PADDED, True),
+    "llama": (llama, TEXT, True),
+    "llama, padded": (llama, PADDED, True),
+    "llama, tied": (lambda: llama(tie_word_embeddings=True), TEXT, True),
+    "mistral": (
+        lambda: hub.MistralForCausalLM(hub.MistralConfig(**GROUPED, sliding_window=4)),
+        PADDED,
+        True,
+    ),
+    "bert": (lambda: hub.BertForMaskedLM(hub.BertConfig(**SIZES)), PADDED, False),
+    "bert, classes": (
+        lambda: hub.BertForSequenceClassification(hub.BertConfig(**SIZES)),
+        {**PADDED, "labels": KINDS},
+        False,
+    ),
+    "vit": (
+        lambda: hub.ViTForImageClassification(hub.ViTConfig(**IMAGES)),
+        {"pixel_values": torch.linspace(-1, 1, 1536).reshape(2, 3, 16, 16), "labels": KINDS},
+        False,
+    ),
+    "t5": (t5, PADDED, True),
+}
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(xf.device_get(ours), theirs, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.sample(2, seed=0)
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_and_gradients_match_eager(name: str) -> None:
+    make, batch, cached = MODELS[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    options = {"use_cache": False} if cached else {}
+    apply, params, buffers = xf.functional(model)
+
+    def loss(params, batch):
+        out, _ = apply(params, buffers, **batch, **options)
+        return out.loss, out
+
+    step = xf.jit(xf.value_and_grad(loss, has_aux=True))
+    step.clear_cache()  # It is shared by all steps made by this line.
+    (value, out), grads = step(params, batch)
+    expected = model(**batch, **options)
+    expected.loss.backward()
+
+    assert type(out) is type(expected)
+    assert list(out) == list(expected)
+    assert_close(value, expected.loss.detach())
+    assert_close(dict(out), {k: v.detach() for k, v in expected.items()})
+    assert grads.keys() == dict(model.named_parameters()).keys()
+    for n, p in model.named_parameters():
+        assert_close(grads[n], torch.zeros_like(p) if p.grad is None else p.grad)
+    step(params, batch)
+    assert step.cache_info().traces == 1
+
+
+def test_a_changed_configuration_is_noticed() -> None:
+    model = gpt2().eval()
+    apply, params, buffers = xf.functional(model)
+    run = xf.jit(lambda p: apply(p, buffers, input_ids=IDS, use_cache=False)[0])
+    assert run(params).hidden_states is None
+    model.config.output_hidden_states = True
+    assert len(run(params).hidden_states) == 3
+    assert run.cache_info().traces == 2
+
+
+def test_a_cache_is_refused_unless_torch_knows_its_class() -> None:
+    apply, params, buffers = xf.functional(t5().eval())
+    with pytest.raises(
+        TypeError,
+        match=r"functional\(T5ForConditionalGeneration\) returned a EncoderDecoderCache at "
+        rf"output.{CACHE}[\s\S]*\nHint: pass use_cache=False to the model",
+    ):
+        xf.jit(apply)(params, buffers, **TEXT)
+
+
+def test_decoding_with_a_cache() -> None:
+    from transformers.integrations import executorch
+
+    executorch.register_dynamic_cache_export_support()
+    model = llama().eval()
+    apply, params, buffers = xf.functional(model)
+
+    @xf.jit
+    def run(params, ids, cache):
+        out, _ = apply(params, buffers, input_ids=ids, use_cache=True, **{CACHE: cache})
+        return out.logits, out[CACHE]
+
+    _, cache = run(params, IDS, None)
+    expected = model(input_ids=IDS, use_cache=True)
+    following = torch.tensor([[7], [8]])
+    logits, cache = run(params, following, cache)
+    expected = model(input_ids=following, use_cache=True, **{CACHE: expected[CACHE]})
+    assert type(cache) is type(expected[CACHE])
+    assert_close(logits, expected.logits.detach())

@@ -1,0 +1,159 @@
+"""Arithmetic of all dtypes, at their edges: values and dtypes are those of eager torch."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from tests.operations.test_dtypes import COMPLEX, INF, INTEGERS, NAN, same, values
+
+PAIRS = [
+    *((d, d) for d in (torch.bool, *INTEGERS, torch.float32, torch.float64, *COMPLEX)),
+    (torch.bool, torch.int8), (torch.float32, torch.bool), (torch.uint8, torch.int8),
+    (torch.int8, torch.uint8), (torch.int32, torch.uint8), (torch.int64, torch.int32),
+    (torch.int64, torch.float32), (torch.float64, torch.int8), (torch.bfloat16, torch.int64),
+    (torch.float32, torch.complex128), (torch.complex64, torch.float64),
+    (torch.complex64, torch.int32), (torch.bfloat16, torch.float32),
+]  # fmt: skip
+TWO = """
+    add sub mul div floor_divide remainder fmod pow maximum fmax fmin atan2 eq ne lt ge xlogy
+    bitwise_xor bitwise_left_shift bitwise_right_shift logical_xor copysign gcd heaviside
+    true_divide float_power
+""".split()
+NUMBERS = (2, -3, 0.5, True, 0, 1j, -1, 1.5)
+WITH_NUMBER: dict[str, Callable[..., Any]] = {
+    "x + n": lambda x, n: x + n,
+    "n - x": lambda x, n: n - x,
+    "x * n": lambda x, n: x * n,
+    "x / n": lambda x, n: x / n,
+    "n / x": lambda x, n: n / x,
+    "x // n": lambda x, n: x // n,
+    "n // x": lambda x, n: n // x,
+    "x % n": lambda x, n: x % n,
+    "n % x": lambda x, n: n % x,
+    "x ** n": lambda x, n: x**n,
+    "n ** x": lambda x, n: n**x,
+    "x & n": lambda x, n: x & n,
+    "x << n": lambda x, n: x << n,
+    "x == n": lambda x, n: x == n,
+    "x < n": lambda x, n: x < n,
+    "clamp(min)": lambda x, n: x.clamp(min=n),
+    "clamp(max)": lambda x, n: x.clamp(max=n),
+    "clamp": lambda x, n: x.clamp(n, 3),
+    "where": lambda x, n: torch.where(x != 0, x, n),
+    "full_like": torch.full_like,
+    "masked_fill": lambda x, n: x.masked_fill(x == 1, n),
+    "index_fill": lambda x, n: x.index_fill(0, torch.tensor([0]), n),
+    "threshold": lambda x, n: torch.nn.functional.threshold(x, n, n),
+    "xlogy": torch.xlogy,
+    "copysign": torch.copysign,
+    "nan_to_num": torch.nan_to_num,
+}
+ONE = """
+    abs acos asin asinh atan cosh erf exp exp2 expm1 log log2 log10 reciprocal rsqrt sigmoid sin
+    sqrt tan tanh isnan isinf isneginf isposinf isfinite sign sgn logical_not neg round trunc angle
+    square relu bitwise_not
+""".split()
+DIGITS = {
+    torch.float32: 2e-6, torch.float64: 1e-13, torch.bfloat16: 1e-2, torch.complex64: 4e-6,
+    torch.complex128: 1e-13,
+}  # fmt: skip
+WHOLE = "floor_divide remainder fmod gcd x // n x % n n // x n % x".split(" ")
+
+
+def operand(dtype: torch.dtype, other: torch.dtype) -> torch.Tensor:
+    x = values(dtype)
+    mixed = other.is_complex or other is torch.bool
+    if (dtype.is_floating_point and mixed) or dtype is torch.bfloat16:
+        x = x[
+            x.isfinite()
+        ]  # Eager torch, or XLA of a product with bool, treats others differently.
+    return x
+
+
+def cases(name: str) -> Iterator[tuple[Any, Callable[..., Any], tuple[torch.Tensor, ...]]]:
+    if name in TWO:
+        for d, e in PAIRS:
+            x, y = operand(d, e), operand(e, d)
+            if name in WHOLE and not (d.is_floating_point or e.is_floating_point):
+                y = y[(y != 0) & (y != -1)]  # Eager torch raises an error, or dies.
+            if name in ("div", "true_divide") and torch.bool in (d, e):
+                y = y[y != 0]
+            if name.startswith("bitwise") and "shift" in name and not e.is_complex:
+                y = y[(y >= 0) & (y < 8 * torch.promote_types(d, e).itemsize)]
+            if len(y):
+                n = len(y) // 2
+                wide = torch.broadcast_tensors(x[:, None], y)
+                yield (d, e), getattr(torch, name), tuple(w.contiguous() for w in wide)
+                yield (d, e, "scalar"), getattr(torch, name), (x, y[n])
+    elif name in ONE:
+        for d in (torch.bool, *INTEGERS, *DIGITS):
+            yield d, getattr(torch, name), (values(d),)
+    else:
+        f = WITH_NUMBER[name]
+        for d, n in itertools.product((torch.bool, *INTEGERS, *DIGITS), NUMBERS):
+            x = operand(d, torch.complex64 if isinstance(n, complex) else d)
+            if d is torch.bool and name == "x / n" and not n:
+                continue
+            if d in INTEGERS and ("//" in name or "%" in name):
+                if (not n and name.startswith("x")) or n == -1:
+                    continue
+                x = x[x != 0]
+            yield (d, n), lambda x, n=n: f(x, n), (x,)
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [*TWO, *WITH_NUMBER, *ONE])
+def test_arithmetic_is_that_of_eager_torch(name: str) -> None:
+    todo, expected = {}, {}
+    for label, f, args in cases(name):
+        try:
+            expected[label] = f(*args)
+        except (RuntimeError, NotImplementedError, TypeError):  # Eager torch refuses.
+            continue
+        todo[label] = f, args
+    assert todo
+    functions = {k: f for k, (f, _) in todo.items()}
+    found = xf.device_get(
+        xf.jit(lambda args: {k: functions[k](*a) for k, a in args.items()})(
+            {k: args for k, (_, args) in todo.items()}
+        )
+    )
+    for label, want in expected.items():
+        got = found[label]
+        if want.is_complex():  # Where a part is not finite, signs and NaN differ.
+            assert got.dtype == want.dtype
+            usable = want.isfinite() & (want != 0)
+            got, want = got[usable], want[usable]
+        same(got, want, f"{name} {label}", DIGITS.get(want.dtype, 0.0))
+
+
+def test_division_of_integers_by_zero_and_at_the_end() -> None:
+    x, zero = torch.tensor([7, -7, 0]), torch.zeros(3, dtype=torch.int64)
+    found = xf.jit(lambda x, y: (x // y, x % y, torch.fmod(x, y)))(x, zero)
+    assert [f.tolist() for f in found] == [[-1, -1, -1], [7, -7, 0], [7, -7, 0]]
+    least = torch.tensor([torch.iinfo(torch.int64).min])
+    assert xf.jit(lambda x: (x // -1, x % -1))(least)[0].tolist() == least.tolist()
+
+
+def test_integers_have_no_negative_powers() -> None:
+    with pytest.raises(RuntimeError, match="negative integer powers are not allowed"):
+        xf.jit(lambda x: x**-2)(torch.tensor([1, 2]))
+
+
+def test_complex_zeros_and_infinities() -> None:
+    z = torch.tensor([0j, complex(INF, 0), complex(NAN, 1), 1 + 1j])
+    found = xf.device_get(xf.jit(lambda z: (z.isnan(), z.isinf(), z**2, 0**z))(z))
+    assert found[0].tolist() == [False, False, True, False]
+    assert found[1].tolist() == [False, True, False, False]
+    assert found[2][0] == 0
+    assert found[3].tolist()[0] == 1
+
+
+def test_float16_has_no_complex_counterpart() -> None:
+    with pytest.raises(xf.errors.UnsupportedOpError, match=r"complex numbers of float16"):
+        xf.jit(lambda x: x + 1j)(torch.ones(2, dtype=torch.float16))

@@ -1,0 +1,69 @@
+"""What torch's database of operations knows to be wrong, torch refuses, and so does traced code."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from benchmarks import operations
+
+VALUES = {
+    "cov": 2,  # negative weights
+    "gather": 1,  # indices out of bounds
+    "scatter": 1,
+    "scatter_add": 1,
+    "masked_fill": 1,  # a tensor with a number that the dtype cannot hold
+}
+"""Of these, so many are wrong only for values of tensors, which a trace does not know."""
+MOST_DIMENSIONS = {"amax": 2, "amin": 2, "aminmax": 2}
+"""Of these, so many have more than 64 dimensions, which XLA can take."""
+OPERATIONS = {n: op for n, op in operations.entries().items() if op.error_inputs_func is not None}
+
+
+def wrong_inputs(op: Any) -> Iterator[Any]:
+    """Samples that torch refuses on the CPU."""
+    try:
+        found = list(op.error_inputs("cpu"))
+    except RuntimeError:  # A few want CUDA.
+        return
+    for each in found:
+        sample = each.sample_input
+        if isinstance(sample.input, torch.Tensor):
+            try:
+                op.op(sample.input, *sample.args, **sample.kwargs)
+            except Exception:
+                yield sample
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_what_torch_refuses(name: str) -> None:
+    accepted: list[Any] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for sample in wrong_inputs(op := OPERATIONS[name]):
+            args, kwargs = sample.args, sample.kwargs
+            try:
+                xf.jit(lambda x, op=op, a=args, k=kwargs: op.op(x, *a, **k))(sample.input)
+            except Exception:
+                continue
+            accepted.append(sample)
+    assert len(accepted) == {**VALUES, **MOST_DIMENSIONS}.get(name, 0), accepted
+
+
+def test_errors_name_the_line_of_the_user() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.trace(x)
+
+    with pytest.raises(
+        RuntimeError, match="trace: expected a matrix, but got tensor with dim 3"
+    ) as e:
+        xf.jit(f)(torch.ones(2, 2, 2))
+    (note,) = e.value.__notes__
+    assert "raised by torch.trace(float32[2,2,2]) (while tracing" in note
+    assert "test_error_inputs.py" in note

@@ -1,0 +1,246 @@
+"""Changes in place, as in plain torch: operations, their derivatives, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+
+Tensor = torch.Tensor
+X = torch.tensor([0.5, 0.25, -1.0])
+M = torch.tensor([[0.5, 0.25, 1.0], [1.0, 2.0, 4.0], [3.0, 1.0, 2.0]])
+
+
+@pytest.mark.filterwarnings("error")
+def test_masked_scatter_in_place_in_a_hessian() -> None:
+    mask = torch.tensor([True, False, True])
+
+    def fun(x: Tensor) -> Tensor:
+        y = x % 0.5
+        y.masked_scatter_(mask, x.clone())
+        return y.sin().sum() + x.sin().sum()
+
+    x = torch.tensor([1.5625, 0.0625, 1.1875], dtype=torch.float64)
+    h = 1e-5  # torch's own jacfwd of a gradient is wrong here.
+    gradient = torch.func.grad(fun)
+    want = [(gradient(x + h * e) - gradient(x - h * e)) / (2 * h) for e in torch.eye(3)]
+    for hessian in (xf.hessian(fun), xf.jacrev(xf.grad(fun))):
+        torch.testing.assert_close(hessian(x).cpu(), torch.stack(want), rtol=1e-7, atol=1e-9)
+
+
+# -- operations -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.lerp_(M.double(), 0.5),
+        lambda x: x.lerp_(M.double(), M.double().cos()),
+        lambda x: x.polygamma_(1),
+        lambda x: x.add_(x * 3, alpha=2),
+        lambda x: x.index_put_((torch.tensor([0, 1, 0]),), x[0] * 2, accumulate=True),
+        lambda x: torch.mul(x, M, out=x),
+        lambda x: torch.cumsum(x, 0, out=x),
+        lambda x: torch.where(x > 1, x, x * 2, out=x),
+    ],
+)
+def test_changes_have_derivatives(change: Callable[[Tensor], Any]) -> None:
+    """Next to the same change without a transform, by differences."""
+
+    def fun(x: Tensor) -> Tensor:
+        y = x.clone()
+        change(y)
+        return y
+
+    wide, step = M.double() + 0.1, 1e-6
+    direction = wide.cos()
+    value, slope = xf.device_get(xf.jvp(fun, (wide,), (direction,)))
+    want = (fun(wide + step * direction) - fun(wide - step * direction)) / (2 * step)
+    torch.testing.assert_close(value, fun(wide))
+    torch.testing.assert_close(slope, want, atol=1e-6, rtol=1e-6)
+    (back,) = xf.vjp(fun, wide)[1](direction)
+    torch.testing.assert_close((xf.device_get(back) * direction).sum(), (want * direction).sum())
+
+
+def test_out_is_what_is_returned() -> None:
+    def fun(x: Tensor) -> tuple[Tensor, ...]:
+        values, places = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
+        found = torch.max(x, 0, out=(values, places))
+        return values, places, found.values + 1, found.indices
+
+    torch.testing.assert_close(xf.device_get(xf.jit(fun)(M)), fun(M))
+
+
+def test_out_of_another_dtype_is_torchs_error() -> None:
+    def fun(x: Tensor) -> Tensor:
+        return torch.add(x, 1.5, out=torch.zeros(3, 3, dtype=torch.int64))
+
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        xf.jit(fun)(M)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.uint8, torch.bool])
+@pytest.mark.parametrize("word", "sum nansum prod cumsum cumprod all any mean".split())
+def test_a_reduction_into_another_dtype(word: str, dtype: torch.dtype) -> None:
+    """torch computes some in the dtype of `out`, and lets others cast as nowhere else."""
+    func = getattr(torch, word)
+
+    def fun(x: Tensor) -> Tensor:
+        out = torch.zeros(x.shape if word.startswith("cum") else (), dtype=dtype)
+        return func(x, 0, out=out)
+
+    given = [torch.tensor(1.5), torch.tensor([1.5, 0.5]), torch.tensor([3, 200], dtype=torch.uint8)]
+    for x in [*given, torch.tensor([True, False]), torch.tensor([1.5 + 0.5j, 1j])]:
+        try:
+            want = fun(x)
+        except (RuntimeError, IndexError):
+            continue
+        torch.testing.assert_close(xf.device_get(xf.jit(fun)(x)), want)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3,)])
+def test_a_running_product_in_a_narrow_dtype(shape: tuple[int, ...]) -> None:
+    x = torch.ones(shape)
+    got = xf.jit(lambda x: torch.cumprod(x, 0, dtype=torch.int8))(x)
+    torch.testing.assert_close(xf.device_get(got), torch.cumprod(x, 0, dtype=torch.int8))
+
+
+def test_other_memory_under_vmap_is_refused() -> None:
+    """torch.func leaves the tensor as it was, without an error."""
+    with pytest.raises(xf.errors.UnsupportedOpError, match="gives a tensor other memory"):
+        xf.vmap(lambda x: (x * 2).set_(torch.ones(3)))(M)
+
+
+# -- vmap -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda z, a: z.add_(a),
+        lambda z, a: z.__setitem__(0, a),
+        lambda z, a: z.__setitem__(a > 0, 1.0),
+        lambda z, a: torch.add(z, a, out=z),
+        lambda z, a: z.index_put_((torch.tensor([0]),), a),
+        lambda z, a: z.copy_(a),
+    ],
+)
+def test_what_differs_between_examples_into_what_the_function_makes(
+    write: Callable[[Tensor, Tensor], Any],
+) -> None:
+    def fun(a: Tensor) -> Tensor:
+        z = torch.zeros(3)
+        write(z, a)
+        return z
+
+    want = torch.stack([fun(a) for a in X])
+    torch.testing.assert_close(xf.device_get(xf.vmap(fun)(X)), want)
+    with pytest.raises(xf.errors.PurityError, match=r"that the mapped function did not make"):
+        xf.jit(torch.func.vmap(fun))(X)
+
+
+# -- forward mode of a part that has no floating result -------------------------------------------
+
+
+@pytest.mark.parametrize("inner", [xf.checkpoint, xf.jit])
+def test_jvp_of_a_part_without_floating_results(inner: Callable[..., Any]) -> None:
+    def fun(x: Tensor) -> Tensor:
+        return x * inner(lambda a, n: n + 1)(x, torch.arange(3)).sum()
+
+    got = xf.jvp(fun, (X,), (X,))
+    torch.testing.assert_close(xf.device_get(got), (X * 6, X * 6))
+
+
+def _changed_after_use(x: Tensor) -> Tensor:
+    y = x * 2
+    z = xf.checkpoint(torch.sin)(y)
+    y += 1
+    return (y * z).sum()
+
+
+def _with_other_memory(x: Tensor) -> Tensor:
+    y = torch.ones(4) * 2
+    y.set_(torch.cat([x, x]))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return y.sum()
+
+
+def _resized(x: Tensor) -> Tensor:
+    y = x * 2
+    return y.resize_(2, 2).sum()
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (lambda: xf.grad(_changed_after_use)(ONES), "is changed in place after it was used"),
+        (lambda: xf.vmap(_with_other_memory)(ONES.expand(2, 4)), "gives a tensor other memory"),
+        (lambda: xf.jvp(_resized, (ONES,), (ONES,)), "gives a tensor other memory"),
+        (
+            lambda: xf.jit(lambda x: torch.add(x.sum(), 1, out=x.clone()))(ONES),
+            r"add gives float32\[\], but `out` has another shape \(float32\[4\]\)",
+        ),
+    ],
+)
+def test_changes_that_nothing_can_follow_are_refused_by_name(
+    run: Callable[[], Any], says: str
+) -> None:
+    with pytest.raises(xf.errors.UnsupportedOpError, match=says):
+        run()
+
+
+ONES = torch.ones(4)
+
+
+def test_an_example_without_dimensions_is_squeezed_in_place() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = xf.fori_loop(0, 2, lambda i, c: torch.tanh(x.clone()), torch.tanh(x))
+        y.squeeze_()
+        return y * 2
+
+    x = torch.tensor(0.5)
+    torch.testing.assert_close(xf.jacfwd(f)(x).cpu(), 2 - 2 * torch.tanh(x) ** 2)
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda y: y.mul_(y),
+        lambda y: y.div_(y.t()),
+        lambda y: y.copy_(y * y),
+        lambda y: y[0].mul_(y[0]),
+        lambda y: y.__setitem__(0, y[1] * y[0]),
+    ],
+)
+@pytest.mark.parametrize("transform", [lambda f: xf.grad(f), lambda f: xf.jit(xf.grad(f))])
+def test_a_change_by_itself_that_nothing_reads_is_no_leak(
+    change: Callable[[Tensor], Any], transform: Callable[[Any], Any]
+) -> None:
+    """What such a change keeps for its derivative is its own result: a cycle in C++."""
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        change(y)
+        return (x * 3).sum()
+
+    assert transform(f)(torch.ones(2, 2)).tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def test_a_change_by_itself_does_not_hide_a_leak() -> None:
+    kept = []
+
+    def f(x: Tensor) -> Tensor:
+        y = x * 2
+        y.mul_(y)
+        kept.append(x * 4)
+        return (x * 3).sum()
+
+    with pytest.raises(xf.errors.LeakError, match="outlived its trace"):
+        xf.grad(f)(torch.ones(2, 2))
+    with pytest.raises(xf.errors.LeakError, match="outlived its trace"):
+        kept[0].sin()

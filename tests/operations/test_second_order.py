@@ -1,0 +1,75 @@
+"""Second derivatives in all four orders of the two modes, against finite differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import xfunc as xf
+
+Tensor = torch.Tensor
+
+A = torch.tensor([[3.2, 0.4, -0.7], [0.3, 2.6, 0.9], [-0.5, 0.8, 4.1]], dtype=torch.float64)
+V = torch.tensor([[0.3, -1.1, 0.6], [0.9, 0.2, -0.4], [-0.8, 1.3, 0.5]], dtype=torch.float64)
+B = torch.tensor([0.7, -1.2, 0.4], dtype=torch.float64)
+SCALES = torch.tensor([0.6, 1.1, 0.3], dtype=torch.float64)
+
+
+def _factor(a: Tensor) -> Tensor:
+    return torch.linalg.cholesky(a @ a.mT)
+
+
+def _complex(a: Tensor) -> Tensor:
+    return a + 1j * a.T
+
+
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "solve": lambda a: torch.linalg.solve(a, B).sin().sum(),
+    "solve from the right": lambda a: torch.linalg.solve(a, B.expand(2, 3), left=False).sum(),
+    "solve_ex, complex": lambda a: torch.linalg.solve_ex(_complex(a), B + 0j).result.abs().sum(),
+    "tensorsolve": lambda a: torch.linalg.tensorsolve(a, B).sum(),
+    "det": torch.linalg.det,
+    "det, complex": lambda a: torch.linalg.det(_complex(a)).abs(),
+    "slogdet": lambda a: torch.linalg.slogdet(a)[1],
+    "logdet": lambda a: torch.logdet(a @ a.mT),
+    "inv": lambda a: torch.linalg.inv(a).sum(),
+    "lu_solve": lambda a: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), B[:, None]).sum(),
+    "cholesky_inverse": lambda a: torch.cholesky_inverse(_factor(a)).sum(),
+    "cholesky_inverse, upper": lambda a: torch.cholesky_inverse(_factor(a).mT, upper=True).sum(),
+    "cholesky_solve": lambda a: torch.cholesky_solve(B[:, None], _factor(a)).sum(),
+    "householder_product": lambda a: torch.linalg.householder_product(a / 4, SCALES).sin().sum(),
+    "eigh": lambda a: torch.linalg.eigh(a @ a.mT)[1].sin().sum(),
+    "eigh of pairs": lambda a: torch.linalg.eigh(torch.stack([a @ a.mT, a.mT @ a]))[1].sum(),
+    "eig": lambda a: (torch.linalg.eig(a)[1].abs() * V).sum(),
+    "layer_norm": lambda a: F.layer_norm(a, (3,), V[0], B).sin().sum(),
+    "group_norm": lambda a: F.group_norm(a[None], 3, V[0], B).sin().sum(),
+    "batch_norm": lambda a: F.batch_norm(a, None, None, V[0], B, training=True).sin().sum(),
+    "eigvalsh": lambda a: torch.linalg.eigvalsh(a @ a.mT).sin().sum(),
+    "svdvals": lambda a: torch.linalg.svdvals(a).sin().sum(),
+    "matrix_exp": lambda a: torch.linalg.matrix_exp(a / 4).sum(),
+}
+
+WAYS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
+    "jvp(jvp)": lambda f: xf.jvp(lambda a: xf.jvp(f, (a,), (V,))[1], (A,), (V,))[1],
+    "jvp(grad)": lambda f: xf.jvp(lambda a: (xf.grad(f)(a) * V).sum(), (A,), (V,))[1],
+    "grad(jvp)": lambda f: (xf.grad(lambda a: xf.jvp(f, (a,), (V,))[1])(A) * V).sum(),
+    "grad(grad)": lambda f: (xf.grad(lambda a: (xf.grad(f)(a) * V).sum())(A) * V).sum(),
+    "jit(jvp(linearize))": lambda f: xf.jit(
+        lambda a: xf.jvp(lambda b: xf.linearize(f, b)[1](V), (a,), (V,))[1]
+    )(A),
+}
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_second_derivatives_along_a_line(name: str, way: str) -> None:
+    f, step = FUNCTIONS[name], 1e-3
+    values = [f(A + k * step * V).item() for k in (-2, -1, 0, 1, 2)]
+    weights = (-1 / 12, 4 / 3, -5 / 2, 4 / 3, -1 / 12)
+    want = sum(w * v for w, v in zip(weights, values, strict=True)) / step**2
+    assert WAYS[way](f).item() == pytest.approx(want, rel=1e-6, abs=1e-7)
