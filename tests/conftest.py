@@ -35,9 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tracer", choices=("torch_xla",), help="the tracer that makes programs")
     parser.addoption("--device-count", type=int, help="the number of virtual devices")
     parser.addoption("--seed", type=int, default=0, help="the seed of what sweeps draw")
-    parser.addoption(
-        "--sharded", choices=("only", "none"), help="only the tests on 8 devices, or none"
-    )
+    parser.addoption("--sharded", choices=("only", "none"), help="only tests on 8 devices, or none")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -73,10 +71,10 @@ def _choose_devices(config: pytest.Config) -> None:
     elif part == "none":
         config.args = others
     elif sharded and others and (count or 1) < 8:
+        folders = " and ".join(str(folder.relative_to(TESTS.parent)) for folder in SHARDED)
         raise pytest.UsageError(
-            f"the tests in {' and '.join(str(s.relative_to(TESTS.parent)) for s in SHARDED)} run on 8 "
-            "devices and the others on one: name them in runs of their own, use `python -m tests`, or "
-            "run all of them with --device-count 8"
+            f"the tests in {folders} run on 8 devices and the others on one: name them in runs of "
+            "their own, use `python -m tests`, or run all of them with --device-count 8"
         )
     if count is None:
         count = 8 if part == "only" or (sharded and not others) else 1
@@ -147,9 +145,11 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def device():
     """The device on which transformed functions run, with the kernels that xfunc gives it."""
-    from xfunc.backends.torch_xla import runtime
+    import torch
 
-    return runtime.device()
+    import xfunc as xf
+
+    return xf.device_put(torch.zeros(())).device
 
 
 @pytest.fixture
@@ -173,9 +173,7 @@ def alive_afterwards() -> Iterator[None]:
 def pjrt() -> Iterator[None]:
     """JAX's runtime runs the programs of the test."""
     import xfunc as xf
-    from xfunc.backends import active
 
-    before = active.runtime().name
     xf.config.set_backend("pjrt")
     yield
-    xf.config.set_backend(before)
+    xf.config.set_backend(os.environ.get("XFUNC_BACKEND", "torch_xla"))

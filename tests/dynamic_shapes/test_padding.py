@@ -66,7 +66,7 @@ def test_what_cannot_be_exact_is_compiled_for_each_shape_and_said(name):
     assert jitted.cache_info().compiles == compiled
 
 
-# XFUNC_RANDOM_PROGRAMS=300 python -m pytest tests/dynamic_shapes/test_padding.py -k random (20 shapes)
+# XFUNC_RANDOM_PROGRAMS=300 pytest tests/dynamic_shapes/test_padding.py -k random (20 shapes)
 COUNT = int(os.environ.get("XFUNC_RANDOM_PROGRAMS", "4"))
 
 

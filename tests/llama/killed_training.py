@@ -97,7 +97,7 @@ def told(pid: int, source: BinaryIO, kill_after: float | None) -> Iterator[list[
 
 
 def main() -> None:
-    """Kill some lives, at moments drawn with a seed, let one end, and compare with one undisturbed."""
+    """Kill some lives at moments of the seed, let one end, and compare with one undisturbed."""
     folder, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     rng = random.Random(seed)
     lives = [[*told(*fork(folder / "killed", 10**6), rng.uniform(0, 0.3))] for _ in range(kills)]

@@ -22,7 +22,7 @@ TIERS = ("quick", "test", "sweep")
 
 
 def draw(names: Iterable[str], one_in: int, seed: int) -> set[str]:
-    """One name in ``one_in``, at least one; the same for the same seed, wherever the names stand."""
+    """One name in ``one_in``, at least one; for a seed the same, wherever the names stand."""
     ranked = sorted(names, key=lambda name: (zlib.crc32(f"{seed} {name}".encode()), name))
     return set(ranked[: -(-len(ranked) // one_in)])
 

@@ -18,7 +18,14 @@ PUBLIC = {
 }
 INTERNAL = re.compile(r"(?:from|import)\s+(xfunc(?:\.\w+)+)|from\s+xfunc\s+import\s+([\w, ]+)")
 FOLDERS = "backends cache core hlo ops program remat symbolic tools torchlib trace".split()
-NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
+PROTOCOLS = {
+    "_asdict",
+    "_base",
+    "_fields",
+    "_make",
+    "_replace",
+    "_repr_html_",
+}  # of Python and torch
 
 
 def behaviour_files() -> list[Path]:
@@ -27,7 +34,7 @@ def behaviour_files() -> list[Path]:
 
 
 def imported_internals(source: str) -> Iterator[str]:
-    """Modules of the package that are not public, imported in a source or in code in its strings."""
+    """Modules that are not public, imported in a source or in code in its strings."""
     for module, names in INTERNAL.findall(source):
         if module and module not in PUBLIC:
             yield module
@@ -46,7 +53,7 @@ def private_names(source: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and re.match(r"_[^_]", node.attr):
             base = ast.unparse(node.value).partition(".")[0]
-            if base not in ("torch", "os", "aten") and node.attr not in own | NAMED_TUPLES:
+            if base not in ("torch", "os", "aten", "atexit") and node.attr not in own | PROTOCOLS:
                 yield ast.unparse(node)
 
 
