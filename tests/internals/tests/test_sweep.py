@@ -86,7 +86,7 @@ def test_main_goes_on_where_the_record_ends(
     assert "counts chunk 7" in printed
     assert "counts chunk 6" not in printed
     last = printed.strip().splitlines()[-1].split()
-    assert last[:3] + last[5:] == "counts 3 chunks 0 findings, 3 tried".split()
+    assert last[:3] + last[5:] == "counts 3 chunks 3 tried".split()
 
     failed = json.loads(lines[0]) | {"counts": {"findings": 1}, "failures": ["it ended"]}
     record.write_text(json.dumps(failed) + "\n" + "\n".join(lines[1:]) + "\n")
