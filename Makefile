@@ -52,8 +52,9 @@ test-newest-jax: newest-jax ## run the tests of the backend pjrt with it
 	$(BIN)/python -c 'import jax; print("jax", jax.__version__)'
 	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(NEWEST_JAX_TESTS) $(PYTEST_ARGS)
 
-NEWEST_JAX_TESTS := $(wildcard tests/backends/test_pjrt*.py) tests/backends/test_ending.py tests/backends/test_launchers.py tests/backends/test_switching.py \
-	tests/backends/test_threads.py tests/compile/test_call_jax.py tests/sharding/test_backends.py tests/processes/test_distributed.py tests/export/test_serve.py
+NEWEST_JAX_TESTS := $(wildcard tests/backends/test_pjrt*.py tests/internals/backends/test_*.py) tests/backends/test_launchers.py tests/backends/test_switching.py \
+	tests/backends/test_threads.py tests/compile/test_call_jax.py tests/internals/program/test_foreign.py tests/sharding/test_backends.py \
+	tests/processes/test_distributed.py tests/processes/test_distributed_ending.py tests/export/test_serve.py
 
 # In an environment of its own, which xfunc.aot makes: 1 GB.
 NEWEST_LIBTPU := $(abspath build/newest-libtpu)
@@ -67,7 +68,7 @@ newest-libtpu: env ## install the newest libtpu that the Python has in the folde
 
 test-newest-libtpu: newest-libtpu ## compile for absent TPUs with it
 	export XFUNC_TPU_COMPILER=$(NEWEST_LIBTPU)/bin/python
-	$(BIN)/python -m tests tests/aot/test_aot.py $(PYTEST_ARGS)
+	$(BIN)/python -m tests tests/aot tests/internals/aot/test_compiled.py $(PYTEST_ARGS)
 
 # Half a GB that few tests need, in an environment on top of the other.
 EXTRAS := $(abspath build/extras)

@@ -113,7 +113,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in kept if not item.get_closest_marker("torch_xla")]
     named = any("::" in arg for arg in config.args)
     if not (named or config.option.keyword or getattr(config.option, "lf", False)):
-        kept = tiers.select(kept, config.getoption("--tier"))
+        kept = tiers.select(kept, config.option.tier)
     remaining = {id(item) for item in kept}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in remaining])
     items[:] = kept
@@ -131,7 +131,7 @@ def pytest_terminal_summary(
 @pytest.fixture(scope="session")
 def seed(pytestconfig: pytest.Config) -> int:
     """What a sweep draws its programs with; 0 otherwise."""
-    return pytestconfig.getoption("--seed")
+    return pytestconfig.option.seed
 
 
 @pytest.fixture(scope="session")
@@ -163,7 +163,7 @@ def cleared() -> None:
 @pytest.fixture
 def alive_afterwards() -> Iterator[None]:
     """What the test has done to xfunc and to torch_xla does not show in what comes next."""
-    from tests.support.hostile_functions.case import assert_alive
+    from tests.survive.hostile_functions import assert_alive
 
     yield
     assert_alive()

@@ -22,7 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -106,11 +106,9 @@ def _damages(seed: int) -> dict[str, list[str]]:
 def read_pytest(text: str) -> tuple[dict[str, int], list[str]]:
     """Counts of pytest's closing line, and the names of failures in its summary."""
     closing = text.strip().splitlines()[-1] if text.strip() else ""
-    counts = {kind.removesuffix("s"): int(n) for n, kind in re.findall(r"(\d+) ([a-z]+)", closing)}
-    failures = re.findall(r"^(?:FAILED|ERROR) (.+)$", text, re.MULTILINE)
-    return {
-        k: n for k, n in counts.items() if k in ("passed", "failed", "error", "skipped")
-    }, failures
+    kinds = r"(\d+) (passed|failed|error|skipped)"
+    counts: dict[str, int] = {kind: int(n) for n, kind in re.findall(kinds, closing)}
+    return counts, re.findall(r"^(?:FAILED|ERROR) (.+)$", text, re.MULTILINE)
 
 
 def read_operations(text: str) -> tuple[dict[str, int], list[str]]:
@@ -119,7 +117,7 @@ def read_operations(text: str) -> tuple[dict[str, int], list[str]]:
     words = {"ends the process": "crash", "another error": "error"}
     counts = re.findall(r"(\d+) ([a-z ]+)", total[1] if total else "")
     failures = [line for line in text.splitlines() if line.startswith("{")]
-    return {words.get(kind, kind): int(n) for n, kind in counts}, failures
+    return {words.get(kind) or kind: int(n) for n, kind in counts}, failures
 
 
 def read_programs(text: str) -> tuple[dict[str, int], list[str]]:
@@ -216,7 +214,9 @@ def main(args: list[str] | None = None) -> int:
         if (part, chunk) not in done
     ]
     with ThreadPoolExecutor(options.jobs) as pool, options.record.open("a") as record:
-        for result in pool.map(lambda w: run(*w, options.seed, at), waiting):
+        running = [pool.submit(run, *chunk, options.seed, at) for chunk in waiting]
+        for future in as_completed(running):
+            result = future.result()
             record.write(json.dumps(dataclasses.asdict(result)) + "\n")
             record.flush()
             results.append(result)

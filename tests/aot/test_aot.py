@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from xfunc.aot import Buffer, client, topology_of
+from xfunc.aot import Buffer, topology_of
 from xfunc.errors import CompileError, OutOfMemoryError, ShardingError
 
 S = xf.ShapeDtypeStruct
@@ -63,7 +63,7 @@ def compiled(lowered, cache):
     return lowered.compile(target="tpu:v6e:2x2")
 
 
-def test_memory_of_one_chip(compiled):
+def test_memory_analysis_of_one_chip(compiled):
     memory = compiled.memory_analysis()
     weights, data = 2 * LAYERS * N * N // 4, 2 * ROWS * N // 2
     assert memory.argument_size_in_bytes == weights + data
@@ -74,20 +74,20 @@ def test_memory_of_one_chip(compiled):
     assert beside == memory.output_size_in_bytes
 
 
-def test_memory_without_donation():
+def test_memory_analysis_without_donation():
     undonated = xf.jit(step).lower(WEIGHTS, ROWS_OF_DATA).compile(target="v6e-4")
     assert undonated.memory_analysis().alias_size_in_bytes == 0
     assert undonated.topology == topology_of("tpu:v6e:2x2")
 
 
-def test_costs(compiled):
+def test_cost_analysis(compiled):
     costs = compiled.cost_analysis()
     layer_flops = 2 * ROWS * N * N // 4
     assert layer_flops < costs["flops"] < 4 * LAYERS * layer_flops  # the body of a loop counts once
     assert costs["bytes accessed"] > 0
 
 
-def test_text(compiled):
+def test_as_text(compiled):
     text = compiled.as_text()
     assert "is_scheduled=true" in text
     assert "input_output_alias={ {1}: (0, {}, may-alias) }" in text
@@ -105,7 +105,7 @@ def test_largest_buffers(compiled):
     assert len(compiled.largest_buffers(100)) > 3
 
 
-def test_narrow_numbers_are_added_up_in_float32_without_a_wide_copy():
+def test_bfloat16_sums_accumulate_in_float32_without_copy():
     def loss(x):
         return (torch.nn.functional.layer_norm(x.softmax(1), (N,)) * x).float().mean()
 
@@ -119,75 +119,13 @@ def test_serialize(compiled):
     assert len(compiled.serialize()) > 10_000
 
 
-def test_it_does_not_run_here(compiled):
+def test_call_of_compiled_for_tpu_raises(compiled):
     with pytest.raises(CompileError, match=r"step was compiled for v6e:2x2, and cannot run here"):
         compiled(torch.ones(LAYERS, N, N), torch.ones(ROWS, N))
 
 
-def test_a_known_result_is_not_made_again(compiled, lowered, monkeypatch):
-    monkeypatch.delattr(client, "_run")
-    again = xf.jit(step, donate_argnums=0).lower(WEIGHTS, ROWS_OF_DATA).compile("tpu:v6e-4")
-    assert again.memory_analysis() == compiled.memory_analysis()
-    assert again.largest_buffers() == compiled.largest_buffers()
-    assert again.serialize() == compiled.serialize()
-
-
-def plain_step(weights, x):
-    def fun(weights):
-        h, _ = xf.scan(lambda h, w: (layer(h, w), None), x, weights)
-        return h.float().square().mean()
-
-    value, grads = xf.value_and_grad(fun)(weights)
-    return weights - 0.1 * grads, value
-
-
-def lower_plain(rows):
-    """A step of 64 layers of which all activations are kept, for one chip."""
-    shapes = S((64, 8192, 8192), BF16), S((rows, 8192), BF16)
-    return xf.jit(plain_step, donate_argnums=0).lower(*shapes)
-
-
-def test_holes_count_once():
-    compiled = lower_plain(rows=6144).compile("v6e-1")
-    memory, said = compiled.memory_analysis(), vars(compiled.program)["result"].report["memory"]
-    if xf.config.tpu_compiler != "pinned":
-        # Newer ones count as we do, and round up somewhat otherwise.
-        assert said["temp_size_in_bytes"] == pytest.approx(memory.temp_size_in_bytes, rel=1e-5)
-        return
-    # By libtpu's own figures it would not fit, and yet libtpu compiles it.
-    own = said["argument_size_in_bytes"] + said["temp_size_in_bytes"]
-    peak, topology = memory.peak_memory_in_bytes, compiled.topology
-    assert peak is not None
-    assert topology is not None
-    assert topology.memory is not None
-    assert peak < topology.memory < own
-
-
-DOES_NOT_FIT = r"plain_step does not fit in the memory of a v6e chip, .* takes \d+\.\d GiB, results"
-
-
-def test_out_of_memory(cache, monkeypatch):
-    large = lower_plain(rows=16384)
-    with pytest.raises(OutOfMemoryError, match=DOES_NOT_FIT) as caught:
-        large.compile(target="tpu:v6e-1")
-    required, limit = caught.value.required_bytes, caught.value.limit_bytes
-    assert required is not None
-    assert limit is not None
-    assert 31 * 2**30 < limit < 32 * 2**30 < required
-    problem, largest = str(caught.value).split("\n  The largest buffers of a chip:\n")
-    assert "Largest program allocations" not in problem
-    buffers, _, hint = largest.rpartition("\n  at ")
-    assert re.search(rf"GiB temporary bf16\[.*\] .* at {re.escape(__file__)}:\d+", buffers)
-    assert "8.0 GiB argument bf16[64,8192,8192] weights" in buffers
-    assert "Hint: use a smaller batch" in hint
-    monkeypatch.delattr(client, "_run")  # That it does not fit is known from now on.
-    with pytest.raises(OutOfMemoryError, match=DOES_NOT_FIT) as again:
-        large.compile(target="tpu:v6e-1")
-    assert again.value.required_bytes == required
-
-
 @pytest.mark.parametrize("target", ["v6e:1x1", "v5p:1x1x1"])
-def test_how_much_a_chip_holds(target):
+def test_topology_memory_is_limit_of_compiler(target):
     def takes(mib):
         return xf.jit(torch.sum).lower(S((256 * mib, 8, 128), torch.float32)).compile(target)
 
@@ -209,13 +147,13 @@ SMALL = xf.jit(lambda x: x + 1)
         ({"xla_tpu_scoped_vmem_limit_kib": "much"}, r"Failed to parse .*(value: |)much"),
     ],
 )
-def test_options_that_libtpu_refuses(options, says):
+def test_compile_options_refused_by_libtpu(options, says):
     lowered = SMALL.lower(S((8, 128), BF16))
     with pytest.raises(CompileError, match=rf"libtpu could not(.|\n)*{says}(.|\n)*leave the comp"):
         lowered.compile("tpu:v6e-1", options)
 
 
-def test_an_option_reaches_libtpu():
+def test_compile_option_reaches_libtpu():
     lowered = xf.jit(lambda x: x.cumsum(0)).lower(S((4096, 1024), BF16))
     with pytest.raises(CompileError, match=r"libtpu ended by SIGABRT.*\n  \| F.*needs VMEM\n  at "):
         lowered.compile("tpu:v6e-1", {"xla_tpu_scoped_vmem_limit_kib": 8})
@@ -229,7 +167,7 @@ def test_an_option_reaches_libtpu():
         ({1: "a"}, r"compiler_options has 1: 'a'"),
     ],
 )
-def test_options_that_are_none(options, says):
+def test_compile_invalid_options(options, says):
     with pytest.raises(ValueError, match=says):
         SMALL.lower(S((8, 128), BF16)).compile("tpu:v6e-1", options)
 
@@ -241,20 +179,20 @@ def test_options_that_are_none(options, says):
         ("tpu:v6e:3x3", r"INVALID_ARGUMENT: .*not divisible"),
     ],
 )
-def test_topologies_that_libtpu_does_not_know(target, says):
+def test_compile_unknown_topology(target, says):
     with pytest.raises(
         ValueError, match=rf"unknown target '{target}': libtpu \S+ \(jax .*\) says: {says}"
     ):
         SMALL.lower(S((8, 128), BF16)).compile(target)
 
 
-def test_a_mesh_of_another_size(lowered):
+def test_compile_mesh_of_other_size_raises(lowered):
     says = r"step was traced for a mesh of 4 devices, but v6e:4x4 has 16(.|\n)*Hint: make the mesh"
     with pytest.raises(ShardingError, match=says):
         lowered.compile(target="tpu:v6e-16")
 
 
-def test_nothing_to_compile():
+def test_compile_without_results_raises():
     with pytest.raises(CompileError, match="nothing returns no tensor"):
         xf.jit(nothing).lower(S((3,), BF16)).compile("tpu:v6e-1")
 
@@ -306,7 +244,7 @@ def alike(x):
         (over_one_axis, "f32[64,128]", "f32[32,128]"),
     ],
 )
-def test_shapes_by_both_partitioners(f, by_gspmd, by_shardy, monkeypatch):
+def test_compile_shapes_by_partitioner(f, by_gspmd, by_shardy, monkeypatch):
     lowered = xf.jit(f).lower(TILES)
     for shardy, result in ((False, by_gspmd), (True, by_shardy)):
         monkeypatch.setattr(xf.config, "use_shardy_partitioner", shardy)
@@ -314,7 +252,7 @@ def test_shapes_by_both_partitioners(f, by_gspmd, by_shardy, monkeypatch):
         assert found == [["f32[32,128]"], [result]]
 
 
-def test_a_step_by_shardy(compiled, lowered, monkeypatch):
+def test_compile_step_by_shardy(compiled, lowered, monkeypatch):
     monkeypatch.setattr(xf.config, "use_shardy_partitioner", True)
     by_shardy = lowered.compile("tpu:v6e:2x2")
     assert by_shardy.serialize() != compiled.serialize()

@@ -18,7 +18,6 @@ BEGIN = """
 import os, signal, sys, threading
 import torch
 import xfunc as xf
-from xfunc.backends.lock import lock
 
 f = xf.jit(lambda x: x * 2)
 x = torch.ones(3)
@@ -63,7 +62,7 @@ OF_TORCH_XLA = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_uses_in_a_fork(use: str, fresh: Server) -> None:
+def test_fork_uses_of_xfunc_raise(use: str, fresh: Server) -> None:
     code = BEGIN + f"assert child(lambda: {USES[use]}) == 0\nassert f(x).tolist() == [2, 2, 2]"
     found = fresh.run(code)
     assert found.returncode == 0, found.stderr
@@ -76,13 +75,13 @@ def test_uses_in_a_fork(use: str, fresh: Server) -> None:
 
 @pytest.mark.torch_xla
 @pytest.mark.parametrize("use", OF_TORCH_XLA)
-def test_tensors_of_the_device_in_a_fork(use: str, fresh: Server) -> None:
+def test_fork_uses_of_device_tensors_raise(use: str, fresh: Server) -> None:
     found = fresh.run(BEGIN + f"assert child(lambda: {OF_TORCH_XLA[use]}) == 0")
     assert found.returncode == 0, found.stderr
     assert CUT_OFF in found.stdout
 
 
-def test_torch_in_a_fork(fresh: Server) -> None:
+def test_fork_eager_torch_works(fresh: Server) -> None:
     code = """
 def eager():
     with xf.disable_jit():
@@ -95,27 +94,7 @@ assert child(lambda: (x + 5).tolist()) == 0
     assert found.stdout.split("\n")[:2] == ["[2.0, 2.0, 2.0]", "[6.0, 6.0, 6.0]"]
 
 
-def test_fork_while_another_thread_holds_the_lock(fresh: Server) -> None:
-    code = """
-held, done = threading.Event(), threading.Event()
-def hold():
-    with lock:
-        held.set()
-        done.wait()
-thread = threading.Thread(target=hold)
-thread.start()
-held.wait()
-assert child(lambda: f(x)) == 0
-done.set()
-thread.join()
-assert f(x).tolist() == [2, 2, 2]
-"""
-    found = fresh.run(BEGIN + code)
-    assert found.returncode == 0, found.stderr
-    assert CUT_OFF in found.stdout
-
-
-def test_fork_inside_of_a_traced_function(fresh: Server) -> None:
+def test_fork_inside_traced_function(fresh: Server) -> None:
     code = """
 def forks(x):
     assert child(lambda: f(x)) == 0
@@ -127,7 +106,7 @@ assert xf.jit(forks)(x).tolist() == [3, 3, 3]
     assert CUT_OFF in found.stdout
 
 
-def test_fork_before_the_devices_start(fresh: Server) -> None:
+def test_fork_before_devices_start(fresh: Server) -> None:
     code = BEGIN.partition("y = f(x)")[0] + BEGIN[BEGIN.index("def child") :]
     found = fresh.run(code + "assert child(lambda: f(x).tolist()) == 0")
     assert found.returncode == 0, found.stderr
@@ -146,7 +125,7 @@ ENDS: dict[str, tuple[str, int]] = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_end_of_a_fork(end: str) -> None:
+def test_fork_exit_status(end: str) -> None:
     do, status = ENDS[end]
     code = f"""
 pid = os.fork()
@@ -187,7 +166,7 @@ if __name__ == "__main__":
 """
 
 
-def test_worker_of_a_data_loader(tmp_path: os.PathLike[str]) -> None:
+def test_fork_data_loader_worker_raises(tmp_path: os.PathLike[str]) -> None:
     file = os.path.join(tmp_path, "workers.py")
     with open(file, "w") as out:
         out.write(WORKERS)

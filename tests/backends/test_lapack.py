@@ -10,6 +10,7 @@ import torch
 from torch.testing import assert_close
 
 import xfunc as xf
+from tests.support.fresh import Server
 from xfunc.errors import UnsupportedOpError
 
 Tensor = torch.Tensor
@@ -78,12 +79,12 @@ def check(f: Callable[[Tensor], Any], a: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", [*RECTANGULAR, *ONLY_LAPACK])
-def test_of_every_dtype(name: str, dtype: torch.dtype) -> None:
+def test_linalg_every_dtype(name: str, dtype: torch.dtype) -> None:
     check({**RECTANGULAR, **ONLY_LAPACK}[name], torch.randn(2, 4, 3, dtype=dtype))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_of_every_shape(shape: tuple[int, ...]) -> None:
+def test_linalg_every_shape(shape: tuple[int, ...]) -> None:
     a = torch.randn(shape)
 
     def every(a: Tensor) -> dict[str, Any]:
@@ -92,21 +93,7 @@ def test_of_every_shape(shape: tuple[int, ...]) -> None:
     check(every, a)
 
 
-@pytest.mark.parametrize("name", RECTANGULAR)
-def test_spelled_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As programs for elsewhere have it."""
-    monkeypatch.setattr("xfunc.backends.torch_xla.backend.use_lapack", lambda _: None)
-    check(RECTANGULAR[name], torch.randn(2, 5, 4))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-def test_pivots_spelled_out(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """LAPACK compares complex numbers by the sum of their parts; eager torch on GPUs, too."""
-    monkeypatch.setattr("xfunc.backends.torch_xla.backend.use_lapack", lambda _: None)
-    check(torch.linalg.lu_factor, torch.randn(50, 5, 6, dtype=dtype))
-
-
-def test_under_every_transform() -> None:
+def test_linalg_under_transforms() -> None:
     a, v = torch.randn(2, 3, 4, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
 
     def f(a: Tensor) -> Tensor:
@@ -149,7 +136,7 @@ ITERATED: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", ITERATED)
 @pytest.mark.parametrize("bad", [nan, inf, -inf])
-def test_what_is_not_finite_gives_nan_and_leaves_the_others(name: str, bad: float) -> None:
+def test_linalg_non_finite_matrix_gives_nan(name: str, bad: float) -> None:
     f = ITERATED[name]
     a = torch.randn(3, 4, 4)
     a = a + a.mT
@@ -162,7 +149,7 @@ def test_what_is_not_finite_gives_nan_and_leaves_the_others(name: str, bad: floa
         assert_close(x[[0, 2]], y[[0, 2]])
 
 
-def test_where_there_is_no_factor() -> None:
+def test_linalg_singular_or_indefinite_matrix() -> None:
     a = torch.eye(4).repeat(3, 1, 1)
     a[1, 2, 2] = -1
     a[2, 0, 0] = nan
@@ -186,7 +173,7 @@ ELSEWHERE: dict[str, Callable[[Any], str]] = {
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_programs_for_elsewhere_need_no_lapack(name: str) -> None:
+def test_linalg_lowered_for_elsewhere_has_no_host_call(name: str) -> None:
     def f(a: Tensor) -> Tensor:
         b = torch.linalg.svd(a)[1].sum() + torch.linalg.eigh(a)[0] + torch.linalg.qr(a)[1]
         return torch.linalg.solve(torch.linalg.cholesky(a), b)
@@ -197,19 +184,19 @@ def test_programs_for_elsewhere_need_no_lapack(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["stablehlo", "tpu"])
-def test_what_only_lapack_has_is_refused_elsewhere(name: str) -> None:
+def test_linalg_eig_for_elsewhere_is_refused(name: str) -> None:
     lowered = xf.jit(torch.linalg.eig).lower(torch.eye(3))
     with pytest.raises(UnsupportedOpError, match=r"linalg_eig needs LAPACK \(eig\), which is not"):
         ELSEWHERE[name](lowered)
 
 
-def test_an_exported_program_runs_by_lapack() -> None:
+def test_export_svdvals_runs_by_lapack() -> None:
     a = torch.randn(96, 96)
     exported = xf.export.deserialize(xf.export.serialize(xf.jit(torch.linalg.svdvals).lower(a)))
     assert_close(exported(a).cpu(), torch.linalg.svdvals(a), rtol=1e-3, atol=1e-3)
 
 
-def test_outside_of_programs(device: torch.device) -> None:
+def test_linalg_eager_on_device(device: torch.device) -> None:
     a = positive(torch.randn(3, 3))
     values, _ = torch.linalg.eig(a.to(device))
     assert_close(values.cpu(), torch.linalg.eig(a)[0])
@@ -227,7 +214,7 @@ def invariant(z: Tensor) -> Tensor:
     return parts[0].sin().sum() + (parts[1] * torch.arange(18.0).reshape(3, 3, 2)).sum()
 
 
-def test_gradients_of_complex_singular_vectors() -> None:
+def test_svd_gradients_of_complex_vectors() -> None:
     generator = torch.Generator().manual_seed(0)
     z, w = torch.randn(2, 3, 2, 2, dtype=torch.float64, generator=generator)
     step = 1e-6 * w
@@ -245,10 +232,67 @@ def test_gradients_of_complex_singular_vectors() -> None:
 
 
 @pytest.mark.parametrize("close", [torch.ops.aten.allclose, torch.ops.aten.allclose.default])
-def test_whether_values_are_close_is_still_refused(close: Any) -> None:
+def test_allclose_of_traced_values_is_refused(close: Any) -> None:
     """torch's backward formula of the complex svd asks, and is told that they are."""
     with pytest.raises(UnsupportedOpError, match="allclose"):
         xf.jit(lambda x: x if close(x, x + 1) else x * 2)(torch.ones(2))
     x = xf.jit(lambda x: x + 1)(torch.ones(2))
     assert close(x, x)
     assert not close(x, x + 1)
+
+
+MATRICES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cholesky": lambda a, b: torch.linalg.cholesky(a),
+    "inv": lambda a, b: torch.linalg.inv(a),
+    "det": lambda a, b: torch.linalg.det(a),
+    "slogdet": lambda a, b: torch.linalg.slogdet(a)[1],
+    "lu": lambda a, b: torch.linalg.lu(a)[2],
+    "solve": torch.linalg.solve,
+    "lu_solve": lambda a, b: torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b),
+    "solve_triangular": lambda a, b: torch.linalg.solve_triangular(a, b, upper=True),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", MATRICES)
+def test_linalg_empty_matrices(name: str, dtype: torch.dtype) -> None:
+    f = MATRICES[name]
+    for batch, n, columns in (((0,), 3, 2), ((2,), 0, 2), ((), 3, 0), ((), 0, 0)):
+        a = torch.eye(n, dtype=dtype).expand(*batch, n, n).contiguous()
+        b = torch.ones(*batch, n, columns, dtype=dtype)
+        assert_close(xf.device_get(xf.jit(f)(a, b)), f(a, b))
+        if batch and batch[0]:
+            assert_close(xf.device_get(xf.vmap(f)(a, b)), f(a, b))
+        if not dtype.is_complex:
+            want = torch.func.grad(lambda a, b: f(a, b).sum(), argnums=(0, 1))(a, b)
+            got = xf.jit(xf.grad(lambda a, b: f(a, b).sum(), argnums=(0, 1)))(a, b)
+            assert_close(xf.device_get(got), want)
+
+
+def test_lu_solve_invalid_pivots_are_refused() -> None:
+    def f(packed: Tensor, pivots: Tensor) -> Tensor:
+        return torch.linalg.lu_solve(packed, pivots, torch.ones(3, 1))
+
+    for pivots in ([0, 2, 3], [1, 2, 4]):
+        with pytest.raises(RuntimeError, match="pivots given to lu_solve must lie between 1 and 3"):
+            xf.jit(f)(torch.eye(3), torch.tensor(pivots, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("first", ["xfunc", "scipy"])
+def test_scipy_linalg_is_loaded_in_part(fresh: Server, first: str) -> None:
+    """Its package `linalg` takes 0.2 s to load; whoever needs it later finds it whole."""
+    steps = {
+        "xfunc": "import torch, xfunc as xf\n"
+        "assert xf.jit(torch.linalg.cholesky)(4 * torch.eye(2)).tolist() == [[2, 0], [0, 2]]\n",
+        "scipy": "import scipy.linalg.cython_lapack, scipy.optimize\n"
+        "assert scipy.linalg.cholesky([[4.0]]).tolist() == [[2]]\n"
+        "assert 'spotrf' in scipy.linalg.cython_lapack.__pyx_capi__\n"
+        "from scipy.linalg import cython_blas\n"
+        "assert 'strsm' in cython_blas.__pyx_capi__\n",
+    }
+    second = "scipy" if first == "xfunc" else "xfunc"
+    unloaded = "import sys\nassert 'scipy.linalg' not in sys.modules\n"
+    program = (unloaded if first == "scipy" else "") + steps[first]
+    program += (unloaded if first == "xfunc" else "") + steps[second]
+    done = fresh.run(program)
+    assert done.returncode == 0, done.stderr

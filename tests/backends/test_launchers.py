@@ -5,11 +5,10 @@ Those of clusters that are not at hand are replaced by what they set and answer.
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 
 from tests.support.fresh import Server
+from tests.support.processes import free_port as port
 
 # As they set the environment for the processes of one job on one machine.
 LAUNCHERS = {
@@ -108,14 +107,8 @@ print(xf.process_index(), everyones, torch.distributed.get_world_size())
 """
 
 
-def port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 @pytest.mark.parametrize("launcher", [*LAUNCHERS, "an explicit address"])
-def test_launchers_are_detected(fresh: Server, launcher: str) -> None:
+def test_initialize_detects_launcher(fresh: Server, launcher: str) -> None:
     job, count = port(), 2
     variables = LAUNCHERS.get(launcher, {})
     given = [] if variables else [f"127.0.0.1:{job}", count]
@@ -143,14 +136,14 @@ except RuntimeError as error:
 """
 
 
-def test_what_a_launcher_does_not_answer(fresh: Server) -> None:
+def test_initialize_launcher_without_answer_raises(fresh: Server) -> None:
     env = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "JAX_PLATFORMS": "cpu"}
     said = fresh.run(REFUSED, env=env).stdout
     assert "cannot find out who the other processes are: RuntimeError: not inside a clus" in said
     assert "Hint: pass coordinator_address=" in said
 
 
-def test_no_launcher(fresh: Server) -> None:
+def test_initialize_without_launcher_raises(fresh: Server) -> None:
     code = "import xfunc as xf\ntry: xf.distributed.initialize(num_processes=2)\n"
     code += "except ValueError as error: print(error)"
     said = fresh.run(code, env={"JAX_PLATFORMS": "cpu"}).stdout

@@ -1,4 +1,4 @@
-"""What xfunc leaves out of `import torch_xla`, and that it can be had all the same."""
+"""xfunc imports torch_xla without some parts of it, and loads these on demand."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def printed(fresh: Server, code: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_the_first_call_imports_none_of_torchs_compilers(fresh: Server) -> None:
+def test_jit_first_call_imports_no_torch_compilers(fresh: Server) -> None:
     assert printed(fresh, CALL + COMPILERS) == []
 
 
-def test_torch_xla_itself_imports_them(fresh: Server) -> None:
+def test_torch_xla_import_loads_torch_compilers(fresh: Server) -> None:
     """If it no longer does, nothing need be left out."""
     found = printed(fresh, "import sys, torch_xla\n" + COMPILERS)
     assert found == ["torch._dynamo", "torch._inductor"]
 
 
 @pytest.mark.parametrize("before", ["import torch", "import torch._dynamo"])
-def test_torch_compile_keeps_its_settings(fresh: Server, before: str) -> None:
+def test_torch_compile_settings_are_kept(fresh: Server, before: str) -> None:
     untouched = printed(fresh, "import torch._dynamo\n" + SETTINGS)
     assert printed(fresh, "import torch_xla, torch\n" + SETTINGS) != untouched
     assert printed(fresh, f"{before}\n{CALL}{SETTINGS}") == untouched
 
 
-def test_what_was_left_out_is_loaded_when_asked_for(fresh: Server) -> None:
+def test_torch_xla_left_out_parts_load_on_demand(fresh: Server) -> None:
     code = (
         CALL
         + """
@@ -64,28 +64,12 @@ print(*torch.compile(lambda x: x * 2 + 1, backend="aot_eager")(torch.ones(2)).to
     assert printed(fresh, code) == ["4.0"] * 2 + ["3.0"] * 4
 
 
-def test_who_imports_torch_xla_first_has_all_of_it(fresh: Server) -> None:
+def test_torch_xla_imported_first_is_complete(fresh: Server) -> None:
     code = (
         "import torch_xla\n"
         + CALL
         + """
 print(torch.nn.GRU is torch_xla.experimental.gru.GRU, "__getattr__" in vars(torch_xla))
 """
-    )
-    assert printed(fresh, code) == ["True", "False"]
-
-
-def test_another_thread_may_compile_while_torch_xla_is_imported(fresh: Server) -> None:
-    """Whoever asks for `torch._dynamo` in the meantime gets the real one."""
-    code = (
-        """
-import importlib, sys, torch
-from xfunc.backends.torch_xla import loading
-with loading._dynamo_unchanged():
-    assert "torch._dynamo" not in sys.modules
-    torch._dynamo.config.specialize_float = True
-    assert torch._dynamo.optimize is importlib.import_module("torch._dynamo").optimize
-"""
-        + SETTINGS
     )
     assert printed(fresh, code) == ["True", "False"]

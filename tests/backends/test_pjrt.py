@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import pickle
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,17 +12,22 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
-from tests.support.compilations import compilations
 from tests.support.fresh import Server
 from tests.support.processes import free_port
-from xfunc.backends.pjrt import client
-from xfunc.backends.pjrt.array import Array
 from xfunc.errors import CompileError
 
 pytestmark = pytest.mark.usefixtures("pjrt")
 
 
+def array_type() -> type[torch.Tensor]:
+    """The class of what JAX's runtime returns."""
+    found = type(xf.device_put(torch.zeros(())))
+    assert found.__name__ == "Array"
+    return found
+
+
 def close(got: Any, want: Any) -> None:
+    Array = array_type()
     got, want = xf.tree.leaves(got), xf.tree.leaves(want)
     assert len(got) == len(want)
     for g, w in zip(got, want, strict=True):
@@ -40,7 +42,7 @@ DTYPES = [
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_goes_in_and_comes_out(dtype: torch.dtype) -> None:
+def test_jit_every_dtype(dtype: torch.dtype) -> None:
     x = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
     x = x * (1 + 2j) if dtype.is_complex else x
     close(xf.jit(lambda x: (x.T, x == x, torch.where(x == 0, x, x)))(x), (x.T, x == x, x))
@@ -96,12 +98,12 @@ TRANSFORMED = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMED)
-def test_transforms(name: str) -> None:
+def test_transforms_match_torch(name: str) -> None:
     ours, torchs = TRANSFORMED[name]
     close(ours(*weights()), torchs(*weights()))
 
 
-def test_draws_are_those_of_the_other_backend() -> None:
+def test_random_draws_equal_on_both_backends() -> None:
     draw = xf.jit(lambda k: (xf.random.normal(k, (5,)), xf.random.randint(k, (5,), 0, 99)))
     here = [x.cpu() for x in draw(xf.random.key(3))]
     xf.config.set_backend("torch_xla")
@@ -109,9 +111,9 @@ def test_draws_are_those_of_the_other_backend() -> None:
         assert torch.equal(a, b.cpu())
 
 
-def test_each_backend_has_programs_of_its_own_and_takes_the_data_of_the_other() -> None:
+def test_set_backend_own_programs_and_shared_data() -> None:
     f = xf.jit(lambda x: x * 2)
-    x = f(torch.ones(3))
+    x, Array = f(torch.ones(3)), array_type()
     assert type(x) is Array
     xf.config.set_backend("torch_xla")
     y = f(x)
@@ -123,7 +125,7 @@ def test_each_backend_has_programs_of_its_own_and_takes_the_data_of_the_other() 
     assert xf.trace_count(f) == 2
 
 
-def test_plain_autograd_goes_through_programs() -> None:
+def test_autograd_backward_through_jit() -> None:
     p, x = weights()
     w = p["w"].clone().requires_grad_()
     loss = xf.jit(mlp)({**p, "w": w}, x)
@@ -134,7 +136,7 @@ def test_plain_autograd_goes_through_programs() -> None:
     torch.testing.assert_close(leaf.grad.cpu(), 3 * (x + 1) ** 2 + 2)  # type: ignore[union-attr]
 
 
-def made() -> Array:
+def made() -> torch.Tensor:
     return xf.jit(lambda x: x + 1)(torch.arange(6.0).reshape(2, 3))
 
 
@@ -155,7 +157,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_what_torch_writes_programs_see(write: Any) -> None:
+def test_jit_sees_in_place_writes(write: Any) -> None:
     want = torch.arange(1.0, 7.0).reshape(2, 3)
     x = made()
     write(want)
@@ -167,7 +169,7 @@ def test_what_torch_writes_programs_see(write: Any) -> None:
     close(xf.jit(lambda x: x * 2)(x), want * 2)
 
 
-def test_what_a_program_made_is_not_changed_by_what_is_done_to_its_input() -> None:
+def test_jit_output_unchanged_by_writes_to_input() -> None:
     x = torch.ones(64)
     kept = xf.jit(lambda x: (x, x + 1))
     same, more = kept(x)
@@ -179,7 +181,7 @@ def test_what_a_program_made_is_not_changed_by_what_is_done_to_its_input() -> No
     assert y.tolist() == [1.0] * 64
 
 
-def test_it_is_a_tensor_of_the_cpu() -> None:
+def test_result_is_cpu_tensor() -> None:
     x = made()
     assert isinstance(x, torch.Tensor)
     assert x.device == torch.device("cpu")
@@ -203,7 +205,7 @@ def test_it_is_a_tensor_of_the_cpu() -> None:
         made().requires_grad_().numpy()
 
 
-def test_donated_arguments_are_gone_and_their_memory_is_used_again() -> None:
+def test_donated_arguments_are_deleted_and_reused() -> None:
     step = xf.jit(lambda s, x: (s + x.sum(), x), donate_argnums=0)
     s = made()
     new, _ = step(s, torch.ones(4))
@@ -214,7 +216,7 @@ def test_donated_arguments_are_gone_and_their_memory_is_used_again() -> None:
     assert found.alias_size_in_bytes == 24
 
 
-def test_functions_of_python_are_called() -> None:
+def test_callbacks_results_and_errors() -> None:
     seen = []
 
     def note(x: torch.Tensor) -> torch.Tensor:
@@ -239,7 +241,7 @@ def test_functions_of_python_are_called() -> None:
     xf.block_until_ready(())  # not for what has failed
 
 
-def test_a_function_of_python_may_give_the_only_result() -> None:
+def test_callback_as_only_result() -> None:
     """XLA of jaxlib 0.7.1 ended the process: the product is in the computation of such a root."""
     x = torch.randn(2, 4, 2)
     system = x @ x.mT + torch.eye(4)
@@ -254,7 +256,7 @@ def test_a_function_of_python_may_give_the_only_result() -> None:
     close(got(x), (x @ x.mT).sin())
 
 
-def test_what_a_compiled_program_tells() -> None:
+def test_compiled_analyses_and_devices() -> None:
     compiled = xf.jit(lambda x: (x @ x).sum()).lower(torch.ones(4, 4)).compile()
     assert compiled.memory_analysis().argument_size_in_bytes == 64
     assert "f32[4,4]" in (compiled.as_text() or "")
@@ -266,7 +268,7 @@ def test_what_a_compiled_program_tells() -> None:
     assert xf.block_until_ready(made()).tolist()[0] == [1, 2, 3]
 
 
-def test_errors() -> None:
+def test_errors_of_backend_name_and_memory() -> None:
     with pytest.raises(
         ValueError, match=r"no backend 'cuda'(.|\n)*Hint: choose one of 'torch_xla'"
     ):
@@ -291,7 +293,7 @@ LATE = """if True:
 
 
 @pytest.mark.parametrize("start", ["xf.device_put(torch.ones(2))", "xf.devices()"])
-def test_devices_are_chosen_before_the_client_starts(fresh: Server, start: str) -> None:
+def test_config_devices_after_client_start_raise(fresh: Server, start: str) -> None:
     env = {"XFUNC_BACKEND": "pjrt", "CPU_NUM_DEVICES": ""}
     done = fresh.run(LATE.replace("start()", start), env=env)
     assert done.returncode == 0, done.stderr
@@ -299,7 +301,7 @@ def test_devices_are_chosen_before_the_client_starts(fresh: Server, start: str) 
 
 
 @pytest.mark.parametrize("platform", ["", "xf.config.set_platform('cpu')"])
-def test_choosing_the_backend_starts_no_devices(fresh: Server, platform: str) -> None:
+def test_set_backend_starts_no_devices(fresh: Server, platform: str) -> None:
     """What is set about them may come before or after."""
     program = f"""
 import torch, xfunc as xf
@@ -327,7 +329,7 @@ QUIET = """if True:
 """
 
 
-def test_programs_for_several_devices_print_no_warning(fresh: Server) -> None:
+def test_sharded_programs_print_no_warning(fresh: Server) -> None:
     env = {"CPU_NUM_DEVICES": "2", "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = fresh.run(QUIET, env=env)
     assert (done.stdout, done.stderr) == ("3\n", "")  # as it was set
@@ -335,55 +337,14 @@ def test_programs_for_several_devices_print_no_warning(fresh: Server) -> None:
     assert (done.stdout, done.stderr) == ("2\n", "")
 
 
-def test_without_torch_xla(fresh: Server) -> None:
+def test_set_backend_without_torch_xla_raises(fresh: Server) -> None:
     code = "import sys; sys.modules['torch_xla'] = None; import xfunc as xf; "
     done = fresh.run(code + "xf.config.set_backend('torch_xla')")
     assert "ImportError: the backend 'torch_xla' needs torch_xla, which is not" in done.stderr
     assert "use the backend 'pjrt'" in done.stderr
 
 
-def test_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jax", None)
-    with pytest.raises(ImportError, match=r"needs JAX(.|\n)*pip install 'xfunc\[pjrt\]'"):
-        inspect.unwrap(client.library)()
-
-
-def test_programs_are_kept_for_other_processes(tmp_path: Path) -> None:
-    import jax
-
-    def run(donate: int | None = None) -> int:
-        """How often XLA compiles."""
-        x = xf.device_put(torch.ones(3))
-        with compilations() as count:
-            double = xf.jit(lambda x: (x.sin() * 0.125, x.sum()), donate_argnums=donate)
-            close(double(x), (torch.ones(3).sin() * 0.125, torch.tensor(3.0)))
-            stage = double.lower(torch.ones(3)).compile()
-            assert stage.memory_analysis().argument_size_in_bytes == 12
-            found = count()
-        jax.clear_caches()
-        xf.clear_caches()
-        return found
-
-    assert run() == 1
-    xf.config.set_compilation_cache_dir(tmp_path / "programs")
-    try:
-        assert [run(), run(), run()] == [1, 0, 0]
-        assert [run(0), run(0)] == [1, 0], "Another program."
-        first, _ = sorted((tmp_path / "programs").iterdir())
-        first.write_bytes(first.read_bytes()[:-1])
-        first.with_name("other").touch()
-        assert sorted([run() + run(0), run() + run(0)]) == [0, 1], "A damaged file is written anew."
-        xf.config.set_compilation_cache_dir(tmp_path / "programs" / "other")
-        message = "compiled programs cannot be kept in .*other: .*exists"
-        with pytest.warns(UserWarning, match=message):
-            assert run() == 1
-        assert run() == 1
-    finally:
-        xf.config.set_compilation_cache_dir("")
-    assert run() == 1
-
-
-def test_memory_that_is_missing_when_it_runs() -> None:
+def test_out_of_memory_at_execution() -> None:
     """The program has only been launched when the call returns: who reads is told."""
 
     def sort(n: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import xfunc as xf
-from xfunc.backends.pjrt import client
 
 pytestmark = pytest.mark.usefixtures("pjrt")
 
@@ -35,11 +34,13 @@ tripled = xf.jit(lambda x: (x * 3, x.float().double() / 3, x.long() + 2**40))
 
 @pytest.mark.usefixtures("of_32_bits")
 @pytest.mark.parametrize("call", ["first", "second"])
-def test_values_of_64_bits_stay(call: str) -> None:
+def test_jit_64_bit_values_with_x64_off(call: str) -> None:
     """Of a program that was compiled before, or is now; on the way there, too."""
     if call == "second":
-        with client.x64()(True):
-            tripled(THIRDS)
+        config: Any = jax.config
+        config.update("jax_enable_x64", True)
+        tripled(THIRDS)
+        config.update("jax_enable_x64", False)
     else:
         tripled.clear_cache()
     for given in (THIRDS, xf.device_put(THIRDS), tripled(THIRDS)[0] / 3):
@@ -52,13 +53,13 @@ def test_values_of_64_bits_stay(call: str) -> None:
 
 
 @pytest.mark.usefixtures("of_32_bits")
-def test_what_torch_writes_to_stays() -> None:
+def test_jit_written_64_bit_tensor_with_x64_off() -> None:
     written = tripled(THIRDS)[2]
     written += 2**41
     assert xf.jit(lambda x: x - 2**41)(written).tolist() == [2**40, 2**40, 2**40, *[2**40 + 1] * 3]
 
 
-def test_a_profile_that_fails_is_not_the_last(tmp_path: Path, capfd: Any) -> None:
+def test_profiler_trace_after_failed_profile(tmp_path: Path, capfd: Any) -> None:
     """The folder is gone when JAX writes; the user's code raises; JAX records already."""
     folder = tmp_path / "gone"
     with pytest.raises(RuntimeError, match="gone"), xf.profiler.trace(folder):

@@ -17,7 +17,7 @@ FAST = {"xla_cpu_enable_fast_min_max": True}
 X, Y = torch.tensor([math.nan, 1.0]), torch.tensor([1.0, math.nan])
 
 
-def test_compiler_options() -> None:
+def test_jit_compiler_options() -> None:
     x, y = X, Y
     fast, kept = xf.jit(torch.maximum, compiler_options=FAST), xf.jit(torch.maximum)
     assert fast(x, y).isnan().sum() < 2
@@ -47,7 +47,7 @@ def test_compiler_options() -> None:
         xf.jit(torch.sin, compiler_options=FAST)(x)
 
 
-def test_what_compiles_nothing_ignores_compiler_options() -> None:
+def test_memory_report_ignores_compiler_options() -> None:
     def fun(x: torch.Tensor) -> torch.Tensor:
         return x.sin().sin().sum()
 
@@ -55,7 +55,7 @@ def test_what_compiles_nothing_ignores_compiler_options() -> None:
     assert xf.memory_report(fast, x).rows == xf.memory_report(xf.jit(fun), x).rows
 
 
-def test_compiler_options_of_calls_that_autograd_watches() -> None:
+def test_jit_compiler_options_under_autograd() -> None:
     """XLA loses NaN from maxima in both passes, or in neither."""
 
     def fun(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 import xfunc as xf
-from tests.support.fresh import Server
-from xfunc.backends.pjrt.array import Array
+from tests.backends.test_pjrt import array_type
 
 pytestmark = pytest.mark.usefixtures("pjrt")
 
 
-def made(shape: tuple[int, ...] = (2, 3)) -> Array:
+def made(shape: tuple[int, ...] = (2, 3)) -> torch.Tensor:
     n = torch.Size(shape).numel()
     return xf.jit(lambda x: x + 1)(torch.arange(float(n)).reshape(shape))
 
@@ -40,7 +39,7 @@ RESHAPED: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 @pytest.mark.parametrize("change", RESHAPED.values(), ids=RESHAPED)
-def test_shapes_that_change_in_place(change: Callable[[torch.Tensor], object]) -> None:
+def test_result_reshaped_in_place(change: Callable[[torch.Tensor], object]) -> None:
     """The tensor kept its shape, and JAX was handed data of another."""
     want, x = made().cpu(), made()
     alias = x.detach()
@@ -53,7 +52,7 @@ def test_shapes_that_change_in_place(change: Callable[[torch.Tensor], object]) -
     assert xf.jit(lambda x: x * 2)(alias).shape == (2, 3)
 
 
-def test_aliases_of_what_changed_its_shape_share_its_memory() -> None:
+def test_result_alias_shares_memory_after_reshape() -> None:
     x = made()
     alias = x.detach()
     x.t_()[0] = 9
@@ -83,8 +82,9 @@ def values(state: State) -> list[Any]:
     return [x.tolist() for x in state.values()]
 
 
-def test_a_step_uses_tensors_again() -> None:
+def test_donated_step_reuses_tensors() -> None:
     jitted, state = states()
+    Array = array_type()
     used, want = set[int](), step({k: x.cpu() for k, x in state.items()})
     for _ in range(6):
         used |= set(map(id, state.values()))
@@ -117,11 +117,12 @@ KEPT: dict[str, Callable[[torch.Tensor], object]] = {
 
 @pytest.mark.parametrize("donated", [False, True], ids=["before", "afterwards"])
 @pytest.mark.parametrize("keep", KEPT.values(), ids=KEPT)
-def test_what_somebody_knows_is_not_used_again(
+def test_donated_tensor_with_references_is_not_reused(
     keep: Callable[[torch.Tensor], object], donated: bool
 ) -> None:
     """Of all that is known about a tensor, nothing shows in the results of later steps."""
     jitted, state = states()
+    Array = array_type()
     want = step({k: x.cpu() for k, x in state.items()})
     tensor = state["a"]
     kept: list[object] = []
@@ -148,7 +149,7 @@ def test_what_somebody_knows_is_not_used_again(
             kept[1] + 1  # type: ignore[operator]
 
 
-def test_donated_tensors_are_freed_with_what_they_hold() -> None:
+def test_donated_tensors_are_freed_with_their_attributes() -> None:
     jitted, state = states()
     ends = []
     weakref.finalize(state["a"], ends.append, "a")
@@ -164,7 +165,7 @@ def test_donated_tensors_are_freed_with_what_they_hold() -> None:
     assert sorted(ends) == ["a", "b"]
 
 
-def test_what_shares_memory_with_a_donated_tensor() -> None:
+def test_donated_tensor_aliases_are_unusable() -> None:
     f = xf.jit(lambda x: x + 1, donate_argnums=0)
     x = made()
     alias = x.detach()
@@ -194,7 +195,7 @@ def test_donated_tensors_are_unusable(use: Callable[[torch.Tensor], object]) -> 
 
 @pytest.mark.parametrize("shape", [(), (3,), (64, 48)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16], ids=str)
-def test_what_is_put_is_a_copy(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_device_put_copies(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """JAX took the memory of torch's tensors, which is aligned, as its own."""
     given = torch.ones(shape, dtype=dtype)
     whole, turned = xf.device_put(given), xf.device_put(given.t())
@@ -204,7 +205,7 @@ def test_what_is_put_is_a_copy(shape: tuple[int, ...], dtype: torch.dtype) -> No
     assert added.tolist() == torch.full(shape, 2.0).tolist()
 
 
-def test_copies_of_several() -> None:
+def test_deepcopy_of_several_results() -> None:
     """All had the value of the first: torch remembers copies by the ids of what it copies."""
     x, scalar = made(), xf.jit(torch.sum)(torch.ones(3))
     tree = {"a": x, "b": scalar, "again": x, "of torch": torch.ones(1)}
@@ -224,7 +225,7 @@ def test_copies_of_several() -> None:
     torch.testing.assert_close(copied, dict(layer.named_parameters()))
 
 
-def test_a_copy_has_the_gradient_and_the_attributes() -> None:
+def test_deepcopy_keeps_gradient_and_attributes() -> None:
     x: Any = made().requires_grad_()
     x.square().sum().backward()
     x.label = ["weights"]
@@ -239,7 +240,7 @@ def test_a_copy_has_the_gradient_and_the_attributes() -> None:
         copy.deepcopy(x * 2)
 
 
-def test_scalars_are_formatted_as_numbers() -> None:
+def test_format_of_scalar_results() -> None:
     value = xf.jit(torch.sum)(torch.ones(3) / 4)
     assert f"{value:.3f} {value:8.1e} {value}" == f"{0.75:.3f} {0.75:8.1e} {0.75}"
     assert f"{made((2,))}" == "tensor([1., 2.])"
@@ -248,7 +249,7 @@ def test_scalars_are_formatted_as_numbers() -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_torch_compile_takes_them(backend: str) -> None:
+def test_torch_compile_takes_results(backend: str) -> None:
     """Untouched ones, too: dynamo compiled how their data is read."""
     f = torch.compile(lambda x, y: (x + 1) * y.sum(), backend=backend)
     assert f(made((2,)), made((2,))).tolist() == [6, 9]
@@ -258,7 +259,7 @@ def test_torch_compile_takes_them(backend: str) -> None:
     assert w.grad.tolist() == [3, 3]
 
 
-def test_data_is_replaced() -> None:
+def test_result_data_assignment() -> None:
     """It was copied into the old memory: of another dtype or shape, and aliases saw it."""
 
     def seen(x: torch.Tensor) -> list[Any]:
@@ -291,7 +292,7 @@ def test_data_is_replaced() -> None:
     assert layer(torch.ones(2, dtype=torch.float64)).item() == 3 + layer.bias.item()
 
 
-def test_memory_that_is_read_without_asking() -> None:
+def test_plain_tensor_with_result_as_data_is_refused() -> None:
     """Each of these ended the process."""
     layer = torch.nn.Linear(3, 2)
     layer.weight.data = made()
@@ -309,40 +310,16 @@ def test_memory_that_is_read_without_asking() -> None:
             read()
 
 
-def test_collectives_of_torch_write(fresh: Server) -> None:
-    """Programs did not see what they had written: their schemas do not say so."""
-    code = """
-import os, torch, torch.distributed as dist, xfunc as xf
-xf.config.set_backend("pjrt")
-dist.init_process_group("gloo", store=dist.HashStore(), world_size=1, rank=0)
-made = lambda: xf.jit(lambda x: x + 1)(torch.zeros(2))
-seen = lambda x: xf.jit(lambda x: x * 1)(x).tolist()
-x, five = made(), torch.full((2,), 5.0)
-dist.all_gather([x], five)
-assert seen(x) == x.tolist() == [5, 5]
-whole = made()
-dist.all_gather_into_tensor(whole, five)
-assert seen(whole) == whole.tolist() == [5, 5]
-for write in (dist.all_reduce, lambda x: dist.broadcast(x, 0)):
-    x = made()
-    write(x)
-    assert x._looked_at._array is None  # torch's memory counts from now on
-    assert seen(x) == [1, 1]
-"""
-    done = fresh.run(code)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("shape", [(0,), (2, 0, 3), (0, 4), (3, 0)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_result_without_elements(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_result_without_elements(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     want = torch.zeros(shape, dtype=dtype)
     got = xf.jit(lambda x: x + 0)(want)
     assert got.view(torch.uint8).shape == want.view(torch.uint8).shape
     assert got.clone().stride() == got.stride() == want.stride()
 
 
-def test_a_result_keeps_the_size_of_its_memory() -> None:
+def test_result_storage_is_not_resizable() -> None:
     for grow in (lambda x: x.resize_(9), lambda x: torch.ones(9, out=x)):
         with pytest.raises(RuntimeError, match="storage that is not resizable"):
             grow(made())

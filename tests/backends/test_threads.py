@@ -5,7 +5,7 @@ import pytest
 from tests.support.fresh import Server
 
 
-def test_enough_threads_whatever_the_environment(fresh: Server) -> None:
+def test_nproc_is_raised_for_several_devices(fresh: Server) -> None:
     """With a thread for each device, or fewer, collectives would deadlock."""
     program = """
 import os, torch, xfunc as xf
@@ -24,7 +24,7 @@ print(y.item(), os.environ["NPROC"])
         assert int(threads) == max(int(given), 32)
 
 
-def test_devices_for_a_jax_that_was_only_imported(fresh: Server) -> None:
+def test_set_cpu_devices_after_import_of_jax(fresh: Server) -> None:
     program = """
 import sys, jax, xfunc as xf
 xf.config.set_compilation_cache_dir(sys.argv[1])

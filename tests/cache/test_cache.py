@@ -1,8 +1,10 @@
-"""What makes a function trace again, and what must not."""
+"""What makes a function trace again and what must not, and programs that are dropped."""
 
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,15 +12,13 @@ import pytest
 import torch
 
 import xfunc as xf
-from tests.support.functions import Model, double, power, vector
+from tests.support.fresh import Server
+from tests.support.functions import vector
 
 pytestmark = pytest.mark.usefixtures("cleared")
 
 
-# ----------------------------------------------------------------------------------- traced once
-
-
-def test_a_training_step_traces_once() -> None:
+def test_jit_training_step_traces_once() -> None:
     traced: list[str] = []
 
     def block(c: torch.Tensor, w: torch.Tensor) -> Any:
@@ -69,69 +69,6 @@ def test_a_training_step_traces_once() -> None:
                 p -= 0.1 / (1 + i) * velocity[k]
 
 
-_model = Model()
-_module = torch.nn.Linear(3, 2)
-
-
-def _nested() -> Callable[..., Any]:
-    factor = 3
-
-    def inner(x: torch.Tensor) -> torch.Tensor:
-        return x * factor
-
-    return lambda x: inner(x) + 1
-
-
-# What is made anew for each call, and still counts as the same function.
-REMADE: dict[str, Callable[[], Callable[..., Any]]] = {
-    "lambda": lambda: xf.jit(lambda x: x * 2),
-    "lambda with default": lambda: xf.jit(lambda x, k=2: x * k),
-    "partial": lambda: xf.jit(functools.partial(power, n=3)),
-    "partial with a tensor": lambda: xf.jit(functools.partial(torch.mul, vector())),
-    "bound method": lambda: xf.jit(_model.apply),
-    "callable object": lambda: xf.jit(_model),
-    "method of an equal object": lambda: xf.jit(Model().apply),
-    "closure": lambda: xf.jit(_nested()),
-    "closure over a new tensor": lambda: (lambda w: xf.jit(lambda x: x * w))(vector()),
-    "closure over a new tree": lambda: (lambda p: xf.jit(lambda x: x * p["w"][0]))(
-        {"w": [vector(), 1.0]}
-    ),
-    "nan": lambda: (lambda n: xf.jit(lambda x: x * n))(float("nan")),
-    "module": lambda: xf.jit(lambda x: _module(x)),
-    "grad": lambda: xf.grad(lambda x: x.sin().sum()),
-    "jit of grad": lambda: xf.jit(xf.grad(lambda x: x.sin().sum())),
-    "jit of vmap of grad": lambda: xf.jit(xf.vmap(xf.grad(lambda x: x.sin()))),
-    "hessian": lambda: xf.jit(xf.hessian(lambda x: x.sin().sum())),
-    "checkpoint": lambda: xf.jit(xf.grad(xf.checkpoint(lambda x: x.sin().sum()))),
-    "jit of jit": lambda: xf.jit(xf.jit(double)),
-    "scan": lambda: lambda x: xf.scan(lambda c, y: (c + y, c * y), torch.zeros(()), x),
-    "scan in jit": lambda: xf.jit(
-        lambda x: xf.scan(lambda c, y: (c + y, c * y), torch.zeros(()), x)
-    ),
-    "options": lambda: xf.jit(lambda x, k: x * k, static_argnames="k", donate_argnums=()),
-}
-
-
-@pytest.mark.parametrize("name", REMADE)
-def test_a_function_made_anew_traces_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xfunc.program.program import Program
-
-    runs: list[str] = []
-    trace, joint = Program.trace, Program.joint
-    monkeypatch.setattr(Program, "trace", lambda s: (runs.append("trace"), trace(s))[1])
-    monkeypatch.setattr(Program, "joint", lambda s, *a: (runs.append("joint"), joint(s, *a))[1])
-    arguments = (vector(), 2) if name == "options" else (vector(),)
-    with torch.no_grad():
-        first = REMADE[name]()(*arguments)
-        made = len(runs)
-        for _ in range(5):
-            torch.testing.assert_close(
-                xf.device_get(REMADE[name]()(*arguments)), xf.device_get(first), equal_nan=True
-            )
-    assert made > 0
-    assert len(runs) == made
-
-
 def test_trace_count_and_assert_max_traces() -> None:
     """Counting the runs by what a closure holds does not itself cause runs."""
     number, numbers, table = 0, [], {"n": 0}
@@ -153,7 +90,7 @@ def test_trace_count_and_assert_max_traces() -> None:
         xf.debug.assert_max_traces(f, 1)
 
 
-def test_a_counter_of_runs_counts_traces_once() -> None:
+def test_jit_closure_that_counts_runs_traces_once() -> None:
     runs = 0
 
     def f(x: torch.Tensor) -> torch.Tensor:
@@ -165,3 +102,84 @@ def test_a_counter_of_runs_counts_traces_once() -> None:
     for _ in range(3):
         xf.jit(f)(x)
     assert runs == 1
+
+
+def test_clear_cache_and_clear_caches() -> None:
+    f, g = xf.jit(lambda x: x * 2), xf.jit(lambda x: x * 3)
+    for h in (f, g):
+        h(vector())
+    f.clear_cache()
+    assert tuple(f.cache_info()) == (0, 0, 0, 0, 0)
+    assert g.cache_info().size == 1
+    xf.clear_caches()
+    assert tuple(g.cache_info()) == (0, 0, 0, 0, 0)
+    assert xf.trace_count(f) == 0
+    assert f(vector()).tolist() == [2.0, 4.0, 6.0]
+    assert f.cache_info().traces == 1
+
+
+def test_jit_releases_lists_that_closures_appended_to() -> None:
+    class Note:
+        pass
+
+    def make() -> tuple[Callable[[torch.Tensor], torch.Tensor], list[Note]]:
+        log: list[Note] = []
+
+        def f(x: torch.Tensor) -> torch.Tensor:
+            log.append(Note())
+            return x * 2
+
+        return f, log
+
+    def used() -> list[weakref.ref[Note]]:
+        f, log = make()
+        for _ in range(3):  # In which it is traced once.
+            assert xf.jit(f)(vector()).tolist() == [2.0, 4.0, 6.0]
+        return [weakref.ref(n) for n in log]
+
+    notes = [n for _ in range(50) for n in used()]
+    assert len(notes) == 50
+    gc.collect()
+    gc.collect()  # What the first let go, the second finds.
+    assert [n() for n in notes] == [None] * 50
+
+
+def test_jit_failed_trace_leaves_no_entry() -> None:
+    fail = [True]
+
+    def fun(x: torch.Tensor) -> torch.Tensor:
+        if fail:
+            raise KeyError("on purpose")
+        return x * 2
+
+    f = xf.jit(fun)
+    for _ in range(2):
+        with pytest.raises(KeyError, match="on purpose"):
+            f(vector())
+    assert f.cache_info().size == 0
+    fail.clear()
+    assert f(vector()).tolist() == [2.0, 4.0, 6.0]
+
+
+# ---------------------------------------------------------------- torch_xla's own cache of programs
+
+EVICTION = """
+import torch, xfunc as xf
+x = torch.arange(3.)
+f, g = xf.jit(lambda x: x * 2), xf.jit(xf.grad(lambda x: (x ** 3).sum()))
+h = xf.jit(lambda x: x + 1, donate_argnums=0)
+for _ in range(4):
+    assert f(x).tolist() == [0., 2., 4.]
+    assert g(x).tolist() == [0., 3., 12.]
+    assert h(xf.device_put(x)).tolist() == [1., 2., 3.]
+    w = xf.device_put(x).requires_grad_()
+    (f(w) * f(w)).sum().backward()
+    assert w.grad.tolist() == [0., 8., 16.]
+assert f.cache_info().traces <= 2, f.cache_info()
+print("survived")
+"""
+
+
+def test_jit_recompiles_program_evicted_by_torch_xla(fresh: Server) -> None:
+    done = fresh.run(EVICTION, env={"XLA_COMPILATION_CACHE_SIZE": "1"})
+    assert "survived" in done.stdout, done.stdout + done.stderr

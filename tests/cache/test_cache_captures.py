@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("cleared")
 
 
 @pytest.mark.parametrize("where", ["cpu", "device"])
-def test_captured_tensors_are_inputs(where: str) -> None:
+def test_jit_captured_tensor_is_an_input(where: str) -> None:
     move = xf.device_put if where == "device" else lambda t: t
     weight = move(vector())
 
@@ -45,7 +45,7 @@ def test_captured_tensors_are_inputs(where: str) -> None:
     [lambda t: t.numpy().fill(1.0), lambda t: t.data.fill_(1.0), lambda t: t.detach().fill_(1.0)],
     ids=["numpy", "data", "detach"],
 )
-def test_a_captured_host_tensor_changed_by_the_back_door(write: Callable[[Any], Any]) -> None:
+def test_jit_captured_cpu_tensor_changed_through_alias(write: Callable[[Any], Any]) -> None:
     weight = vector()
     f = xf.jit(lambda x: x * weight)
     assert f(vector()).tolist() == [1.0, 4.0, 9.0]
@@ -53,7 +53,7 @@ def test_a_captured_host_tensor_changed_by_the_back_door(write: Callable[[Any], 
     assert f(vector()).tolist() == [1.0, 2.0, 3.0]
 
 
-def test_captured_parameters_are_seen_through_an_optimizer() -> None:
+def test_jit_captured_parameters_follow_optimizer() -> None:
     module = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     f = xf.jit(lambda x: module(x).sum())
@@ -66,7 +66,7 @@ def test_captured_parameters_are_seen_through_an_optimizer() -> None:
     assert f.cache_info().traces <= 2
 
 
-def test_a_global_is_read_when_traced() -> None:
+def test_jit_global_tensor_changed_in_place() -> None:
     """As in JAX; a tensor is an input all the same, so a changed one is seen."""
     f = xf.jit(lambda x: x * GLOBAL)
     assert f(vector()).tolist() == [1.0, 4.0, 9.0]
@@ -80,7 +80,7 @@ def test_a_global_is_read_when_traced() -> None:
 GLOBAL = vector()
 
 
-def test_a_dead_capture_does_not_lend_its_identity() -> None:
+def test_jit_dead_captured_tensor_is_not_mistaken() -> None:
     """A new tensor at the address of a dead one is not taken for it."""
     for k in range(50):
         w = torch.full((3,), float(k))
@@ -88,7 +88,7 @@ def test_a_dead_capture_does_not_lend_its_identity() -> None:
         del w
 
 
-def test_nested_staging_does_not_keep_an_outer_value() -> None:
+def test_jit_nested_captures_outer_traced_value() -> None:
     def outer(x: torch.Tensor, n: int) -> torch.Tensor:
         inner = xf.jit(lambda y: y * x)
         return sum(inner(x + i) for i in range(n))
@@ -115,7 +115,7 @@ def _asks_a_shape(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("first", ["jit", "jacrev", "jvp", "vmap"])
 @pytest.mark.parametrize("second", ["jit", "jacrev", "jvp", "vmap"])
-def test_values_of_an_enclosing_trace_that_are_only_held(first: str, second: str) -> None:
+def test_jit_nested_uses_only_shape_of_outer_value(first: str, second: str) -> None:
     x = torch.tensor([1.0, 2.0, 3.0])
     ways: dict[str, Any] = {
         "jit": lambda f: f(x),
@@ -140,7 +140,7 @@ def _rebinds(x: torch.Tensor) -> torch.Tensor:
     return (y * a).sum()
 
 
-def test_variables_that_are_rebound_after_a_function_was_cached() -> None:
+def test_jit_variables_rebound_after_inner_call() -> None:
     x = torch.tensor([1.0, 2.0, 3.0])
 
     def plain(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""A program is not used where what a function holds, or is called with, has changed."""
+"""A program is not used after a change of what its function holds or is called with."""
 
 # Misuse is the subject here.
 # pyright: reportFunctionMemberAccess=false, reportReturnType=false
@@ -133,7 +133,7 @@ OUTER: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize("name", HELD)
-def test_a_changed_value_is_never_stale(name: str, outer: str) -> None:
+def test_jit_closure_value_changed(name: str, outer: str) -> None:
     make, values = HELD[name]
     for value in [*values, *values]:
         got = xf.device_get(OUTER[outer](make(value))(_one))
@@ -146,7 +146,7 @@ def test_a_changed_value_is_never_stale(name: str, outer: str) -> None:
         assert got.dtype == want.dtype
 
 
-def test_changed_content_of_what_one_function_holds() -> None:
+def test_jit_closure_contents_mutated() -> None:
     numbers, table, options = [1.0, 2.0], {"k": 2}, Options(1.0, [])
     model, count, seen = Model(), 1, {1}
 
@@ -186,7 +186,7 @@ def test_changed_content_of_what_one_function_holds() -> None:
     check()
 
 
-def test_arguments_that_differ_in_kind() -> None:
+def test_jit_arguments_of_other_kinds_trace_again() -> None:
     f = xf.jit(lambda t: xf.tree.reduce(torch.add, xf.tree.map(lambda x: x * 2, t)))
     cases: list[Any] = [
         vector(), [vector()], (vector(),), {"a": vector()}, {"b": vector()}, vector().double(),
@@ -213,7 +213,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def test_a_changed_global_mode_is_not_stale() -> None:
+def test_jit_default_dtype_or_autocast_changed() -> None:
     f = xf.jit(lambda x: x.long() + torch.zeros(3) + 0.5)
     assert f(vector()).dtype == torch.float32
     with _default_dtype(torch.float64):
@@ -228,7 +228,7 @@ def test_a_changed_global_mode_is_not_stale() -> None:
     assert g(a, a).dtype == torch.float32
 
 
-def test_a_changed_grad_mode_or_requires_grad_is_not_stale() -> None:
+def test_jit_grad_mode_or_requires_grad_changed() -> None:
     f = xf.jit(lambda x, w: (x * w).sum())
     for _ in range(2):
         for rx in (False, True):

@@ -1,4 +1,4 @@
-"""Rebinding what a function names as a global makes a new program; nothing else does."""
+"""Rebinding a global that a function names makes a new program; nothing else does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _notebook() -> Any:
     return module
 
 
-def test_rebinding() -> None:
+def test_jit_global_rebound() -> None:
     m = _notebook()
     for transformed in (xf.jit(m.f), xf.jit(lambda x: xf.jit(m.f)(x))):
         m.scale, m.table["power"], m.data = 2.0, 2, torch.ones(3)
@@ -49,7 +49,7 @@ def test_rebinding() -> None:
         assert transformed(X).item() == 3 * 6
 
 
-def test_the_gradient_is_never_stale() -> None:
+def test_grad_global_rebound() -> None:
     m = _notebook()
     assert xf.grad(m.f)(X).tolist() == [4, 8, 12]
     m.scale = 1
@@ -58,7 +58,7 @@ def test_the_gradient_is_never_stale() -> None:
     assert xf.grad(m.f)(X).tolist() == [10, 10, 10]
 
 
-def test_nothing_is_traced_twice() -> None:
+def test_jit_global_mutated_by_function_traces_once() -> None:
     """A global that the function changes itself is no reason to trace it again."""
     m = _notebook()
     f = xf.jit(m.f)
@@ -70,7 +70,7 @@ def test_nothing_is_traced_twice() -> None:
     assert len(m.counted) == first <= 3
 
 
-def test_the_old_value_finds_the_old_program() -> None:
+def test_jit_global_restored_finds_old_program() -> None:
     m = _notebook()
     f = xf.jit(m.f)
     f(X)
@@ -84,7 +84,7 @@ def test_the_old_value_finds_the_old_program() -> None:
     assert "a global changed: 3.0 -> 5.0 in scale" in f.explain()
 
 
-def test_a_choice_of_library_functions() -> None:
+def test_jit_global_bound_to_library_function() -> None:
     """Under a name of the user's own, a function of a library may be another one later."""
     m = _notebook()
     exec("import torch, xfunc as xf\nchoice = torch.sin\ndef g(x): return choice(x).sum()", vars(m))

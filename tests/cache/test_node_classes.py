@@ -77,7 +77,7 @@ WAYS: dict[str, Callable[[Any], torch.Tensor]] = {
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("cls", NODES)
-def test_a_global_of_theirs_changes(
+def test_transforms_global_of_node_class_changed(
     cls: type, way: Callable[[Any], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     power = 2 if way is WAYS["grad"] else 1
@@ -94,7 +94,7 @@ def test_a_global_of_theirs_changes(
 
 
 @pytest.mark.parametrize("cls", NODES)
-def test_a_method_is_replaced_and_put_back(cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jit_method_of_node_class_replaced(cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
     f = xf.jit(lambda node: node())
     owner = Named if cls is Derived else cls
     node, traced = cls(torch.ones(2)), xf.trace_count(f)  # All such lambdas share programs.
@@ -106,7 +106,7 @@ def test_a_method_is_replaced_and_put_back(cls: type, monkeypatch: pytest.Monkey
     assert xf.trace_count(f) == traced + 2
 
 
-def test_other_processes_see_it_too(fresh: Server, tmp_path: Path) -> None:
+def test_trace_cache_global_of_node_class_changed(fresh: Server, tmp_path: Path) -> None:
     code = f"""
 import sys, typing, torch, xfunc as xf
 xf.config.set_trace_cache_dir({str(tmp_path)!r})

@@ -32,7 +32,7 @@ def _by_config(x: torch.Tensor, config: Any, *rest: Any, flag: Any = False) -> t
     return y + 1 if flag is True else y
 
 
-def test_static_arguments_count_by_value_and_type() -> None:
+def test_jit_static_arguments_keyed_by_value_and_type() -> None:
     f = xf.jit(_by_config, static_argnums=1, static_argnames="flag")
     traces = 0
     for config, flag, new in [
@@ -47,7 +47,7 @@ def test_static_arguments_count_by_value_and_type() -> None:
         assert f.cache_info().traces == traces, (config, flag)
 
 
-def test_a_static_argument_by_position_and_by_name_is_one() -> None:
+def test_jit_static_argument_by_position_or_name() -> None:
     f = xf.jit(scaled, static_argnums=1)
     for _ in range(2):
         assert f(vector(), 3).tolist() == f(vector(), k=3).tolist() == [3.0, 6.0, 9.0]
@@ -79,7 +79,7 @@ def test_a_static_argument_by_position_and_by_name_is_one() -> None:
         (lambda: xf.jit(SCALED, static_argnums=1)(vector(), torch.zeros(3)), ValueError, "static"),
     ],
 )  # fmt: skip
-def test_wrong_arguments(call: Callable[[], Any], error: type[Exception], says: str) -> None:
+def test_jit_wrong_arguments(call: Callable[[], Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         call()
 
@@ -108,13 +108,13 @@ TAKERS: dict[str, Callable[[Any], object]] = {
 
 @pytest.mark.parametrize("taker", TAKERS)
 @pytest.mark.parametrize("hint", WRONG)
-def test_what_is_no_array(taker: str, hint: str) -> None:
+def test_transforms_refuse_non_arrays(taker: str, hint: str) -> None:
     """The hint says what to pass in its place."""
     with pytest.raises(TypeError, match=f"Hint: .*{hint}"):
         TAKERS[taker](WRONG[hint]())
 
 
-def test_wrong_arguments_name_the_line() -> None:
+def test_jit_wrong_arguments_name_the_line() -> None:
     for call in (
         lambda: xf.jit(SCALED)({"a": "text"}),
         lambda: xf.jit(SCALED, static_argnums=1)(vector(), [1]),
@@ -131,7 +131,7 @@ def test_wrong_arguments_name_the_line() -> None:
 # ------------------------------------------------------------------------------- dynamic arguments
 
 
-def test_python_numbers_are_dynamic() -> None:
+def test_jit_python_numbers_are_dynamic() -> None:
     f = xf.jit(lambda x: x)
     for value, dtype in [
         (2, torch.int64), (3, torch.int64), (2.0, torch.float32), (3.5, torch.float32),
@@ -148,7 +148,7 @@ def test_python_numbers_are_dynamic() -> None:
     assert g.cache_info().traces == 1
 
 
-def test_keyword_arguments() -> None:
+def test_jit_keyword_arguments() -> None:
     def total(*args: Any, **kwargs: Any) -> Any:
         return sum(args) + sum(v * len(k) for k, v in kwargs.items())
 

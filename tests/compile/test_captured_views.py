@@ -1,4 +1,4 @@
-"""Inner functions that use a value of the outer one that was changed in place.
+"""Inner functions that capture a value of the outer one that was changed in place.
 
 torch_xla makes a view again, under a new number, when it is next looked at after its base has
 changed: inside an inner function, that looked like a value of the inner function's own.
@@ -90,7 +90,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("change", "inner", "outer"), CASES)
-def test_a_view_that_was_changed(change: Fun, inner: str, outer: str) -> None:
+def test_inner_function_captures_view_changed_in_place(change: Fun, inner: str, outer: str) -> None:
     def fun(x: Tensor) -> Tensor:
         y = change(x)
         return INNERS[inner](lambda a: y * y * a)
@@ -104,7 +104,7 @@ def test_a_view_that_was_changed(change: Fun, inner: str, outer: str) -> None:
 
 
 @pytest.mark.parametrize("outer", ["jvp", "grad", "hessian"])
-def test_a_view_that_was_changed_and_is_differentiated_again(outer: str) -> None:
+def test_inner_function_captures_changed_view_under_jvp(outer: str) -> None:
     """The inner function sees torch.func's wrapper of it, which no call made."""
 
     def fun(x: Tensor) -> Tensor:

@@ -147,7 +147,7 @@ def _loaded() -> Callable[..., Any]:
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("kind", REFUSED)
-def test_refused(kind: str, use: str) -> None:
+def test_transforms_refuse_tensors_without_memory(kind: str, use: str) -> None:
     make, says = REFUSED[kind]
     x = make()
     label = (
@@ -161,7 +161,7 @@ def test_refused(kind: str, use: str) -> None:
 
 @pytest.mark.parametrize("use", [u for u in USES if u != "export"])
 @pytest.mark.parametrize("kind", TAKEN)
-def test_taken(kind: str, use: str) -> None:
+def test_transforms_take_tensors_with_memory(kind: str, use: str) -> None:
     x = TAKEN[kind]()
     found = USES[use](x)
     expected = x if use == "device_put" else 2 * x
@@ -180,7 +180,7 @@ def mesh() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("use", USES)
-def test_dtensor(use: str, mesh: Any) -> None:
+def test_transforms_refuse_dtensor(use: str, mesh: Any) -> None:
     from torch.distributed.tensor import Replicate, distribute_tensor
 
     x = distribute_tensor(vector(), mesh, [Replicate()])
@@ -190,14 +190,14 @@ def test_dtensor(use: str, mesh: Any) -> None:
         USES[use](x)
 
 
-def test_key_path_and_line() -> None:
+def test_jit_fake_tensor_error_names_path_and_line() -> None:
     x = _fake(vector())
     with pytest.raises(UnsupportedOpError, match=r"^params\['w'\] \(float32\[3\]\) ") as caught:
         xf.jit(lambda params: params["w"] * 2)({"w": x})  # here
     assert "# here" in str(caught.value)
 
 
-def test_memory_released_after_the_trace() -> None:
+def test_jit_captured_storage_released_after_trace() -> None:
     held = vector()
     f = xf.jit(lambda x: x + held)
     f(vector())
@@ -244,7 +244,9 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.parametrize("is_cached", [False, True])
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("tracer", TRACERS)
-def test_inside_of_a_tracer(tracer: str, call: str, is_cached: bool) -> None:
+def test_transforms_inside_torch_tracer_are_refused(
+    tracer: str, call: str, is_cached: bool
+) -> None:
     record, says = TRACERS[tracer]
     x = xf.device_put(vector())
     if is_cached:
@@ -262,11 +264,11 @@ def test_inside_of_a_tracer(tracer: str, call: str, is_cached: bool) -> None:
     assert _ranged(vector()).tolist() == [2 * v for v in vector().tolist()]
 
 
-def test_inside_of_torch_export() -> None:
+def test_jit_inside_torch_export_is_refused() -> None:
     with pytest.raises(UnsupportedOpError, match=r"inside of (make_fx|Fake)(.|\n)*test_dataless"):
         torch.export.export(_Calling(), (vector(),), strict=False)
 
 
-def test_inside_of_other_modes() -> None:
+def test_jit_inside_flop_counter_mode() -> None:
     with FlopCounterMode(display=False):
         assert _jitted(vector()).tolist() == [2 * v for v in vector().tolist()]

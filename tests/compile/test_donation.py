@@ -27,7 +27,7 @@ def _state() -> Any:
 @pytest.mark.parametrize(
     "options", [{"donate_argnums": 0}, {"donate_argnames": "state"}, {"donate_argnums": (0,)}]
 )
-def test_donated_arguments_give_right_results_and_are_gone(options: Any) -> None:
+def test_jit_donated_arguments_are_consumed(options: Any) -> None:
     f = xf.jit(_step, **options)
     state, x = _state(), xf.device_put(vector())
     for k in range(1, 4):
@@ -46,7 +46,7 @@ def test_donated_arguments_give_right_results_and_are_gone(options: Any) -> None
     assert f(state=state, x=x)["a"].tolist() == [5.0, 9.0, 13.0]
 
 
-def test_donating_on_a_call_in_a_trace_or_of_a_host_tensor_is_harmless() -> None:
+def test_jit_donation_in_trace_or_of_cpu_tensor_is_ignored() -> None:
     f = xf.jit(lambda x: x + 1, donate_argnums=0)
     assert xf.jit(lambda x: f(x) + x)(vector()).tolist() == [3.0, 5.0, 7.0]
     x = vector()
@@ -60,7 +60,7 @@ def test_donating_on_a_call_in_a_trace_or_of_a_host_tensor_is_harmless() -> None
 @pytest.mark.parametrize(
     "arguments", [lambda x: (x, x), lambda x: ([x, x], 1), lambda x: ((x, [x]), x)]
 )
-def test_a_tensor_donated_twice_is_an_error(arguments: Callable[[Any], Any]) -> None:
+def test_jit_tensor_donated_twice_raises(arguments: Callable[[Any], Any]) -> None:
     f = xf.jit(lambda a, b: xf.tree.map(lambda t: t + 1, (a, b)), donate_argnums=0)
     x = xf.device_put(vector())
     for _ in range(2):
@@ -69,7 +69,7 @@ def test_a_tensor_donated_twice_is_an_error(arguments: Callable[[Any], Any]) -> 
     assert x.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_donated_scalars_have_buffers_of_their_own() -> None:
+def test_jit_donated_scalars_have_own_buffers() -> None:
     f = xf.jit(lambda a, b: (a + 1, b + 1), donate_argnums=(0, 1))
     for _ in range(2):  # torch_xla would remember a buffer that is gone by now
         a, b = xf.device_put((torch.tensor(7), torch.tensor(7)))
@@ -77,7 +77,7 @@ def test_donated_scalars_have_buffers_of_their_own() -> None:
     assert xf.device_get(f(torch.tensor(7), torch.tensor(7))) == (8, 8)
 
 
-def test_donating_a_captured_tensor_is_an_error() -> None:
+def test_jit_donated_argument_captured_raises() -> None:
     w = xf.device_put(vector())
     f = xf.jit(lambda x: x * w, donate_argnums=0)
     with pytest.raises(ValueError, match="twice"):
@@ -85,7 +85,7 @@ def test_donating_a_captured_tensor_is_an_error() -> None:
     assert w.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_donating_an_argument_that_is_returned_or_unused() -> None:
+def test_jit_donated_argument_returned_or_unused() -> None:
     f = xf.jit(lambda x, y: (x, x), donate_argnums=(0, 1))
     got = f(xf.device_put(vector()), xf.device_put(vector()))
     assert [t.tolist() for t in got] == [[1.0, 2.0, 3.0]] * 2
@@ -94,7 +94,7 @@ def test_donating_an_argument_that_is_returned_or_unused() -> None:
     assert [t.tolist() for t in g(x)] == [[1.0, 2.0, 3.0], [2.0, 3.0, 4.0]]
 
 
-def test_donating_a_view_does_not_corrupt_its_base() -> None:
+def test_jit_donated_view_keeps_its_base() -> None:
     base = xf.device_put(torch.arange(6.0))
     view = base[:3]
     f = xf.jit(lambda x: x * 10, donate_argnums=0)
@@ -102,7 +102,7 @@ def test_donating_a_view_does_not_corrupt_its_base() -> None:
     assert base.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_donating_what_requires_grad() -> None:
+def test_jit_donated_argument_requires_grad() -> None:
     f = xf.jit(lambda x: (x * x).sum(), donate_argnums=0)
     x = xf.device_put(vector()).requires_grad_()
     f(x).backward()

@@ -95,12 +95,12 @@ FORMS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_forms(name: str) -> None:
+def test_jit_forms(name: str) -> None:
     for _ in range(2):
         assert FORMS[name](vector()).tolist() == [2.0, 4.0, 6.0]
 
 
-def test_a_jitted_function_looks_like_the_function() -> None:
+def test_jit_preserves_function_metadata() -> None:
     f = xf.jit(scaled)
     assert (f.__name__, f.__doc__, f.__module__, f.__wrapped__) == (
         "scaled", "Doubles.", scaled.__module__, scaled,
@@ -108,7 +108,7 @@ def test_a_jitted_function_looks_like_the_function() -> None:
     assert xf.jit(functools.partial(scaled, k=3))(vector()).tolist() == [3.0, 6.0, 9.0]
 
 
-def test_methods_see_their_own_object() -> None:
+def test_jit_methods_see_own_object() -> None:
     for factor in (2.0, 3.0, 2.0):
         want = [factor, 2 * factor, 3 * factor]
         assert Model(factor).static_self(vector()).tolist() == want
@@ -117,7 +117,7 @@ def test_methods_see_their_own_object() -> None:
         Model(2.0).method(vector())
 
 
-def test_under_disable_jit_python_runs_each_time() -> None:
+def test_disable_jit_runs_python_each_time() -> None:
     seen: list[float] = []
 
     @xf.jit
@@ -138,7 +138,7 @@ def _two(x: torch.Tensor, p: dict[str, Any]) -> Any:
     return {"y": x @ p["w"], "n": [None, (x.sum(), p["k"])]}
 
 
-def test_stages() -> None:
+def test_jit_trace_lower_and_compile() -> None:
     f = xf.jit(_two)
     structs = (S((2, 3), torch.float32), {"w": S((3, 4), torch.float32), "k": S((), torch.int64)})
     traced = f.trace(*structs)
@@ -171,7 +171,7 @@ def test_stages() -> None:
         compiled(arguments[0], {"w": torch.ones(3, 4)})
 
 
-def test_stages_with_static_and_donated_arguments() -> None:
+def test_jit_stages_with_static_and_donated_arguments() -> None:
     f = xf.jit(scaled, static_argnums=1, donate_argnums=0)
     compiled = f.lower(S((3,), torch.float32), 3).compile()
     assert compiled(vector()).tolist() == [3.0, 6.0, 9.0]  # As in JAX: without the static ones.
@@ -196,7 +196,7 @@ def test_eval_shape_and_make_hlo() -> None:
         xf.eval_shape(torch.matmul, x, x)
 
 
-def test_a_nested_jit_is_called() -> None:
+def test_jit_nested_is_a_call() -> None:
     inner = xf.jit(lambda x: torch.tanh(x) @ x)
     text = xf.jit(lambda x: inner(inner(x))).lower(S((3, 3), torch.float32)).as_text()
     assert text.count(" call(") == 2
@@ -236,12 +236,12 @@ print("abstract", len(text), f"{grown:.0f} MB")
 """
 
 
-def test_the_gradient_of_405_billion_parameters_is_lowered_without_data(fresh: Server) -> None:
+def test_lower_gradient_of_405b_parameters_without_data(fresh: Server) -> None:
     done = fresh.run(ABSTRACT)
     assert "abstract" in done.stdout, done.stdout + done.stderr
 
 
-def test_each_result_takes_the_memory_of_its_own_argument() -> None:
+def test_jit_donated_buffers_alias_their_own_results() -> None:
     """Else XLA pairs donated arguments with results of the same size, and copies all of them."""
 
     def step(state: Any, x: Any) -> Any:

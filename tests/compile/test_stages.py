@@ -47,14 +47,14 @@ def is_at(instruction, name, comment):
 # -- names and lines ------------------------------------------------------------------------------
 
 
-def test_scope_file_and_line():
+def test_lower_names_scope_file_and_line():
     text = xf.jit(tower).lower(SQUARE, SQUARE).as_text()
     assert is_at(instructions(text, "tanh")[0], "up/aten__tanh", "tanh")
     assert is_at(instructions(text, "dot")[0], "up/aten__mm", "tanh")
     assert is_at(instructions(text, "reduce")[0], "aten__sum", "sum")
 
 
-def test_scopes_nest_and_decorate():
+def test_named_scope_nests_and_decorates():
     def fun(x):
         with xf.named_scope("a"), xf.named_scope("b"):
             y = decorated(x)
@@ -74,7 +74,7 @@ def test_scopes_nest_and_decorate():
         lambda f: xf.vmap(xf.grad(f, argnums=1), in_axes=(None, None), axis_size=2),
     ],
 )
-def test_the_backward_pass_has_the_scope_and_line_of_the_forward_pass(transform):
+def test_grad_backward_has_scope_and_line_of_forward(transform):
     text = xf.jit(transform(tower)).lower(SQUARE, SQUARE).as_text()
     dots = instructions(text, "dot")
     assert is_at(dots[0], "up/aten__mm", "tanh") or is_at(dots[0], "up/aten__bmm", "tanh")
@@ -83,7 +83,7 @@ def test_the_backward_pass_has_the_scope_and_line_of_the_forward_pass(transform)
     assert all(f"source_line={line_of('tanh')}" in d for d in backward)
 
 
-def test_scopes_inside_loops_and_called_functions():
+def test_named_scope_in_scan_and_nested_jit():
     def body(c, _):
         with xf.named_scope("step"):
             return xf.jit(decorated)(c), None
@@ -93,7 +93,7 @@ def test_scopes_inside_loops_and_called_functions():
     assert 'op_name="step/xfunc__decorated"' in instructions(text, "call")[0]
 
 
-def test_a_called_function_is_named_after_each_place_that_calls_it():
+def test_named_scope_of_each_call_of_nested_jit():
     inner = xf.jit(decorated)
 
     def fun(x):
@@ -107,25 +107,25 @@ def test_a_called_function_is_named_after_each_place_that_calls_it():
         assert f'op_name="{place}/xfunc__decorated/decorated/aten__sin"' in text
 
 
-def test_a_scope_ends_with_its_block():
+def test_named_scope_ends_after_exception():
     with pytest.raises(ZeroDivisionError, match="division"), xf.named_scope("open"):
         _ = 1 / 0
     text = xf.jit(torch.sin).lower(SQUARE).as_text()
     assert 'op_name="aten__sin"' in instructions(text, "sine")[0]
 
 
-def test_names_reach_the_compiled_program():
+def test_compile_names_scope_file_and_line():
     text = xf.jit(tower).lower(SQUARE, SQUARE).compile().as_text()
     assert is_at(instructions(text, "tanh")[0], "up/aten__tanh", "tanh")
 
 
 @pytest.mark.parametrize("name", ["", None, 3])
-def test_scopes_without_names(name):
+def test_named_scope_invalid_name(name):
     with pytest.raises(TypeError, match="named_scope was given"), xf.named_scope(name):
         pass
 
 
-def test_lines_do_not_retrace():
+def test_named_scope_does_not_retrace():
     fun = xf.jit(lambda x: x.sin())
     with xf.named_scope("first"):
         fun(torch.ones(3))
@@ -136,7 +136,7 @@ def test_lines_do_not_retrace():
 # -- text and analyses ----------------------------------------------------------------------------
 
 
-def test_stablehlo():
+def test_lower_as_stablehlo():
     def fun(used, unused, p):
         return p["b"] @ used, xf.scan(lambda c, _: (c * 2, None), used, length=3)[0]
 
@@ -162,7 +162,7 @@ def test_cost_analysis():
     assert xf.jit(lambda: None).lower().cost_analysis()["flops"] == 0
 
 
-def test_costs_of_a_compiled_loop():
+def test_cost_analysis_of_compiled_scan():
     def fun(c, w):
         return xf.scan(lambda c, _: (torch.tanh(c @ w), None), c, length=50)[0]
 
@@ -188,7 +188,7 @@ def test_memory_analysis():
     assert found.temp_size_in_bytes >= 4 * 32 * 16
 
 
-def test_memory_of_donated_arguments():
+def test_memory_analysis_of_donated_arguments():
     kept, donated = (
         xf.jit(torch.neg, donate_argnums=d).lower(S((32, 64), F32)).compile().memory_analysis()
         for d in ((), 0)
@@ -201,14 +201,14 @@ def test_memory_of_donated_arguments():
     assert kept.peak_memory_in_bytes - donated.peak_memory_in_bytes == 4 * 32 * 64
 
 
-def test_programs_of_one_name_are_told_apart():
+def test_compile_programs_of_same_name():
     compiled = [xf.jit(decorated).lower(S((n,), F32)).compile() for n in (3, 5)]
     for n, c in zip((3, 5), compiled, strict=True):
         assert f"f32[{n}]" in (c.as_text() or "")
         assert c.memory_analysis().argument_size_in_bytes == 4 * n
 
 
-def test_serialize():
+def test_compiled_serialize_round_trip():
     compiled = xf.jit(decorated).lower(S((3,), F32)).compile()
     again = xf.export.deserialize(compiled.serialize())
     x = torch.arange(3.0)
@@ -216,7 +216,7 @@ def test_serialize():
 
 
 @pytest.mark.torch_xla
-def test_targets_and_options():
+def test_compile_target_and_options():
     lowered = xf.jit(decorated).lower(SQUARE)
     with pytest.raises(ValueError, match=r"unknown target 'abacus'(.|\n)*Hint: leave it out"):
         lowered.compile("abacus")
@@ -229,7 +229,7 @@ def test_targets_and_options():
 
 
 @pytest.mark.torch_xla
-def test_profile(tmp_path):
+def test_profile_on_torch_xla(tmp_path):
     fun = xf.jit(tower)
     recorded = profile(tmp_path, fun)
     for name in ("my step", "tower.", "up/aten__tanh", __file__):
@@ -265,7 +265,7 @@ def profile(folder, fun):
     return file.read_bytes()
 
 
-def test_folders_that_no_profile_can_be_written_to(tmp_path):
+def test_profile_to_unwritable_folder(tmp_path):
     (tmp_path / "file").write_text("")
     folder: Any
     for folder, kind, problem in (
@@ -292,7 +292,7 @@ PERSISTENT = """if True:
 
 @pytest.mark.sample(7, seed=0)
 @pytest.mark.torch_xla
-def test_the_cpu_client_cannot_load_what_it_compiled(tmp_path: Path, fresh: Server) -> None:
+def test_torch_xla_persistent_cache_cannot_load_on_cpu(tmp_path: Path, fresh: Server) -> None:
     """torch_xla's persistent cache fills, and every program in it is compiled again.
 
     When this fails, the client has learnt to load: say so in docs/inspection.md, and offer it.

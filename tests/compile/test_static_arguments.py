@@ -92,7 +92,7 @@ def eagerly(f):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_number_stays_one(name: str) -> None:
+def test_transforms_keep_python_numbers(name: str) -> None:
     got, expected = CASES[name]
     torch.testing.assert_close(got().cpu(), expected())
 
@@ -102,7 +102,7 @@ def test_a_number_stays_one(name: str) -> None:
     [(2, 3), (1, True), (0, False), (0.0, -0.0), (1, 1.0), (3, "3")],
     ids=repr,
 )
-def test_each_value_is_a_trace_of_its_own(one, two) -> None:
+def test_grad_traces_each_number_separately(one, two) -> None:
     seen = []
 
     def f(x, n):
@@ -115,7 +115,7 @@ def test_each_value_is_a_trace_of_its_own(one, two) -> None:
     assert [(type(n), str(n)) for n in seen] == [(type(n), str(n)) for n in (one, two)]
 
 
-def test_what_is_differentiated_or_mapped_is_a_tensor() -> None:
+def test_grad_and_vmap_number_arguments_are_tensors() -> None:
     assert xf.grad(lambda x: x * x)(3.0).item() == 6.0
     with pytest.raises(TypeError, match=r"with respect to x, which is int64\[\], not floating"):
         xf.grad(lambda x: x * x)(3)
@@ -125,12 +125,12 @@ def test_what_is_differentiated_or_mapped_is_a_tensor() -> None:
         xf.vmap(repeat)(ROWS, n=3)
 
 
-def test_without_static_argnums_checkpoint_makes_tensors() -> None:
+def test_checkpoint_number_without_static_argnums_is_tensor() -> None:
     with pytest.raises(xf.errors.ConcretizationError, match=r"reads a traced value \(int64\[\]\)"):
         xf.checkpoint(power)(X, 3)
 
 
-def test_static_argnums_are_positions() -> None:
+def test_checkpoint_static_argnums_out_of_range() -> None:
     with pytest.raises(ValueError, match=r"static_argnums=\(3,\), but was called with 2"):
         xf.checkpoint(power, static_argnums=3)(X, 2)
 
@@ -149,13 +149,13 @@ def by_held(x, o):
     ],
     ids=["grad", "vmap", "checkpoint", "static of jit"],
 )  # fmt: skip
-def test_tensors_in_an_argument_that_is_no_array_are_data(make) -> None:
+def test_transforms_tensors_in_opaque_argument_are_data(make) -> None:
     f, x = make(), torch.ones(3)
     holders = [Holder(torch.full((), float(i))) for i in range(3)]
     assert [f(x, h)[0].item() for h in holders] == [0.0, 1.0, 2.0]
 
 
-def test_a_tensor_held_twice_is_told_from_two() -> None:
+def test_grad_captured_tensor_also_in_opaque_argument() -> None:
     a, b = torch.tensor(2.0), torch.tensor(5.0)
 
     def by(t):
@@ -164,7 +164,7 @@ def test_a_tensor_held_twice_is_told_from_two() -> None:
     assert [by(t)(X, Holder(u))[0].item() for t in (a, b) for u in (a, b)] == [4, 10, 10, 25]
 
 
-def test_tensors_in_arguments_that_a_rule_does_not_see_are_data() -> None:
+def test_custom_rules_tensors_in_nondiff_argument_are_data() -> None:
     f = xf.custom_jvp(lambda x, o: x * o.tensor, nondiff_argnums=1)
     f.defjvp(lambda o, xs, ts: (xs[0] * o.tensor, ts[0] * o.tensor))
     g = xf.custom_vjp(lambda x, o: x * o.tensor, nondiff_argnums=1)
@@ -176,7 +176,7 @@ def test_tensors_in_arguments_that_a_rule_does_not_see_are_data() -> None:
             assert xf.grad(lambda x, o=o, h=h: h(x, o).sum())(X).tolist() == [i] * 3
 
 
-def test_eval_shape_takes_what_is_no_array() -> None:
+def test_eval_shape_takes_non_arrays() -> None:
     def f(x, how, n, scale=None):
         return getattr(x, how)() * n if scale is None else x * scale
 

@@ -12,7 +12,7 @@ from tests.support.cases import CASES, OURS, PLAIN, arguments
 @pytest.mark.sample(10, seed=0)
 @pytest.mark.parametrize("transform", OURS)
 @pytest.mark.parametrize("case", CASES)
-def test_equals_plain_torch(case: str, transform: str) -> None:
+def test_transforms_of_cases_equal_torch(case: str, transform: str) -> None:
     x, w = arguments()
     want = xf.tree.leaves(PLAIN[transform](CASES[case].plain)(x, w))
     ours = CASES[case].ours

@@ -14,7 +14,7 @@ PAIRS = [(a, b) for a in TABLE for b in TABLE]
 
 @pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize(("outer", "inner"), PAIRS, ids=[f"{a} of {b}" for a, b in PAIRS])
-def test_pair(outer: str, inner: str) -> None:
+def test_transform_pair_equals_torch(outer: str, inner: str) -> None:
     a, b = TABLE[outer], TABLE[inner]
     staged = xf.jit(a.ours(b.ours(base)))
     if a.differentiates & b.refuses:
@@ -27,14 +27,14 @@ def test_pair(outer: str, inner: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_alone_without_jit(name: str) -> None:
+def test_transform_without_jit_equals_torch(name: str) -> None:
     want = TABLE[name].plain(base)(X)
     got = TABLE[name].ours(base)(xf.device_put(X))
     torch.testing.assert_close(got.cpu(), want, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_eagerly(name: str) -> None:
+def test_transform_under_disable_jit_equals_torch(name: str) -> None:
     want = TABLE[name].plain(base)(X)
     with xf.disable_jit():
         got = TABLE[name].ours(base)(X)

@@ -1,4 +1,4 @@
-"""What control flow does beside composing (see test_pairs): counts, checks, edges."""
+"""Control flow, beside composition (see test_pairs): counts, checks, edges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _opcodes(fun: Any, *args: Any) -> list[str]:
 
 
 class TestCond:
-    def test_is_one_hlo_conditional_traced_once(self) -> None:
+    def test_traced_once_as_one_hlo_conditional(self) -> None:
         runs = []
 
         def double(x: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ class TestCond:
         assert sorted(runs) == ["double", "negate"]
         assert _opcodes(choose, torch.tensor(True), X).count("conditional") == 1
 
-    def test_a_batched_predicate_becomes_a_select(self) -> None:
+    def test_batched_predicate_becomes_select(self) -> None:
         def f(flag: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
             return xf.cond(flag, torch.sin, torch.cos, x)
 
@@ -51,14 +51,14 @@ class TestCond:
         assert "conditional" not in found
         assert "select" in found
 
-    def test_only_the_chosen_branch_counts_for_the_gradient(self) -> None:
+    def test_grad_of_chosen_branch_only(self) -> None:
         def safe(x: torch.Tensor) -> torch.Tensor:
             return xf.cond(x > 0, torch.log, torch.zeros_like, x)
 
         assert xf.grad(safe)(torch.tensor(-1.0)).item() == 0.0
         assert xf.grad(safe)(torch.tensor(4.0)).item() == 0.25
 
-    def test_branches_share_residuals_of_one_shape(self) -> None:
+    def test_grad_branches_share_residuals(self) -> None:
         def loss(flag: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
             return xf.cond(flag, lambda y: y.sin().sin(), lambda y: y.cos().cos(), x).sum()
 
@@ -81,7 +81,7 @@ class TestCond:
         torch.testing.assert_close(got["a"][0], X * 3)
         torch.testing.assert_close(f(torch.tensor(0), X)["a"][0].cpu(), X * 2)
 
-    def test_a_number_as_predicate(self) -> None:
+    def test_number_as_predicate(self) -> None:
         ways: tuple[Any, Any] = (lambda: 1), (lambda: 0)
         assert xf.cond(2.0, *ways).item() == 1
         assert xf.cond(0, *ways).item() == 0
@@ -89,7 +89,7 @@ class TestCond:
     def test_no_operands_and_no_outputs(self) -> None:
         assert xf.cond(True, lambda: None, lambda: None) is None
 
-    def test_wrong_predicate(self) -> None:
+    def test_wrong_predicate_raises(self) -> None:
         with pytest.raises(TypeError, match=r"(?s)the predicate is bool\[3\], not a scalar.*Hint"):
             xf.cond(X > 0, torch.sin, torch.cos, X)
         with pytest.raises(TypeError, match=r"(?s)the predicate is a str"):
@@ -97,7 +97,7 @@ class TestCond:
         with pytest.raises(TypeError, match=r"(?s)not callable.*cond\(pred, f, g, x\)"):
             xf.cond(True, torch.sin(X), torch.cos(X))  # pyright: ignore[reportArgumentType]
 
-    def test_branches_that_differ(self) -> None:
+    def test_differing_branches_raise(self) -> None:
         with pytest.raises(
             xf.errors.TreeMismatchError,
             match=r"(?s)the results of .* differ:\n  result\['a'\]: float64\[3\] instead of "
@@ -107,16 +107,16 @@ class TestCond:
 
 
 class TestSwitch:
-    def test_the_index_is_clamped(self) -> None:
+    def test_index_is_clamped(self) -> None:
         branches = [lambda x: x, lambda x: x * 10, lambda x: x * 100]
         f = xf.jit(lambda i, x: xf.switch(i, branches, x))
         for i, factor in ((-5, 1), (0, 1), (1, 10), (2, 100), (9, 100)):
             torch.testing.assert_close(f(torch.tensor(i), X).cpu(), X * factor)
 
-    def test_one_branch(self) -> None:
+    def test_single_branch(self) -> None:
         torch.testing.assert_close(xf.switch(3, [torch.sin], X).cpu(), X.sin())
 
-    def test_batched_index_with_its_gradient(self) -> None:
+    def test_batched_index_grad(self) -> None:
         def f(i: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
             return xf.switch(i, [torch.sin, torch.cos, lambda y: y**2], x)
 
@@ -124,7 +124,7 @@ class TestSwitch:
         want = torch.stack([X[0].cos(), -X[1].sin(), 2 * X[2]])
         torch.testing.assert_close(got, want)
 
-    def test_wrong_arguments(self) -> None:
+    def test_wrong_arguments_raise(self) -> None:
         with pytest.raises(ValueError, match=r"(?s)no branches.*Hint"):
             xf.switch(0, [], X)
         with pytest.raises(TypeError, match=r"(?s)the index is float64\[\], not an integer scalar"):
@@ -132,7 +132,7 @@ class TestSwitch:
 
 
 class TestWhileLoop:
-    def test_is_one_hlo_while_traced_once(self) -> None:
+    def test_traced_once_as_one_hlo_while(self) -> None:
         runs = []
 
         def body(s: Any) -> Any:
@@ -153,11 +153,11 @@ class TestWhileLoop:
         assert len(runs) == 1
         assert _opcodes(grow, X).count("while") == 1
 
-    def test_no_step_at_all(self) -> None:
+    def test_zero_steps(self) -> None:
         got = xf.while_loop(lambda x: x.sum() > 1e9, lambda x: x + 1, X)
         torch.testing.assert_close(got.cpu(), X)
 
-    def test_finished_examples_are_frozen(self) -> None:
+    def test_vmap_freezes_finished_examples(self) -> None:
         """The body would turn a finished example into nan."""
 
         def f(x: torch.Tensor) -> Any:
@@ -172,7 +172,7 @@ class TestWhileLoop:
             assert steps[i] == n
             torch.testing.assert_close(values[i], value)
 
-    def test_a_carry_that_becomes_batched_at_a_later_step(self) -> None:
+    def test_vmap_carry_batched_after_some_steps(self) -> None:
         def f(x: torch.Tensor) -> Any:
             zero = torch.zeros((), dtype=x.dtype)
             start = (0, zero, zero, x)
@@ -182,13 +182,13 @@ class TestWhileLoop:
         torch.testing.assert_close(a, X)
         torch.testing.assert_close(b, X)
 
-    def test_a_batched_condition_through_a_closure(self) -> None:
+    def test_vmap_condition_batched_through_closure(self) -> None:
         def f(limit: torch.Tensor) -> torch.Tensor:
             return xf.while_loop(lambda n: n < limit, lambda n: n + 1, torch.tensor(0))
 
         assert xf.vmap(f)(torch.tensor([0, 3, 7])).tolist() == [0, 3, 7]
 
-    def test_reverse_mode_is_refused_where_a_gradient_arrives(self) -> None:
+    def test_grad_is_refused_unless_stopped(self) -> None:
         def loop(x: torch.Tensor) -> torch.Tensor:
             return xf.while_loop(lambda y: y.sum() < 10, lambda y: y + 1, x)
 
@@ -202,7 +202,7 @@ class TestWhileLoop:
         got = xf.grad(lambda x: (x * loop(torch.ones_like(x))).sum())(X)
         assert (got >= 10 / 3).all()
 
-    def test_wrong_functions(self) -> None:
+    def test_wrong_functions_raise(self) -> None:
         with pytest.raises(
             TypeError, match=r"(?s)returned float64\[3\], not a boolean scalar.*any"
         ):
@@ -215,7 +215,7 @@ class TestWhileLoop:
 
 
 class TestForiLoop:
-    def test_python_bounds_make_a_scan(self) -> None:
+    def test_python_bounds_grad(self) -> None:
         def f(x: torch.Tensor) -> torch.Tensor:
             return xf.fori_loop(2, 5, lambda i, y: y * i + x, x)
 
@@ -227,7 +227,7 @@ class TestForiLoop:
         torch.testing.assert_close(got, torch.full_like(X, ((1 * 2 + 1) * 3 + 1) * 4 + 1))
 
     @pytest.mark.parametrize(("lo", "hi"), [(0, 0), (5, 2), (-3, -1)])
-    def test_edges(self, lo: int, hi: int) -> None:
+    def test_empty_and_negative_ranges(self, lo: int, hi: int) -> None:
         got = xf.fori_loop(lo, hi, lambda i, y: y + i, X).cpu()
         torch.testing.assert_close(got, X + sum(range(lo, hi)))
 
@@ -241,7 +241,7 @@ class TestForiLoop:
         ]
         torch.testing.assert_close(dot.cpu(), 4 * X**4)
 
-    def test_wrong_bounds(self) -> None:
+    def test_wrong_bounds_raise(self) -> None:
         with pytest.raises(ValueError, match=r"has unroll=2, but a traced bound"):
             xf.fori_loop(0, torch.tensor(3), lambda i, v: v * 2, X, unroll=2)
         with pytest.raises(
@@ -254,7 +254,7 @@ class TestForiLoop:
 
 class TestMap:
     @pytest.mark.parametrize("batch_size", [None, 1, 2, 3, 7, 100])
-    def test_values_and_gradient(self, batch_size: int | None) -> None:
+    def test_batch_size_values_and_grad(self, batch_size: int | None) -> None:
         xs = torch.arange(21, dtype=torch.float64).reshape(7, 3) / 10
 
         def ours(w: torch.Tensor) -> torch.Tensor:
@@ -266,11 +266,11 @@ class TestMap:
         torch.testing.assert_close(xf.grad(ours)(X).cpu(), want)
 
     @pytest.mark.parametrize("batch_size", [None, 4])
-    def test_nothing_to_map(self, batch_size: int | None) -> None:
+    def test_empty_input(self, batch_size: int | None) -> None:
         got = xf.map(lambda x: x * 2, torch.zeros(0, 3), batch_size=batch_size)
         assert got.shape == (0, 3)
 
-    def test_wrong_arguments(self) -> None:
+    def test_wrong_arguments_raise(self) -> None:
         with pytest.raises(ValueError, match=r"(?s)batch_size=0.*positive integer"):
             xf.map(torch.sin, X, batch_size=0)
         with pytest.raises(xf.errors.TreeMismatchError, match=r"(?s)leading axes differ in length"):
@@ -280,7 +280,7 @@ class TestMap:
 class TestAssociativeScan:
     @pytest.mark.parametrize("n", [0, 1, 2, 3, 4, 7, 8, 9])
     @pytest.mark.parametrize("reverse", [False, True])
-    def test_a_product_that_does_not_commute(self, n: int, reverse: bool) -> None:
+    def test_matmul_reverse(self, n: int, reverse: bool) -> None:
         generator = torch.Generator().manual_seed(n)
         ms = torch.randn(n, 2, 2, dtype=torch.float64, generator=generator)
         got = xf.associative_scan(torch.matmul, ms, reverse=reverse).cpu()
@@ -292,7 +292,7 @@ class TestAssociativeScan:
         expected = torch.stack(want) if want else ms
         torch.testing.assert_close(got, expected)
 
-    def test_along_another_axis(self) -> None:
+    def test_other_axis(self) -> None:
         x = torch.arange(12, dtype=torch.float64).reshape(3, 4)
         got = xf.associative_scan(torch.add, x, axis=-1).cpu()
         torch.testing.assert_close(got, x.cumsum(1))
@@ -301,7 +301,7 @@ class TestAssociativeScan:
             x.flip(1).cummax(1).values.flip(1),
         )
 
-    def test_wrong_arguments(self) -> None:
+    def test_wrong_arguments_raise(self) -> None:
         with pytest.raises(
             xf.errors.TreeMismatchError, match=r"(?s)elems\[0\]: 3\n  elems\[1\]: 2"
         ):
@@ -324,7 +324,7 @@ class TestTensorsMadeOnTheHost:
     def made(self) -> torch.Tensor:
         return torch.arange(3.0, device=self.HOST.device) * 2
 
-    def test_they_are_on_the_host(self) -> None:
+    def test_device_is_cpu_in_trace(self) -> None:
         kinds = []
         xf.jit(lambda x: kinds.append(self.made().device.type) or x)(X)
         assert kinds == ["cpu"]  # else the tests below test nothing
@@ -352,7 +352,7 @@ class TestTensorsMadeOnTheHost:
         torch.testing.assert_close(got, self.HOST + (change if flag else -change))
 
     @pytest.mark.parametrize("within", [False, True], ids=["closed over", "made within"])
-    def test_an_inner_jit(self, within: bool) -> None:
+    def test_inner_jit(self, within: bool) -> None:
         def f(x: torch.Tensor) -> torch.Tensor:
             outer = self.made()
             inner = xf.jit(lambda y: y * (self.made() if within else outer))
@@ -373,7 +373,7 @@ HELD = {
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_a_constant_array_in_a_body_under_transforms(name: str) -> None:
+def test_loop_body_constant_array_under_transforms(name: str) -> None:
     """It is held by the body's program, and no input of it."""
     run = HELD[name]
 

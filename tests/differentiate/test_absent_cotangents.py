@@ -1,4 +1,4 @@
-"""What nothing is asked of has no cotangent: it adds nothing, however steep it is.
+"""A result without a cotangent adds nothing to a gradient, however steep its derivative is.
 
 Zeros in its place would be multiplied by an infinite derivative, and give NaN.
 """
@@ -108,21 +108,21 @@ def agrees(f: Callable[[Tensor], Tensor], want: Tensor, order: int) -> None:
 
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize(("name", "f"), CALLS, ids=[n for n, _ in CALLS])
-def test_a_result_that_nobody_reads(name: str, f: Callable[..., Tensor], order: int) -> None:
+def test_grad_unused_result_with_infinite_slope(
+    name: str, f: Callable[..., Tensor], order: int
+) -> None:
     agrees(f, expected(lambda x: two(x)[0], order), order)
 
 
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize(("name", "f"), SCANS, ids=[n for n, _ in SCANS])
-def test_a_carry_or_a_row_that_nobody_reads(
-    name: str, f: Callable[..., Tensor], order: int
-) -> None:
+def test_grad_scan_unused_carry_or_row(name: str, f: Callable[..., Tensor], order: int) -> None:
     with xf.disable_jit():
         want = expected(lambda x: f(x, loop), order)
     agrees(lambda x: f(x, xf.scan), want, order)
 
 
-def test_a_branch_that_an_example_does_not_take() -> None:
+def test_grad_vmap_cond_untaken_branch() -> None:
     def f(x: Tensor) -> Tensor:
         return xf.cond(x > 0, torch.sqrt, lambda v: v * 2, x)
 
@@ -130,7 +130,7 @@ def test_a_branch_that_an_example_does_not_take() -> None:
     assert got.tolist() == [0.25, 2.0, 2.0]
 
 
-def test_what_is_asked_of_nothing_is_not_computed() -> None:
+def test_grad_scan_omits_computation_without_cotangent() -> None:
     """The backward pass holds no logarithm, no division, of what has no cotangent."""
 
     def loss(x: Tensor) -> Tensor:

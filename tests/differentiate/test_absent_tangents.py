@@ -1,4 +1,4 @@
-"""What does not depend on the differentiated arguments has no tangent, however it is computed.
+"""A value that does not depend on the differentiated arguments has no tangent.
 
 Zeros in its place would be multiplied by an infinite derivative, and give NaN.
 """
@@ -54,7 +54,7 @@ USES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("constant", CONSTANTS)
-def test_a_constant_beside_infinity_has_no_tangent(constant: str) -> None:
+def test_jvp_constant_times_infinity_has_zero_tangent(constant: str) -> None:
     f = CONSTANTS[constant]
 
     def run(x: Tensor) -> dict[str, Tensor]:

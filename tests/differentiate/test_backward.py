@@ -132,7 +132,7 @@ def test_backward(name: str, where: str) -> None:
 
 
 @pairs
-def test_only_one_argument_requires_grad(name: str, where: str) -> None:
+def test_backward_one_argument_requires_grad(name: str, where: str) -> None:
     _, want = _expected(name)
     for i in (0, 1):
         leaves = arguments(where)
@@ -143,7 +143,7 @@ def test_only_one_argument_requires_grad(name: str, where: str) -> None:
 
 
 @pairs
-def test_double_backward(name: str, where: str) -> None:
+def test_backward_twice(name: str, where: str) -> None:
     def second(fun: Fun, where: str) -> list[torch.Tensor]:
         leaves = arguments(where)
         grads = torch.autograd.grad(fun(*leaves), leaves, create_graph=True)
@@ -155,7 +155,7 @@ def test_double_backward(name: str, where: str) -> None:
 
 
 @pairs
-def test_retain_graph_and_accumulation(name: str, where: str) -> None:
+def test_backward_retain_graph_and_accumulation(name: str, where: str) -> None:
     _, want = _expected(name)
     leaves = arguments(where)
     y = FUNCTIONS[name][0](*leaves)
@@ -168,7 +168,7 @@ def test_retain_graph_and_accumulation(name: str, where: str) -> None:
 
 
 @pairs
-def test_no_grad_and_detach(name: str, where: str) -> None:
+def test_requires_grad_under_no_grad_and_detach(name: str, where: str) -> None:
     if not name.startswith("of xf"):
         x, w = arguments(where)
         with torch.no_grad():
@@ -182,7 +182,7 @@ def test_no_grad_and_detach(name: str, where: str) -> None:
 
 
 @pairs
-def test_torch_func_over_a_staged_function(name: str, where: str) -> None:
+def test_torch_func_of_staged_function(name: str, where: str) -> None:
     ours, plain = FUNCTIONS[name]
     x, w = (t.detach() for t in arguments(where))
     a, b = (t.detach() for t in arguments())
@@ -203,7 +203,7 @@ def test_torch_func_over_a_staged_function(name: str, where: str) -> None:
     close(xf.device_get(pullback(torch.ones_like(out))), torch.func.grad(plain, (0, 1))(a, b))
 
 
-def test_gradients_of_a_module() -> None:
+def test_backward_trains_module() -> None:
     def train(stage: Callable[[Fun], Fun]) -> tuple[list[float], list[torch.Tensor]]:
         torch.manual_seed(0)
         module = torch.nn.Sequential(
@@ -225,7 +225,7 @@ def test_gradients_of_a_module() -> None:
     close(train(lambda f: xf.jit(xf.checkpoint(f))), train(lambda f: f))
 
 
-def test_a_frozen_parameter_gets_no_gradient() -> None:
+def test_backward_frozen_parameter() -> None:
     module = torch.nn.Linear(3, 2)
     module.bias.requires_grad_(False)
     f = xf.jit(lambda x: module(x).sum())
@@ -239,7 +239,7 @@ def test_a_frozen_parameter_gets_no_gradient() -> None:
     assert xf.jit(lambda x: other(x).sum())(torch.ones(3)).requires_grad
 
 
-def test_gradients_of_several_outputs() -> None:
+def test_backward_of_several_outputs() -> None:
     f = xf.jit(lambda x: (x.sin(), x.cos(), x.detach(), x.long(), x))
     x = xf.device_put(arguments()[0].detach()).requires_grad_()
     out = f(x)
@@ -251,7 +251,7 @@ def test_gradients_of_several_outputs() -> None:
     close(xf.device_get(x.grad), p.cos() + p.cos() - p * p.sin())
 
 
-def test_stop_gradient_hooks_and_unused_arguments() -> None:
+def test_backward_hooks_and_unused_arguments() -> None:
     f = xf.jit(lambda x, unused, n: (x * 3).sum())
     x, w = arguments("device")
     seen: list[list[float]] = []
@@ -265,7 +265,7 @@ def test_stop_gradient_hooks_and_unused_arguments() -> None:
     assert y.grad.tolist() == [3.0, 3.0, 3.0]
 
 
-def test_gradcheck() -> None:
+def test_jit_gradcheck() -> None:
     x, w = arguments()
     f = xf.jit(_plain)
     assert torch.autograd.gradcheck(lambda x, w: f(x, w).cpu(), (x, w))
@@ -282,7 +282,7 @@ def test_backward_traces_once() -> None:
     assert f.cache_info().size <= 2
 
 
-def test_a_list_of_gradient_orders() -> None:
+def test_autograd_grad_to_fourth_order() -> None:
     x = xf.device_put(torch.tensor(0.7, dtype=torch.float64)).requires_grad_()
     y = xf.jit(lambda x: x.sin())(x)
     for want in ("cos", "-sin", "-cos", "sin"):
@@ -303,12 +303,12 @@ print("survived")
 """
 
 
-def test_backward_on_the_host_before_the_first_use_of_the_device(fresh: Server) -> None:
+def test_backward_on_cpu_before_device_starts(fresh: Server) -> None:
     done = fresh.run(LATE)
     assert "survived" in done.stdout, done.stdout + done.stderr
 
 
-def test_batched_at_one_level_only() -> None:
+def test_vmap_of_vmap_of_grad_with_partly_batched_closure() -> None:
     """vmap of vmap of grad, where a nested function has no argument that the outer one maps."""
 
     def f(x: Any, w: Any) -> Any:
@@ -337,7 +337,7 @@ def in_cond(f: Any) -> Any:
 
 
 @pytest.mark.parametrize("wrap", [xf.jit, xf.checkpoint, in_scan, in_cond])
-def test_mixed_second_derivative(wrap: Any) -> None:
+def test_grad_of_grad_mixed_second_derivative(wrap: Any) -> None:
     """What the outer gradient is taken of reaches the inner function by its cotangent only."""
 
     def first(x: Any, w: Any) -> Any:
@@ -356,7 +356,7 @@ def test_mixed_second_derivative(wrap: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-def test_anomaly_mode() -> None:
+def test_backward_anomaly_mode() -> None:
     """It reads gradients to find NaN: not those of a trace, but those of its program."""
     fun = xf.jit(lambda x: x.sqrt())
     good, bad = torch.ones(2, requires_grad=True), torch.full((2,), -1.0, requires_grad=True)

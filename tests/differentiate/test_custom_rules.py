@@ -14,7 +14,7 @@ X = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
 
 
 class TestCustomJvp:
-    def test_the_rule_serves_both_modes(self) -> None:
+    def test_rule_used_in_both_modes(self) -> None:
         @xf.custom_jvp
         def f(x: torch.Tensor, n: Any) -> torch.Tensor:
             return x * n
@@ -35,7 +35,7 @@ class TestCustomJvp:
         ):
             torch.testing.assert_close(g(X).cpu(), torch.full_like(X, 1000))
 
-    def test_a_safe_logarithm(self) -> None:
+    def test_safe_logarithm(self) -> None:
         """The example of JAX's documentation: log(1 + exp(x)) for large x."""
         plain = lambda x: torch.log(1 + torch.exp(x))  # noqa: E731
         safe = xf.custom_jvp(plain)
@@ -44,7 +44,7 @@ class TestCustomJvp:
         assert xf.grad(safe)(torch.tensor(100.0)).item() == 1.0
         assert xf.grad(xf.grad(safe))(torch.tensor(0.0)).item() == 0.25
 
-    def test_a_rule_for_each_argument(self) -> None:
+    def test_defjvps_rule_per_argument(self) -> None:
         f = xf.custom_jvp(lambda x, y: x * y)
         f.defjvps(lambda dx, out, x, y: 10 * dx * y, None)
         gx, gy = xf.grad(lambda x, y: f(x, y).sum(), argnums=(0, 1))(X, X + 1)
@@ -66,13 +66,13 @@ class TestCustomJvp:
 
 
 class TestStopGradient:
-    def test_both_modes(self) -> None:
+    def test_forward_and_reverse_mode(self) -> None:
         f = lambda x: (xf.stop_gradient({"a": x})["a"] * x).sum()  # noqa: E731
         torch.testing.assert_close(xf.grad(f)(X).cpu(), X)
         assert xf.jvp(f, (X,), (X,))[1].item() == (X * X).sum().item()
         assert not xf.hessian(f)(X).any()
 
-    def test_straight_through(self) -> None:
+    def test_straight_through_estimator(self) -> None:
         def rounded(x: torch.Tensor) -> torch.Tensor:
             return x + xf.stop_gradient(x.round() - x)
 
@@ -82,7 +82,7 @@ class TestStopGradient:
 
 
 class TestLinearize:
-    def test_the_function_runs_once(self) -> None:
+    def test_function_runs_once(self) -> None:
         runs = []
 
         def f(x: torch.Tensor) -> torch.Tensor:
@@ -97,14 +97,14 @@ class TestLinearize:
             torch.testing.assert_close(linear(t).cpu(), want[1])
         assert len(runs) == n
 
-    def test_aux_and_batches(self) -> None:
+    def test_has_aux_and_vmap(self) -> None:
         numbers: Any = {"n": 1}
         _, linear, aux = xf.linearize(lambda x: (x**2, numbers), X, has_aux=True)
         assert aux["n"].item() == 1
         got = xf.vmap(linear)(torch.eye(3, dtype=torch.float64)).cpu()
         torch.testing.assert_close(got, torch.diag(2 * X))
 
-    def test_after_its_trace(self) -> None:
+    def test_used_after_trace_raises(self) -> None:
         kept = []
 
         @xf.jit
@@ -123,7 +123,7 @@ class TestForwardOverReverse:
     """The gradient's level sees the custom rule, wherever the function is called."""
 
     @pytest.mark.parametrize("where", ["jit", "checkpoint", "scan", "cond", "nested", "vmap"])
-    def test_of_a_custom_vjp_function(self, where: str) -> None:
+    def test_custom_vjp_function(self, where: str) -> None:
         cube = xf.custom_vjp(lambda x: x**3)
         cube.defvjp(lambda x: (x**3, x), lambda x, ct: (3 * x**2 * ct,))
         inside: dict[str, Any] = {
@@ -182,13 +182,13 @@ CLOSED_OVER: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp"])
 @pytest.mark.parametrize("name", CLOSED_OVER)
-def test_a_rule_is_not_ignored_for_what_the_function_closes_over(name: str, kind: str) -> None:
+def test_custom_rule_differentiated_closure_is_refused(name: str, kind: str) -> None:
     with pytest.raises(TypeError, match=r"(?s)closes over a value \(float64.*stop_gradient"):
         CLOSED_OVER[name](lambda w: _with_rule(kind, w))
 
 
 @pytest.mark.parametrize("kind", ["custom_vjp", "custom_jvp"])
-def test_a_rule_may_close_over_what_is_not_differentiated(kind: str) -> None:
+def test_custom_rule_closure_over_constant(kind: str) -> None:
     def loss(w: torch.Tensor) -> torch.Tensor:
         return (_with_rule(kind, xf.stop_gradient(w))(ONES) * w).sum()
 
@@ -210,7 +210,7 @@ def _cubed() -> Any:
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_forward_mode_of_forward_mode(eager: bool) -> None:
+def test_custom_jvp_forward_over_forward(eager: bool) -> None:
     """At a rule's own level torch drops the tangents of levels further down."""
     cubed, one = _cubed(), torch.ones_like(X)
 

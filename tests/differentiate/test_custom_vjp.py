@@ -24,7 +24,7 @@ def _clipped() -> Any:
 
 
 class TestCustomVjp:
-    def test_the_rule_is_used_everywhere(self) -> None:
+    def test_rule_used_under_transforms(self) -> None:
         clipped = _clipped()
 
         def loss(x: torch.Tensor) -> torch.Tensor:
@@ -62,7 +62,7 @@ class TestCustomVjp:
             torch.testing.assert_close(second, torch.exp(X))
             torch.testing.assert_close(each, torch.exp(X))
 
-    def test_below_the_innermost_gradient_the_forward_rule_counts(self) -> None:
+    def test_second_derivative_goes_through_rules(self) -> None:
         """As in JAX: the second derivative goes through what the rules compute."""
         clipped = _clipped()
         got = xf.grad(lambda x: xf.grad(lambda y: (clipped(y) ** 2).sum() * 3)(x).sum())(X / 100)
@@ -88,7 +88,7 @@ class TestCustomVjp:
         assert not g["b"].any()
         assert g["unused"] is None
 
-    def test_nondiff_arguments_come_first(self) -> None:
+    def test_nondiff_argnums_come_first_in_bwd(self) -> None:
         seen = []
 
         def power(n: int, x: torch.Tensor, name: str) -> torch.Tensor:
@@ -106,7 +106,7 @@ class TestCustomVjp:
             torch.testing.assert_close(got.cpu(), n * X ** (n - 1))
         assert set(seen) == {(2, "cube"), (3, "cube")}
 
-    def test_an_argument_that_is_the_same_for_the_batch(self) -> None:
+    def test_vmap_of_unbatched_argument(self) -> None:
         @xf.custom_vjp
         def scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
             return x * w
@@ -121,7 +121,7 @@ class TestCustomVjp:
         each = xf.vmap(xf.grad(lambda x, w: scaled(x, w).sum(), argnums=1), (0, None))(batch, X)
         torch.testing.assert_close(each.cpu(), batch)
 
-    def test_methods(self) -> None:
+    def test_method_without_rule_raises(self) -> None:
         class Layer:
             factor = 3.0
 
@@ -132,7 +132,7 @@ class TestCustomVjp:
         with pytest.raises(TypeError, match=r"(?s)forward has no rule.*defvjp"):
             Layer().forward(X)
 
-    def test_traced_once(self) -> None:
+    def test_bwd_traced_once(self) -> None:
         runs = []
         f = xf.custom_vjp(lambda x: x**2)
 
@@ -192,9 +192,9 @@ def c0(x: torch.Tensor) -> torch.Tensor:
 
 
 class TestCustomGradient:
-    """Beside what is recorded from JAX: see `tests/support/snippets_of_transforms.py`."""
+    """Beside what is recorded from JAX: see `tests/docs/snippets_of_transforms.py`."""
 
-    def test_the_rule_is_used_everywhere(self) -> None:
+    def test_rule_used_under_transforms(self) -> None:
         @xf.custom_gradient
         def f(x: torch.Tensor, y: torch.Tensor) -> Any:
             z = torch.exp(x)
@@ -217,7 +217,7 @@ class TestCustomGradient:
         with xf.disable_jit():
             torch.testing.assert_close(xf.grad(loss)(X), want)
 
-    def test_what_the_rule_closes_over_is_kept(self) -> None:
+    def test_rule_closure_is_saved_as_residual(self) -> None:
         @xf.custom_gradient
         def f(x: torch.Tensor) -> Any:
             z = torch.exp(x)
@@ -226,7 +226,7 @@ class TestCustomGradient:
         hlo = str(xf.make_hlo(xf.grad(f))(X))
         assert hlo.count(" exponential(") == 1
 
-    def test_integers_and_numbers_in_the_closure(self) -> None:
+    def test_integers_and_numbers_in_rule_closure(self) -> None:
         i = torch.tensor(1)
 
         def scaled(scale: float) -> Any:

@@ -8,15 +8,14 @@ import torch.nn.functional as F
 
 import xfunc as xf
 from benchmarks import operations
-from xfunc.backends.torch_xla import runtime
 from xfunc.errors import UnsupportedOpError
 
 MOVES_DATA = {"aten::_to_cpu", "aten::_propagate_xla_data"}  # of torch_xla, which has no formulas
 
 
-def test_every_operation_with_a_kernel_has_a_rule_under_autograd():
+def test_xla_kernels_have_autograd_rules():
     """What has none gets torch's fallback: a derivative of zero, beneath a level of torch.func."""
-    runtime.xla()
+    xf.jit(torch.sin)(torch.ones(()))  # Loads torch_xla, whose kernels are checked.
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     passes_on = torch._C._dispatch_kernel_for_dispatch_key_is_fallthrough
     checked, without = 0, set()
@@ -60,7 +59,7 @@ COMPOSED = {
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's vmap of some
 @pytest.mark.filterwarnings("ignore:torch.qr is deprecated")
 @pytest.mark.parametrize("name", COMPOSED)
-def test_composed_operations_are_differentiated_at_every_level(name):
+def test_composed_operation_derivatives_at_every_level(name):
     f, x = COMPOSED[name], torch.tensor([[1.0, -0.5, 2.0], [0.3, 1.5, 0.4], [-1.0, 0.2, 0.7]])
 
     def loss(x):
@@ -88,13 +87,12 @@ def test_composed_operations_are_differentiated_at_every_level(name):
 @pytest.fixture(scope="module")
 def bare():
     """Operators without a rule, as an extension may define them."""
-    library = torch.library.Library("xfunc_test", "DEF")
-    library.define("twice(Tensor x) -> Tensor")
-    library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
-    library.define("place(Tensor x) -> Tensor")
-    library.impl("place", lambda x: x.argmax(), "CompositeExplicitAutograd")
-    yield torch.ops.xfunc_test
-    library._destroy()
+    with torch.library._scoped_library("xfunc_test", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        library.define("place(Tensor x) -> Tensor")
+        library.impl("place", lambda x: x.argmax(), "CompositeExplicitAutograd")
+        yield torch.ops.xfunc_test
 
 
 X = torch.tensor([1.0, 3.0])
@@ -112,14 +110,14 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("overload", ["packet", "default"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_an_operator_without_a_derivative_is_refused_by_name(name, overload, bare):
+def test_operator_without_derivative_is_refused_by_name(name, overload, bare):
     twice = bare.twice if overload == "packet" else bare.twice.default
     with pytest.raises(UnsupportedOpError, match=r"xfunc_test::twice has no derivative") as error:
         TRANSFORMS[name](lambda x: twice(x))
     assert "test_derivatives.py" in str(error.value)
 
 
-def test_an_operator_without_a_derivative_may_be_used_where_none_is_taken(bare):
+def test_operator_without_derivative_of_detached_input(bare):
     def f(x):
         return (x.square() * bare.twice(x.detach())).sum() + bare.place(x)
 
@@ -129,7 +127,7 @@ def test_an_operator_without_a_derivative_may_be_used_where_none_is_taken(bare):
     torch.testing.assert_close(xf.device_get(xf.vmap(bare.twice)(X)), 2 * X)
 
 
-def test_what_no_function_mode_sees_is_refused_by_torchs_warning(bare):
+def test_operator_without_derivative_below_function_modes(bare):
     def hidden(x):
         with torch._C.DisableTorchFunction():  # as in an extension's C++
             return bare.twice(x)
@@ -150,14 +148,14 @@ MENDED = """
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MENDED)
-def test_operations_have_derivatives_of_every_kind(name):
+def test_operation_derivatives_of_every_kind(name):
     transforms = tuple(operations.TRANSFORMS)
     unit = operations.Unit(name, "float64", transforms, samples=1)
     for found in operations.examine(operations.entries()[name], unit):
         assert found.status in ("right", "absent"), (found.transform, found.detail)
 
 
-def test_what_is_overwritten_has_no_derivative():
+def test_as_strided_scatter_overwritten_has_no_derivative():
     """torch's own rule for as_strided_scatter counts it."""
     x, src = torch.arange(9.0).reshape(3, 3), torch.ones(2, 2)
 
@@ -176,7 +174,7 @@ def test_what_is_overwritten_has_no_derivative():
         torch.testing.assert_close(each, expected)
 
 
-def test_bags_of_embeddings_refuse_what_they_cannot_do():
+def test_embedding_bag_scale_grad_by_freq_is_refused():
     weight, places = torch.ones(3, 2), torch.tensor([[0, 1]])
     with pytest.raises(UnsupportedOpError, match="scale gradients by the frequency"):
         xf.jit(lambda w, i: F.embedding_bag(i, w, scale_grad_by_freq=True))(weight, places)

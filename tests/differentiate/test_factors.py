@@ -29,7 +29,7 @@ HALVES = [torch.bfloat16, torch.float16]
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_traced_factor_gives_what_the_number_gives(name: str, dtype: torch.dtype) -> None:
+def test_alpha_traced_equals_number(name: str, dtype: torch.dtype) -> None:
     function, given = OPERATIONS[name], [v.to(dtype) for v in (X, Y, Z)]
     want = function(*given, FACTOR)
     got = xf.jit(function)(*given, FACTOR).cpu()
@@ -43,7 +43,7 @@ def test_a_traced_factor_gives_what_the_number_gives(name: str, dtype: torch.dty
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_batches_of_factors(name: str) -> None:
+def test_alpha_batched(name: str) -> None:
     function = OPERATIONS[name]
     x, y, z = (v.double() for v in (X, Y, Z))
     k = torch.tensor([FACTOR, -1.5], dtype=torch.float64)
@@ -53,7 +53,7 @@ def test_batches_of_factors(name: str) -> None:
     )
 
 
-def test_a_factor_that_is_differentiated_is_refused_as_torch_does() -> None:
+def test_alpha_differentiated_is_refused() -> None:
     def f(k: Any) -> torch.Tensor:
         return torch.add(X.to(k.device), X.to(k.device), alpha=k).sum()
 
@@ -62,7 +62,7 @@ def test_a_factor_that_is_differentiated_is_refused_as_torch_does() -> None:
             grad(f)(torch.tensor(FACTOR))
 
 
-def test_integers() -> None:
+def test_alpha_of_integers() -> None:
     n = torch.tensor([1, 2])
     assert xf.jit(lambda n, k: n.add(n, alpha=k))(n, 3).tolist() == [4, 8]
     with pytest.raises(RuntimeError, match="alpha"):
@@ -71,7 +71,7 @@ def test_integers() -> None:
         xf.jit(lambda n, k: n.add(n, alpha=k))(n, 0.5)
 
 
-def test_other_options_must_be_numbers() -> None:
+def test_number_options_traced_are_refused() -> None:
     wants: dict[str, Callable[..., Any]] = {
         r"torch\.nn\.functional\.elu": torch.nn.functional.elu,
         r"torch\.nn\.functional\.softplus": torch.nn.functional.softplus,

@@ -134,7 +134,7 @@ def function_of(name: str) -> Callable[..., None]:
 
 @pytest.mark.parametrize("traced", [True, False])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_the_function_does_what_the_class_does(name: str, traced: bool) -> None:
+def test_functional_optimizer_equals_class(name: str, traced: bool) -> None:
     case, update = OPTIMIZERS[name], function_of(name)
 
     @xf.jit(donate_argnums=(0, 1))
@@ -164,7 +164,7 @@ def test_the_function_does_what_the_class_does(name: str, traced: bool) -> None:
     assert step.cache_info().hits >= 3
 
 
-def test_what_reads_the_count_of_steps_is_refused() -> None:
+def test_functional_adagrad_reading_step_count_is_refused() -> None:
     update = function_of("adagrad")
 
     @xf.jit

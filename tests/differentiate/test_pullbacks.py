@@ -137,7 +137,7 @@ USES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Tensor]] = {
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("case", BODIES)
-def test_a_body_may_call_it(case: str, use: str) -> None:
+def test_pullback_called_in_body(case: str, use: str) -> None:
     if case == "while_loop" and ("grad" in use or "hessian" in use):
         pytest.skip("xfunc refuses reverse mode there")
     transformed, plain, x = USES[use]
@@ -192,7 +192,7 @@ class TestImplicitDifferentiation:
         return torch.tanh(p["w"] @ z + p["b"])
 
     @pytest.mark.parametrize("use", GRADIENTS)
-    def test_a_deep_equilibrium(self, use: str) -> None:
+    def test_deep_equilibrium(self, use: str) -> None:
         solve = _fixed_point(self.deep)
         z, p = torch.zeros_like(X), {"w": A, "b": X}
         got = GRADIENTS[use](lambda p: solve(p, z).square().sum())(p)
@@ -200,7 +200,7 @@ class TestImplicitDifferentiation:
         for k in p:
             torch.testing.assert_close(got[k].cpu(), want[k])
 
-    def test_of_batches(self) -> None:
+    def test_deep_equilibrium_of_batch(self) -> None:
         solve = _fixed_point(self.deep)
 
         def loss(w: Tensor, b: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ def _thrice(pull: Any, x: Tensor) -> Tensor:
 
 
 class TestInBodies:
-    def test_the_function_runs_once_for_all_of_them(self) -> None:
+    def test_function_runs_once(self) -> None:
         class Runs:
             count = 0
 
@@ -268,7 +268,7 @@ class TestInBodies:
         xf.jit(lambda x: xf.vjp(f, x)[1](x))(X)
         assert Runs.count == 3
 
-    def test_captured_values_are_differentiated(self) -> None:
+    def test_grad_of_captured_values(self) -> None:
         def f(w: Tensor, x: Tensor) -> Tensor:
             return _thrice(xf.vjp(lambda x: torch.tanh(w @ x), x)[1], x).sum()
 
@@ -280,7 +280,7 @@ class TestInBodies:
         for g in (xf.grad(f), xf.jit(xf.grad(f)), xf.grad(xf.jit(f)), torch.func.grad(xf.jit(f))):
             torch.testing.assert_close(g(A, X).cpu(), want)
 
-    def test_trees_and_aux(self) -> None:
+    def test_trees_and_has_aux(self) -> None:
         @xf.jit
         def h(w: Tensor, d: dict[str, Tensor]) -> Any:
             def f(w: Tensor, d: dict[str, Tensor]) -> Any:
@@ -295,7 +295,7 @@ class TestInBodies:
         torch.testing.assert_close(gd["k"][1].cpu(), (A @ X).square().sum())
         assert best.item() == X.argmax()
 
-    def test_callbacks_are_those_of_the_forward_pass(self) -> None:
+    def test_debug_callbacks_of_forward_pass_only(self) -> None:
         seen: list[float] = []
 
         def f(x: Tensor) -> Tensor:
@@ -305,7 +305,7 @@ class TestInBodies:
         xf.jit(lambda x: _thrice(xf.vjp(f, x)[1], x))(X)
         assert seen == [pytest.approx(X.sum().item())]
 
-    def test_variables_may_change_meanwhile(self) -> None:
+    def test_changed_variables_are_read_at_vjp(self) -> None:
         def f(x: Tensor) -> Tensor:
             pulls = []
             for k in range(3):
@@ -315,7 +315,7 @@ class TestInBodies:
 
         torch.testing.assert_close(xf.jit(f)(X).cpu(), X.cos() * X * X)
 
-    def test_what_a_transformed_function_holds_may_not(self) -> None:
+    def test_changed_closure_of_jitted_function_raises(self) -> None:
         @xf.jit
         def f(x: Tensor) -> Tensor:
             k = 1.0
@@ -341,7 +341,7 @@ class TestInBodies:
         with pytest.raises(xf.errors.LeakError, match=r"the pullback of vjp.* trace that made it"):
             kept[0](X)
 
-    def test_made_at_top_level(self) -> None:
+    def test_pullback_made_at_top_level(self) -> None:
         pull, plain = xf.vjp(layer, X)[1], torch.func.vjp(layer, X)[1]
         want: Any = torch.func.jacrev(lambda c: _repeated(lambda c: plain(c)[0], c))(X)
         f = xf.jit(lambda c: _thrice(pull, c))
@@ -352,7 +352,7 @@ class TestInBodies:
 
 @pytest.mark.parametrize("transform", [xf.vjp, xf.linearize])
 @pytest.mark.parametrize("inside", [False, True])
-def test_derivatives_are_of_the_variables_at_the_call(transform: Any, inside: bool) -> None:
+def test_vjp_and_linearize_read_variables_at_call(transform: Any, inside: bool) -> None:
     def f(x: Tensor) -> Tensor:
         derivatives = [transform(lambda x: torch.sin(x) * k, x)[1] for k in range(3)]  # noqa: B023
         got = xf.grad(lambda c: xf.tree.leaves(derivatives[1](c))[0].sum())(x)

@@ -25,7 +25,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_hooks_see_what_a_call_saves_and_nothing_of_a_trace(name: str) -> None:
+def test_saved_tensors_hooks_see_call_not_trace(name: str) -> None:
     call = CALLS[name]
     packed: list[torch.Tensor] = []
     unpacked: list[int] = []
@@ -56,7 +56,7 @@ def test_hooks_see_what_a_call_saves_and_nothing_of_a_trace(name: str) -> None:
     torch.testing.assert_close(gradient(save_on_cpu()), expected)
 
 
-def test_the_hooks_are_in_force_again_after_an_error() -> None:
+def test_saved_tensors_hooks_restored_after_error() -> None:
     seen = []
     with saved_tensors_hooks(lambda t: seen.append(t) or t, lambda t: t):
         with pytest.raises(xf.errors.ConcretizationError, match="reads a traced value"):

@@ -70,7 +70,7 @@ TABLE: dict[str, Any] = {
 
 @pytest.mark.parametrize("eager", [True, False])  # Eager first: what it needs is not traced yet.
 @pytest.mark.parametrize("name", TABLE)
-def test_solutions_compose(name: str, eager: bool) -> None:
+def test_custom_linear_solve_under_transforms(name: str, eager: bool) -> None:
     want = TABLE[name](cramer)
     with xf.disable_jit(eager):
         got = TABLE[name](solved)
@@ -78,7 +78,7 @@ def test_solutions_compose(name: str, eager: bool) -> None:
         torch.testing.assert_close(g.cpu(), w.cpu(), rtol=1e-9, atol=1e-10)
 
 
-def test_trees_aux_and_symmetry() -> None:
+def test_custom_linear_solve_trees_aux_symmetric() -> None:
     def solve(matvec: Any, b: Any) -> Any:
         return {"x": b["x"] / matvec({"x": torch.ones_like(b["x"])})["x"]}, b["x"].sum()
 
@@ -130,13 +130,13 @@ def test_trees_aux_and_symmetry() -> None:
         ),
     ],
 )
-def test_errors(call: Any, error: type[Exception], match: str) -> None:
+def test_linear_solve_and_fwd_and_bwd_errors(call: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         call()
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_passes(eager: bool) -> None:
+def test_fwd_and_bwd(eager: bool) -> None:
     scale = torch.tensor(2.0, dtype=torch.float64)
 
     def f(a: torch.Tensor, n: torch.Tensor, b: torch.Tensor) -> Any:
@@ -156,7 +156,7 @@ def test_passes(eager: bool) -> None:
     assert eager or (xf.trace_count(fwd), xf.trace_count(bwd)) == (1, 1)
 
 
-def test_passes_compose() -> None:
+def test_fwd_and_bwd_under_transforms() -> None:
     fwd, bwd = xf.fwd_and_bwd(cramer, 0)
 
     def slope(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -184,6 +184,6 @@ def test_passes_compose() -> None:
         (lambda: xf.jvp(lambda x: x, (X,), ("t",)), "'t' instead of float"),
     ],
 )
-def test_what_is_no_array_is_named(call, said):
+def test_derivative_argument_no_array_is_named(call, said):
     with pytest.raises(TypeError, match=said):
         call()

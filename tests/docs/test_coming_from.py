@@ -1,4 +1,4 @@
-"""docs/coming-from-jax.md says what JAX's names are here, and where the two differ: both is tried.
+"""docs/coming-from-jax.md lists xfunc's names for JAX's, and the differences: each row is tried.
 
 What JAX gives is recorded in ``tests/data/coming_from_jax.json``; see `coming_from_jax.py`.
 """
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from tests.support.coming_from_jax import (
+from tests.docs.coming_from_jax import (
     DATA,
     INPUTS,
     PAGE,
@@ -45,7 +45,7 @@ NAMES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("row", ROWS, ids=key_of)
-def test_every_row_is_tried(row: list[str]) -> None:
+def test_jax_page_row_has_snippet(row: list[str]) -> None:
     key = key_of(row)
     if key in UNTRIED:
         assert key not in SNIPPETS
@@ -56,7 +56,7 @@ def test_every_row_is_tried(row: list[str]) -> None:
         assert all(in_jax(s) in RECORD["values"] for s in SNIPPETS[key])
 
 
-def test_nothing_is_tried_that_no_row_is_about() -> None:
+def test_jax_snippets_belong_to_rows() -> None:
     assert {*SNIPPETS, *RAISES, *UNTRIED} == set(map(key_of, ROWS))
 
 
@@ -83,7 +83,7 @@ SAME_KINDS = {"int64": "int32", "uint32": "int32"}
 @pytest.mark.parametrize(
     ("key", "number"), [(k, i) for k, row in SNIPPETS.items() for i in range(len(row))]
 )
-def test_values_are_those_of_jax(key: str, number: int) -> None:
+def test_jax_snippet_values_equal_jax(key: str, number: int) -> None:
     snippet = SNIPPETS[key][number]
     want = RECORD["values"][in_jax(snippet)]
     found = value_of(in_xfunc(snippet), NAMES)
@@ -103,7 +103,7 @@ def test_values_are_those_of_jax(key: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("key", RAISES)
-def test_errors_are_those_that_the_row_names(key: str) -> None:
+def test_jax_row_errors_are_raised(key: str) -> None:
     cells = next(row for row in ROWS if key_of(row) == key)
     text = RAISES[key]
     named = [re.findall(r"`(?:xf\.errors\.)?(\w*Error)`", c) for c in cells]
@@ -120,7 +120,7 @@ NOWHERE = set(
 
 
 @pytest.mark.parametrize("row", [r for r in ROWS if len(r) == 3 and names_in(r)], ids=key_of)
-def test_parameters_are_those_of_jax_or_the_row_says_so(row: list[str]) -> None:
+def test_jax_row_parameters_equal_jax_or_are_documented(row: list[str]) -> None:
     for theirs, ours in names_in(row).items():
         recorded = RECORD["parameters"].get(theirs)
         function = value_of(ours, NAMES)
@@ -170,17 +170,17 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
-def test_the_tables_name_every_public_name() -> None:
+def test_jax_page_names_every_public_name() -> None:
     assert public_names() - NAMED - ELSEWHERE == set()
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))
-def test_every_name_exists(name: str) -> None:
+def test_jax_page_name_exists(name: str) -> None:
     value = xf
     for part in name.split("."):
         value = getattr(value, part)
 
 
-def test_the_tables_are_found() -> None:
+def test_jax_page_tables_are_parsed() -> None:
     assert {"jit", "grad", "scan", "tree.map", "errors.LeakError"} <= NAMED
     assert {"jit", "checkpoint_policies.nothing_saveable", "tree.register"} <= public_names()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from tests.support.coming_from_jax import value_of
+from tests.docs.coming_from_jax import value_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "coming-from-torch-xla.md").read_text(encoding="utf-8")
 TABLE = PAGE.partition("| torch_xla | xfunc |\n|---|---|\n")[2].partition("\n\n")[0]
@@ -89,7 +89,7 @@ def close(theirs: str, ours: str) -> None:
     torch.testing.assert_close([t.cpu() for t in found], [t.cpu() for t in expected])
 
 
-def test_every_row_is_tried() -> None:
+def test_torch_xla_page_row_has_snippet() -> None:
     for row in ROWS:
         assert sum(row.startswith(key) for key in (*PAIRS, *UNTRIED)) == 1, row
     for key in (*PAIRS, *UNTRIED):
@@ -98,17 +98,17 @@ def test_every_row_is_tried() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of torch_xla
 @pytest.mark.parametrize("key", PAIRS)
-def test_values_are_those_of_torch_xla(key: str) -> None:
+def test_torch_xla_row_values_equal(key: str) -> None:
     close(*PAIRS[key])
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_layers_in_a_loop() -> None:
+def test_torch_xla_scan_layers_equals_scan() -> None:
     theirs = "layers.scan_layers([l.to(d) for l in layers_], x).detach()"
     close(MODEL + theirs, MODEL + XFUNC_LAYERS)
 
 
-def test_names_on_the_page_exist() -> None:
+def test_torch_xla_page_names_exist() -> None:
     for name in re.findall(r"\bxf\.([\w.]*\w)", PAGE):
         value = xf
         for part in name.split("."):

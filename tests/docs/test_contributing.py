@@ -1,4 +1,4 @@
-"""What the contributors' pages say of the code is so: its picture, notes, paths and lengths."""
+"""The contributors' pages agree with the code: imports picture, version notes, paths, lengths."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ FOLDERS = "benchmarks docs examples sharding tests transforms xfunc".split()
 PAGES = "CONTRIBUTING.md docs/architecture.md docs/extending.md docs/upgrading.md".split()
 
 
-def test_the_picture_of_the_imports_is_current() -> None:
+def test_imports_picture_is_current() -> None:
     drawn = (ROOT / "docs" / "images" / "imports.svg").read_text(encoding="utf-8")
     assert drawn == imports.picture(imports.arrows()), (
         "the imports between folders have changed: "
@@ -20,7 +20,7 @@ def test_the_picture_of_the_imports_is_current() -> None:
     )
 
 
-def test_the_picture_has_no_arrow_that_points_up() -> None:
+def test_imports_picture_has_no_upward_arrow() -> None:
     graph = imports.arrows()
     level = {box: i for i, row in enumerate(imports.rows(graph)) for box in row}
     assert all(level[a] > level[b] for a, b in graph.edges)
@@ -43,7 +43,7 @@ def f():
 '''
 
 
-def test_version_notes_are_found_in_docstrings_and_comments() -> None:
+def test_version_notes_in_docstrings_and_comments() -> None:
     assert version_notes.notes_of(SOURCE) == [
         "It goes around torch_xla 2.9.",
         "In torch 2.9 it fails.",
@@ -51,7 +51,7 @@ def test_version_notes_are_found_in_docstrings_and_comments() -> None:
     ]
 
 
-def test_no_version_note_of_the_library_is_left_out() -> None:
+def test_version_notes_are_complete() -> None:
     notes = version_notes.notes()
     files = {
         str(path.relative_to(ROOT))
@@ -65,7 +65,7 @@ def test_no_version_note_of_the_library_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_path_exists(page: str) -> None:
+def test_page_paths_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     paths = set(re.findall(r"`((?:[\w.-]+/)+[\w.-]*|[\w-]+\.(?:py|md|toml))`", text))
     assert paths
@@ -73,7 +73,7 @@ def test_every_path_exists(page: str) -> None:
     assert [p for p in paths if not any((root / p).exists() for root in roots)] == []
 
 
-def test_no_file_is_longer_than_is_said() -> None:
+def test_file_length_limit() -> None:
     said = re.search(r"none over (\d+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     assert said
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]

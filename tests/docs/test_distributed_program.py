@@ -36,7 +36,7 @@ def eager() -> tuple[list[float], torch.Tensor]:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_the_program_on_the_page(count: int, tmp_path: Path, fresh: Server) -> None:
+def test_distributed_page_program(count: int, tmp_path: Path, fresh: Server) -> None:
     env = {"CPU_NUM_DEVICES": "2", "JAX_PLATFORMS": "cpu", "WORLD_SIZE": str(count)}
     env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port()), "XFUNC_BACKEND": ""}
     env |= {"LOCAL_WORLD_SIZE": str(count), "NPROC": ""}

@@ -129,7 +129,7 @@ def anchors(page: str) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_python_blocks(page: str, tmp_path: Path, fresh: Server) -> None:
+def test_page_python_blocks_run(page: str, tmp_path: Path, fresh: Server) -> None:
     if not any(blocks(page)):
         return
     code = f"import sys; from tests.docs import test_docs; sys.exit(test_docs.run({page!r}))"
@@ -139,7 +139,7 @@ def test_python_blocks(page: str, tmp_path: Path, fresh: Server) -> None:
 
 
 @pytest.mark.parametrize("page", LINKED)
-def test_relative_links(page):
+def test_page_relative_links(page):
     faults = [
         f"{page}:{line}: {target}: {fault}"
         for line, target in links(page)
@@ -149,7 +149,7 @@ def test_relative_links(page):
         pytest.fail("\n".join(faults), pytrace=False)
 
 
-def test_the_index_lists_every_page():
+def test_index_lists_every_page():
     listed = {str(Path("docs") / target) for _, target in links("docs/index.md")}
     guides = {page for page in PAGES if not page.startswith("docs/reference/")}
     assert guides - {"docs/index.md"} <= {os.path.normpath(target) for target in listed}

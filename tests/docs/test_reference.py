@@ -54,7 +54,7 @@ SECTIONS = sections()
 
 
 @pytest.mark.parametrize("name", list(public()))
-def test_every_public_name_has_an_example(name):
+def test_reference_public_name_has_example(name):
     assert name in SECTIONS, f"docs/reference has no section `{name}`"
     code = "".join(re.findall(r"```python.*?```", SECTIONS[name], re.DOTALL))
     assert code, f"the section of {name} has no example"
@@ -64,7 +64,7 @@ def test_every_public_name_has_an_example(name):
 
 
 @pytest.mark.parametrize("name", list(SECTIONS))
-def test_every_section_is_of_something_with_a_docstring(name):
+def test_reference_section_object_has_docstring(name):
     path = re.sub(r"^xf\b", "xfunc", name)
     module, _, last = path.rpartition(".")
     found = getattr(importlib.import_module(module), last)

@@ -14,7 +14,7 @@ def mean_of_squares(x):
     return (x**2).mean()
 
 
-def test_an_unseen_shape_is_neither_traced_nor_compiled():
+def test_dynamic_shapes_unseen_size_is_not_compiled():
     traces = 0
 
     def f(batch):
@@ -44,7 +44,7 @@ def test_an_unseen_shape_is_neither_traced_nor_compiled():
 @pytest.mark.parametrize(
     "buckets", [{B: [8], "S": [16, 64]}, {B: (8,), S: (16, 64)}, ((8,), (16, 64)), [[8], [16, 64]]]
 )
-def test_buckets_of_several_dims(buckets):
+def test_dynamic_shapes_buckets_of_several_dims(buckets):
     jitted = xf.jit(mean_of_squares, dynamic_shapes=((B, S),), buckets=buckets)
     for b, s in ((3, 5), (8, 12), (2, 64)):
         x = torch.randn(b, s)
@@ -53,7 +53,7 @@ def test_buckets_of_several_dims(buckets):
     assert found == ["bucket B<=8, S<=16", "bucket B<=8, S<=64"]
 
 
-def test_powers_of_two_are_the_default():
+def test_dynamic_shapes_default_buckets_are_powers_of_two():
     jitted = xf.jit(mean_of_squares, dynamic_shapes=((S,),))
     for n in (5, 8, 7, 33, 64, 1):
         x = torch.randn(n)
@@ -73,7 +73,7 @@ def test_powers_of_two_are_the_default():
         (((B * S, 3), (B,)), lambda b, s: [torch.randn(b * s, 3), torch.randn(b)]),
     ],
 )
-def test_declarations(spec, make):
+def test_dynamic_shapes_declarations(spec, make):
     jitted = xf.jit(
         lambda x, y=None: torch.logsumexp(x, (0, 1)) + (0 if y is None else y.sum()),
         dynamic_shapes=spec,
@@ -85,7 +85,7 @@ def test_declarations(spec, make):
     assert "one program" in jitted.explain()
 
 
-def test_a_prefix_declares_all_leaves_and_static_arguments_have_none():
+def test_dynamic_shapes_prefix_and_static_arguments():
     def f(scale, batch, *, shift):
         return scale * (batch[0] * batch[1]["y"]).sum() + shift
 
@@ -97,7 +97,7 @@ def test_a_prefix_declares_all_leaves_and_static_arguments_have_none():
     assert jitted.cache_info().compiles == 1
 
 
-def test_donated_state_stays_on_the_device():
+def test_dynamic_shapes_donated_state():
     def step(state, x):
         return state + x.sum(0), x.mean()
 
@@ -112,7 +112,7 @@ def test_donated_state_stays_on_the_device():
     assert jitted.cache_info().compiles == 1
 
 
-def test_what_the_function_holds_counts_by_value():
+def test_dynamic_shapes_captured_value_changed():
     scale = [2.0]
     jitted = xf.jit(lambda x: x.sum() * scale[0], dynamic_shapes=((S,),), buckets=[16])
     x = torch.randn(5)
@@ -122,7 +122,7 @@ def test_what_the_function_holds_counts_by_value():
     torch.testing.assert_close(jitted(x[:3]).cpu(), x[:3].sum() * 3)
 
 
-def test_a_function_with_another_path_for_long_inputs_is_traced_for_each_bucket():
+def test_dynamic_shapes_branch_on_size_traces_each_bucket():
     def f(x):
         return x.cumsum(0) if x.shape[0] <= 32 else x.flip(0) - x.mean()
 
@@ -135,7 +135,7 @@ def test_a_function_with_another_path_for_long_inputs_is_traced_for_each_bucket(
     assert "S<=64: 2 calls, one program, 1 masks, 14% padding, traced for this bucket" in text
 
 
-def test_another_tensor_from_outside_for_other_sizes():
+def test_dim_captured_tensor_differs_by_size():
     tables = {n: torch.full((2,), float(n)) for n in range(65)}
     jitted = xf.jit(lambda x: x.sum() + tables[x.shape[0]], dynamic_shapes=((S,),), buckets=[64])
     for n in (5, 9):
@@ -159,7 +159,7 @@ def test_another_tensor_from_outside_for_other_sizes():
         lambda x: torch.linalg.inv(x).sum(0),
     ],
 )
-def test_batches_of_matrices(f):
+def test_dynamic_shapes_batches_of_matrices(f):
     jitted = xf.jit(f, dynamic_shapes=((B, None, None),), buckets=[8])
     for n in (3, 5):
         a = torch.randn(n, 3, 3, dtype=torch.float64)
@@ -167,7 +167,7 @@ def test_batches_of_matrices(f):
         torch.testing.assert_close(jitted(x).cpu(), f(x))
 
 
-def test_inside_other_functions_and_under_autograd_shapes_are_exact():
+def test_dynamic_shapes_exact_in_transforms_and_autograd():
     jitted = xf.jit(mean_of_squares, dynamic_shapes=((S,),), buckets=[16])
     x = torch.randn(5)
     torch.testing.assert_close(xf.grad(jitted)(x).cpu(), 2 * x / 5)
@@ -179,7 +179,7 @@ def test_inside_other_functions_and_under_autograd_shapes_are_exact():
     torch.testing.assert_close(jitted(x).cpu(), (x**2).mean())
 
 
-def test_errors_at_other_sizes_than_the_call_s_do_not_matter():
+def test_dynamic_shapes_error_at_other_size_is_ignored():
     def f(x):
         if x.shape[0] > 10:
             raise ValueError("too long")
@@ -197,7 +197,7 @@ def test_errors_at_other_sizes_than_the_call_s_do_not_matter():
         product(torch.ones(3, 3), torch.ones(4, 5))
 
 
-def test_tensors_that_the_function_holds_and_autograd_watches():
+def test_dynamic_shapes_captured_tensor_requires_grad():
     held = torch.ones(3, requires_grad=True)
     jitted = xf.jit(lambda x: x.sum() * held.sum(), dynamic_shapes=((S,),))
     for _ in range(2):
@@ -208,7 +208,7 @@ def test_tensors_that_the_function_holds_and_autograd_watches():
         assert jitted(torch.ones(5)).item() == 15
 
 
-def test_what_changes_between_calls_of_one_shape():
+def test_dynamic_shapes_changes_between_calls_of_one_shape():
     scale, weight = [1.0], torch.ones(3)
     jitted = xf.jit(lambda x: x.sum() * scale[0] + weight.sum(), dynamic_shapes=((S,),))
     watched = torch.ones(5, requires_grad=True)
@@ -268,7 +268,7 @@ def f(x, y=None):
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_name_the_size_and_the_next_call_works(name):
+def test_dynamic_shapes_errors_name_size(name):
     spec, buckets, args, kind, text = ERRORS[name]
     jitted = xf.jit(f, dynamic_shapes=spec, buckets=buckets)
     with pytest.raises(kind, match=re.escape(text)) as caught:
@@ -297,12 +297,12 @@ def test_errors_name_the_size_and_the_next_call_works(name):
         (lambda: xf.jit(torch.sin, dynamic_shapes=((S,),), buckets=[]), ValueError, "give a list"),
     ],
 )
-def test_bad_declarations(make, kind, text):
+def test_dim_and_dynamic_shapes_invalid_raise(make, kind, text):
     with pytest.raises(kind, match=text):
         make()
 
 
-def test_hlo_and_shapes_of_all_sizes():
+def test_make_hlo_and_eval_shape_with_dims():
     def f(x, table):
         return {"next": table[: x.shape[1] - 1] + x[:, 1:, None], "flat": x.reshape(-1)}
 

@@ -1,8 +1,10 @@
-"""Files that hold a program of a range of shapes: round trips, JAX, and what is refused.
+"""Files that hold a program of a range of shapes: round trips, JAX, and refusals.
 
 Run as a script, it writes tests/data/export/range.xfunc anew: see tests/record/export_in_jax.py.
 """
 
+import hashlib
+import io
 import json
 import zipfile
 from pathlib import Path
@@ -11,7 +13,6 @@ import pytest
 import torch
 
 import xfunc as xf
-from xfunc.core.archive import packed, unpacked
 from xfunc.errors import ShapeError, TreeMismatchError, UnsupportedOpError
 
 DATA = Path(__file__).parents[1] / "data" / "export"
@@ -54,7 +55,23 @@ def equal(got, want):
         torch.testing.assert_close(g.cpu(), w.cpu(), rtol=1e-5, atol=1e-6)
 
 
-def test_one_file_serves_all_sizes(data):
+def unpacked(data):
+    """The parts of a file."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def packed(parts):
+    """A file of parts, with their checksums."""
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in parts.items()}
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in {**parts, "checksums.json": json.dumps(sums)}.items():
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+def test_export_range_serves_all_sizes(data):
     loaded = xf.export.deserialize(data)
     assert [sizes for sizes, _ in loaded.buckets] == [{"S": 8}, {"S": 32}]
     assert loaded.stablehlo == loaded.buckets[-1][1]
@@ -70,7 +87,7 @@ def test_one_file_serves_all_sizes(data):
     assert xf.export.serialize(lowered()) == data
 
 
-def test_equal_to_jax(data):
+def test_export_range_equals_jax(data):
     """JAX ran the StableHLO in the file, with NaN in the padding; it is what is exported today."""
     recorded = unpacked((DATA / "range.xfunc").read_bytes())
     today = unpacked(data)
@@ -85,7 +102,7 @@ def test_equal_to_jax(data):
             equal(x.cpu().ravel().double(), expected)
 
 
-def test_two_symbols_trees_and_static_arguments():
+def test_export_range_two_dims_trees_and_static_arguments():
     B = xf.Dim("B", max=4)
 
     def f(scale, batch, *, shift):
@@ -121,13 +138,13 @@ def test_two_symbols_trees_and_static_arguments():
         (torch.ones(3, 4, requires_grad=True), UnsupportedOpError, "no longer be differentiated"),
     ],
 )
-def test_other_arguments(data, x, kind, text):
+def test_export_range_wrong_arguments_raise(data, x, kind, text):
     loaded = xf.export.deserialize(data)
     with pytest.raises(kind, match=text):
         loaded(x, torch.ones(4, 4))
 
 
-def test_what_cannot_be_lowered():
+def test_lower_dim_errors():
     Q = xf.Dim("Q")
     for f, shape, text in [
         (lambda x: x.sort()[0], (S,), "sort along a dimension of size S"),
@@ -140,8 +157,10 @@ def test_what_cannot_be_lowered():
         xf.jit(torch.sin).trace(struct(S))
 
 
-def test_damaged_files(data):
+def test_export_range_damaged_files_raise(data):
     contents = unpacked(data)
+    whole = {n: d for n, d in contents.items() if n != "checksums.json"}
+    assert len(xf.export.deserialize(packed(whole)).buckets) == 2
     header = json.loads(contents["header.json"])
     wrong = {
         "symbols": [["S", 1, "x", 1]],

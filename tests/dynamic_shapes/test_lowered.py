@@ -16,8 +16,6 @@ from xfunc.errors import (
     UnsupportedOpError,
 )
 from xfunc.stages import Compiled, Lowered
-from xfunc.symbolic.compiled import CompiledRange
-from xfunc.symbolic.lowered import LoweredRange
 
 S = xf.Dim("S", max=64)
 W = torch.linspace(-1, 1, 12).reshape(4, 3)
@@ -42,16 +40,16 @@ def compiled(lowered: Any) -> Any:
     return lowered.compile()
 
 
-def test_a_range_has_what_one_shape_has() -> None:
+def test_lowered_range_has_attributes_of_one_shape(lowered: Any, compiled: Any) -> None:
     def public(kind: type) -> set[str]:
         fields = getattr(kind, "__dataclass_fields__", {})
         return {n for n in (*dir(kind), *fields) if not n.startswith("_")}
 
-    assert public(Lowered) - public(LoweredRange) == {"traced"}
-    assert public(Compiled) - public(CompiledRange) == {"program"}
+    assert public(Lowered) - public(type(lowered)) == {"traced"}
+    assert public(Compiled) - public(type(compiled)) == {"program"}
 
 
-def test_results_are_those_of_the_exact_shape(compiled: Any) -> None:
+def test_compiled_range_equals_exact_shape(compiled: Any) -> None:
     for n in (1, 2, 15, 16, 17, 64):
         x = torch.randn(n, 4)
         got = compiled(x, W)
@@ -59,7 +57,7 @@ def test_results_are_those_of_the_exact_shape(compiled: Any) -> None:
         torch.testing.assert_close(got["d"].cpu(), x[1:] - x[:-1])
 
 
-def test_costs_and_memory_are_those_of_the_bucket(lowered: Any, compiled: Any) -> None:
+def test_lowered_range_costs_and_memory_of_bucket(lowered: Any, compiled: Any) -> None:
     for s, top in ((1, 16), (16, 16), (17, 64), (64, 64)):
         alone = xf.jit(f).lower(struct(top, 4), struct(4, 3))
         extra = 64 * top  # masks
@@ -107,9 +105,7 @@ ERRORS: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors_name_what_is_wrong_and_the_next_call_works(
-    name: str, lowered: Any, compiled: Any
-) -> None:
+def test_lowered_range_errors_then_next_call_works(name: str, lowered: Any, compiled: Any) -> None:
     call, kind, text = ERRORS[name]
     with pytest.raises(kind, match=text) as caught:
         call(lowered, compiled)
@@ -117,7 +113,7 @@ def test_errors_name_what_is_wrong_and_the_next_call_works(
     torch.testing.assert_close(compiled(X, W)["p"].cpu(), torch.softmax(X @ W, 0))
 
 
-def test_two_symbols_static_arguments_and_what_the_function_holds() -> None:
+def test_compiled_range_two_dims_static_and_captured() -> None:
     B, held = xf.Dim("B", max=4), torch.arange(3.0)
 
     def g(k: int, batch: Any, *, shift: Any) -> Any:
@@ -137,7 +133,7 @@ def test_two_symbols_static_arguments_and_what_the_function_holds() -> None:
     assert "[4,64]" in str(lowered.at(S=9).module)  # B has its largest size
 
 
-def test_compiled_for_a_tpu() -> None:
+def test_compiled_range_for_tpu() -> None:
     lowered: Any = xf.jit(f, dynamic_shapes=((S, None), None), buckets=[64]).lower(
         struct(S, 4), struct(4, 3)
     )
@@ -178,7 +174,7 @@ def limited(bytes: int) -> Any:
     return jitted.lower(struct(6, 16, 16), struct(8, S, 16))
 
 
-def test_a_limit_holds_for_each_bucket_and_in_files() -> None:
+def test_memory_limit_holds_in_each_bucket_and_file() -> None:
     ws, limit = torch.randn(6, 16, 16) / 4, 700_000
     lowered, free = limited(limit), limited(10**8)
     compiled = lowered.compile()
@@ -199,7 +195,7 @@ def test_a_limit_holds_for_each_bucket_and_in_files() -> None:
             torch.testing.assert_close(run(ws, x).cpu(), want, rtol=2e-5, atol=2e-5)
 
 
-def test_a_limit_that_a_bucket_does_not_fit() -> None:
+def test_memory_limit_too_small_for_bucket_raises() -> None:
     with pytest.raises(OutOfMemoryError, match=r"at S=16 fits no memory_limit of 5000 bytes"):
         limited(5000).compile()
     with pytest.raises(OutOfMemoryError, match=r"(?s)at S=64 fits no .*or S of at most") as caught:
@@ -213,7 +209,7 @@ def test_a_limit_that_a_bucket_does_not_fit() -> None:
     ("limit", "most"),
     [(10**8, 8), (700_000, 21), (1000, 20)],  # fits; long batches recompute; nothing fits
 )
-def test_planning_takes_few_traces(limit: int, most: int) -> None:
+def test_memory_limit_planning_takes_few_traces(limit: int, most: int) -> None:
     shapes = (None, (None, S, None))
     step = xf.jit(xf.grad(loss), dynamic_shapes=shapes, buckets=[16, 64], memory_limit=limit)
     step.clear_cache()  # Functions of one skeleton share theirs.

@@ -55,7 +55,7 @@ def vit() -> Any:
 
 
 @pytest.mark.parametrize("make", [llama, gpt2, bert, t5, vit])
-def test_one_program_equals_each_exact_shape(make: Any) -> None:
+def test_transformers_one_program_equals_exact_shapes(make: Any) -> None:
     torch.manual_seed(0)
     model = make().eval().requires_grad_(False)
     parameters = dict(model.named_parameters())
@@ -88,7 +88,7 @@ def test_one_program_equals_each_exact_shape(make: Any) -> None:
     assert "bucket S<=32: 6 calls, one program" in step.explain()
 
 
-def test_images_of_all_sizes() -> None:
+def test_vit_images_of_all_sizes() -> None:
     """Interpolated embeddings depend on the size: a program for each, and the line that says so."""
     torch.manual_seed(0)
     model = vit().eval().requires_grad_(False)

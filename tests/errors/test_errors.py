@@ -1,4 +1,4 @@
-"""What each error says, in full; see `error_cases`."""
+"""The full text of each error (the cases are in `messages`), notes, and settings."""
 
 import inspect
 import linecache
@@ -12,12 +12,10 @@ import pytest
 import torch
 
 import xfunc as xf
-from tests.support import error_cases
-from tests.support.error_cases import SECTIONS
-from tests.support.error_sections.case import Case
+from tests.errors import page as error_page
+from tests.errors.messages.case import Case
+from tests.errors.page import SECTIONS
 from xfunc import errors
-from xfunc.backends import flags
-from xfunc.backends.errors import compile_error, run_error
 
 CASES = [case for section in SECTIONS for case in section.cases]
 BUILTINS = {
@@ -43,7 +41,7 @@ def run(code: str, namespace: dict[str, object], file: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
-def test_message(case: Case) -> None:
+def test_error_message(case: Case) -> None:
     name = case.message.partition(":")[0]
     namespace: dict[str, object] = {"torch": torch, "xf": xf, "__name__": "example"}
     with pytest.raises(Exception, match=r".") as caught:
@@ -62,7 +60,7 @@ def test_message(case: Case) -> None:
 AFTER = xf.jit(lambda x: x + 1)
 
 
-def test_every_class_has_examples() -> None:
+def test_error_class_has_documented_example() -> None:
     classes = {
         n for n, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, Exception)
     }
@@ -72,83 +70,18 @@ def test_every_class_has_examples() -> None:
     assert shown >= {*BUILTINS, "TypeError", "ValueError", "RuntimeError"}
 
 
-def test_every_message_ends_with_a_hint() -> None:
+def test_error_message_ends_with_hint() -> None:
     ours = [c.message for c in CASES if "your own code" not in c.what.lower()]
     assert [m for m in ours if not m.splitlines()[-1].startswith("Hint: ")] == []
 
 
-def test_page_is_current() -> None:
+def test_errors_page_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "errors.md"
-    stale = "run `python -m tests.support.error_cases > docs/errors.md`"
-    assert page.read_text(encoding="utf-8") == error_cases.page(), stale
+    stale = "run `python -m tests.errors.page > docs/errors.md`"
+    assert page.read_text(encoding="utf-8") == error_page.page(), stale
 
 
-@pytest.mark.parametrize(
-    ("message", "required", "limit"),
-    [
-        (
-            "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory "
-            "space hbm. Used 23.43G of 15.48G hbm. Exceeded hbm capacity by 7.95G.\n\n"
-            "Total hbm usage >= 23.95G:\n    reserved        530.00M",
-            int(23.43 * 2**30),
-            int(15.48 * 2**30),
-        ),
-        (
-            "RESOURCE_EXHAUSTED: Error allocating device buffer: Attempting to allocate 3.50G. "
-            "That was not possible. There are 512.0M free.; (0x0x0_HBM0)",
-            7 * 2**29,
-            2**29,
-        ),
-        ("RESOURCE_EXHAUSTED: Out of memory allocating 4398046511104 bytes.", 2**42, None),
-        ("Out of memory allocating 1024 bytes.", 1024, None),
-        ("RESOURCE_EXHAUSTED: no details", None, None),
-        ("std::bad_alloc", None, None),
-    ],
-)
-def test_out_of_memory_in_the_words_of_xla(
-    message: str, required: int | None, limit: int | None
-) -> None:
-    error = compile_error("train_step", message)
-    assert isinstance(error, errors.OutOfMemoryError)
-    assert (error.required_bytes, error.limit_bytes) == (required, limit)
-    problem, where, hint = str(error).rsplit("\n", 2)
-    assert problem == f"train_step does not fit in memory: {message}"
-    assert where.startswith(f"  at {__file__}:")
-    assert hint.startswith("Hint: use a smaller batch")
-
-
-def test_other_words_of_the_compiler() -> None:
-    error = compile_error("train_step", "UNIMPLEMENTED: some operation")
-    assert type(error) is errors.CompileError
-    assert str(error).startswith(
-        "XLA could not compile train_step: UNIMPLEMENTED: some operation\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("message", "hint"),
-    [
-        ("UNKNOWN: Gloo all-reduce failed: Connection closed by peer", "another process has ended"),
-        ("NCCL operation failed: unhandled system error", "another process has ended"),
-        ("INTERNAL: CUDA_ERROR_ILLEGAL_ADDRESS", "mend what the message names"),
-    ],
-)
-def test_failures_of_a_running_program(message: str, hint: str) -> None:
-    error = run_error("train_step", message)
-    assert type(error) is errors.ExecutionError
-    problem, where, said = str(error).rsplit("\n", 2)
-    assert problem == f"train_step failed while it ran: {message}"
-    assert where.startswith(f"  at {__file__}:")
-    assert said.startswith(f"Hint: {hint}")
-
-
-def test_out_of_memory_while_it_runs() -> None:
-    error = run_error("train_step", "INTERNAL: Out of memory allocating 1024 bytes.")
-    assert isinstance(error, errors.OutOfMemoryError)
-    assert error.required_bytes == 1024
-
-
-def test_bytes_of_results_that_do_not_fit() -> None:
+def test_out_of_memory_error_bytes_of_oversized_result() -> None:
     with pytest.raises(errors.OutOfMemoryError, match="the results of huge take") as caught:
         xf.jit(huge)(1.0)
     assert caught.value.required_bytes == 4 * 2**40
@@ -160,7 +93,7 @@ def huge(x: torch.Tensor | float) -> torch.Tensor:
     return torch.zeros(2**20, 2**20) + x
 
 
-def test_exceptions_of_the_user_get_no_note() -> None:
+def test_user_exception_gets_no_note() -> None:
     mine = ValueError("mine")
 
     def hook(_: torch.Tensor) -> None:
@@ -181,7 +114,7 @@ def test_exceptions_of_the_user_get_no_note() -> None:
         assert not hasattr(mine, "__notes__")
 
 
-def test_notes_show_arguments_of_every_kind() -> None:
+def test_torch_error_note_shows_arguments() -> None:
     def wrong(x: torch.Tensor) -> torch.Tensor:
         return torch.stack([x, x[:1]], dim=1)
 
@@ -198,7 +131,7 @@ def test_notes_show_arguments_of_every_kind() -> None:
     assert "Tensor.__getitem__(float32[3,4], (1:2, ..., ::2, 0, 0, 0))" in caught.value.__notes__[0]
 
 
-def test_a_caught_error_gets_one_note() -> None:
+def test_torch_error_reraised_gets_one_note() -> None:
     def stubborn(x: torch.Tensor) -> torch.Tensor:
         try:
             return x @ x
@@ -218,11 +151,11 @@ def test_a_caught_error_gets_one_note() -> None:
         (torch.ones(2, 2).numpy(), "array([[1., 1.], [1., 1.]], dtype=float32)"),
     ],
 )
-def test_values_are_shown_on_one_line(value: object, text: str) -> None:
+def test_shown_value_fits_one_line(value: object, text: str) -> None:
     assert errors.shown(value) == text
 
 
-def test_settings() -> None:
+def test_config_setting_invalid_or_late_raises() -> None:
     here = re.escape(__file__)
     with pytest.raises(ValueError, match=rf"set_platform was given 'gpu'\n  at {here}.*\nHint:"):
         xf.config.set_platform("gpu")
@@ -231,24 +164,6 @@ def test_settings() -> None:
     AFTER(torch.ones(2))
     with pytest.raises(RuntimeError, match=rf"client had started\n  at {here}.*\nHint:"):
         xf.config.set_cpu_devices(2)
-
-
-@pytest.mark.parametrize("nothing", [None, ""])
-def test_folders_of_programs(
-    nothing: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    settings = xf.config.set_compilation_cache_dir, xf.config.set_trace_cache_dir
-    try:
-        for folder in "compiled", Path("compiled"):
-            for keep_in in settings:
-                keep_in(folder)
-            kept = flags.compiled_programs, xf.config.kept_traces
-            assert kept == (str(tmp_path / "compiled"),) * 2
-    finally:
-        for keep_in in settings:
-            keep_in(nothing)
-    assert (flags.compiled_programs, xf.config.kept_traces) == (None, None)
 
 
 def deeper(x: torch.Tensor) -> torch.Tensor:
@@ -278,7 +193,7 @@ def exits(x: torch.Tensor) -> torch.Tensor:
         (exits, SystemExit, "3"),
     ],
 )
-def test_what_stops_a_trace_comes_through(
+def test_trace_stopping_exception_propagates(
     transform: Any, function: Any, kind: type[BaseException], says: str
 ) -> None:
     with pytest.raises(kind, match=says) as caught:
@@ -287,7 +202,7 @@ def test_what_stops_a_trace_comes_through(
     assert AFTER(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
-def test_generators_inside_are_plain_python() -> None:
+def test_jit_generator_inside_function() -> None:
     def rows(x: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from (row * 2 for row in x)
 

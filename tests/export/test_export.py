@@ -16,7 +16,7 @@ import torch
 import xfunc as xf
 from tests.support.fresh import Server
 
-DATA = Path(__file__).parent / "data" / "export"
+DATA = Path(__file__).parents[1] / "data" / "export"
 S = xf.ShapeDtypeStruct
 Point = collections.namedtuple("Point", "x y")
 Dot = collections.namedtuple("Dot", "x y")
@@ -56,7 +56,7 @@ def equal(got, want):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_equal_to_jax(name):
+def test_export_results_equal_jax(name):
     """What JAX computed from the StableHLO in a file is what we compute from its HLO."""
     want = json.loads((DATA / "results.json").read_text())[name]
     got = xf.export.deserialize((DATA / f"{name}.xfunc").read_bytes())(*inputs(SHAPES))
@@ -69,14 +69,14 @@ def test_equal_to_jax(name):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_jax_ran_what_is_exported_now(name):
+def test_export_stablehlo_equals_recorded(name):
     """The recorded files hold the StableHLO that would be exported today."""
     with zipfile.ZipFile(DATA / f"{name}.xfunc") as archive:
         recorded = archive.read("program.stablehlo")
     assert xf.export.deserialize(exported(name)).stablehlo == recorded
 
 
-def test_another_process_needs_no_code_of_the_first(tmp_path: Path, fresh: Server) -> None:
+def test_export_runs_without_original_code(tmp_path: Path, fresh: Server) -> None:
     x, w, v = inputs(SHAPES)
     file = tmp_path / "program"
     file.write_bytes(exported("gradients"))
@@ -97,7 +97,7 @@ def trees(p, pair, n, *, scale=None):
     return {"out": [out, None], "point": Point(out, n), 3: () if scale is None else out * scale}
 
 
-def test_trees_and_numbers():
+def test_export_trees_and_numbers():
     p, pair = {"a": torch.ones(3), "none": None}, Point(torch.arange(3.0), torch.ones(3))
     low = xf.jit(trees).lower(p, pair, 2, scale=0.5)
     fun = xf.export.deserialize(xf.export.serialize(low))
@@ -109,7 +109,7 @@ def test_trees_and_numbers():
     assert fun.out_info["out"][0] == S((3,), torch.float32)
 
 
-def test_static_arguments_and_captures_are_part_of_the_program():
+def test_export_static_arguments_and_captures():
     held = torch.arange(3.0)
     fun = xf.jit(lambda n, x: x * n + held, static_argnums=0)
     x = torch.ones(3)
@@ -119,7 +119,7 @@ def test_static_arguments_and_captures_are_part_of_the_program():
     equal(xf.jit(lambda x: loaded(x) + 1)(x), torch.tensor([4.0, 5.0, 6.0]))
 
 
-def test_without_arguments_and_without_results():
+def test_export_without_arguments_or_results():
     functions: tuple[Any, ...] = (lambda: torch.arange(3.0), lambda: None, lambda x: {"a": None})
     for fun in functions:
         args = [torch.ones(2)] * fun.__code__.co_argcount
@@ -127,7 +127,7 @@ def test_without_arguments_and_without_results():
         equal(loaded(*args), fun(*args))
 
 
-def test_bytes_are_the_same_each_time():
+def test_export_serialize_is_deterministic():
     assert exported("mlp") == exported("mlp")
 
 
@@ -154,7 +154,7 @@ def loaded():
         ((), {"n": 2.0}, r"argument 0\['a'\]: missing"),
     ],
 )
-def test_other_arguments(args, kwargs, message):
+def test_exported_call_other_arguments_raise(args, kwargs, message):
     with pytest.raises(xf.errors.TreeMismatchError, match=message):
         loaded()(*args, **kwargs)
 
@@ -175,7 +175,7 @@ def test_other_arguments(args, kwargs, message):
         ((Point(1.0, None), {}), {"k": None}, r"keyword arguments \['k'\] instead of \[\]"),
     ],
 )
-def test_other_nodes(args, kwargs, message):
+def test_exported_call_other_nodes_raise(args, kwargs, message):
     low = xf.jit(lambda p, _: p.x * 2).lower(Point(1.0, None), {})
     fun = xf.export.deserialize(xf.export.serialize(low))
     with pytest.raises(
@@ -184,7 +184,7 @@ def test_other_nodes(args, kwargs, message):
         fun(*args, **kwargs)
 
 
-def test_messages_hold_no_values():
+def test_exported_call_errors_hold_no_values():
     fun = xf.export.deserialize(xf.export.serialize(xf.jit(dict).lower({"a": HELD, "b": ()})))
     other = {"a": HELD + 77, "b": []}
     with pytest.raises(xf.errors.TreeMismatchError, match=r"'b'.: a list instead of a") as raised:
@@ -192,7 +192,7 @@ def test_messages_hold_no_values():
     assert "77" not in str(raised.value)
 
 
-def test_dicts_in_another_order():
+def test_exported_call_dict_in_other_order():
     low = xf.jit(lambda p: p["a"] - p["b"]).lower({"a": 3.0, "b": 1.0})
     fun = xf.export.deserialize(xf.export.serialize(low))
     assert fun({"b": 1.0, "a": 3.0}).item() == 2
@@ -208,18 +208,18 @@ def test_dicts_in_another_order():
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
-def test_no_dense_tensor(make, message):
+def test_exported_call_without_dense_tensor_raises(make, message):
     with pytest.raises(xf.errors.UnsupportedOpError, match=rf"argument 0\['a'\] of .*{message}"):
         loaded()({"a": make()}, n=2.0)
 
 
-def test_no_array():
+def test_exported_call_without_array_raises():
     with pytest.raises(TypeError, match=r"given 'two' \(a str\) as n"):
         loaded()({"a": torch.ones(3)}, n="two")
 
 
 @pytest.mark.parametrize("transform", [xf.grad, xf.vmap, xf.jacfwd])
-def test_loaded_programs_have_no_rules(transform):
+def test_exported_call_under_transforms_raises(transform):
     fun = xf.export.deserialize(xf.export.serialize(xf.jit(torch.sum).lower(torch.ones(3))))
     with pytest.raises(
         xf.errors.UnsupportedOpError, match="no longer be differentiated or batched"
@@ -232,58 +232,6 @@ def test_loaded_programs_have_no_rules(transform):
     equal(fun(torch.ones(3)), torch.tensor(3.0))
 
 
-def test_calls_like_the_last_one_are_not_checked_again(monkeypatch):
-    """And all others are."""
-
-    def f(pair, more):
-        return {"sum": pair.x + more["b"], "next": [pair.y * 2]}
-
-    given = Point(torch.ones(3), torch.ones(2)), {"a": torch.ones(1), "b": torch.ones(3)}
-    fun = xf.export.deserialize(xf.export.serialize(xf.jit(f).lower(*given)))
-    checks = []
-    long = xf.export.Exported._checked
-    monkeypatch.setattr(
-        xf.export.Exported, "_checked", lambda *args: checks.append(1) or long(*args)
-    )
-
-    def called(pair, more):
-        """The result, and whether the arguments were checked."""
-        checks.clear()
-        out = fun(pair, more)
-        equal(out, f(pair, more))
-        return bool(checks)
-
-    pair, more = xf.device_put(given)
-    assert called(*given), "These are on no device."
-    assert called(pair, more)
-    assert not called(pair, more)
-    assert not called(Point(more["b"], pair.y), dict(reversed(more.items())))
-    assert called(pair, {**more, "b": torch.ones(3)}), "One is on no device."
-    assert called(pair, more), "It is not like the last call."
-    assert not called(pair, more)
-    for wrong, message in [
-        (Point(pair.y, pair.x), r"argument 0.x: float32\[2\] instead of float32\[3\]"),
-        (Point(pair.x, [pair.y]), r"argument 0.y\[0\]: unexpected"),
-        (Dot(*pair), "argument 0: a Dot instead of a Point"),
-        (list(pair), r"argument 0\[0\]: unexpected"),
-    ]:
-        with pytest.raises(xf.errors.TreeMismatchError, match=message):
-            fun(wrong, more)
-    same = collections.namedtuple("Point", "x y")
-    assert called(same(*pair), more), "It is of another class."
-    assert not called(same(*pair), more)
-    assert called(pair, more)
-    watched = Point(xf.device_put(torch.ones(3)).requires_grad_(), pair.y)
-    with pytest.raises(xf.errors.UnsupportedOpError, match="no longer be differentiated"):
-        fun(watched, more)
-    with torch.no_grad():
-        assert not called(watched, more)
-    equal(xf.jit(lambda p, m: fun(p, m)["sum"])(pair, more), pair.x + more["b"])
-    assert not called(pair, more)
-    with pytest.raises(xf.errors.UnsupportedOpError, match="no longer be differentiated"):
-        xf.grad(lambda x: fun(Point(x, pair.y), more)["sum"].sum())(pair.x)
-
-
 class Own:
     def __init__(self, x):
         self.x = x
@@ -292,7 +240,7 @@ class Own:
 xf.tree.register(Own, lambda o: ([o.x], None), lambda _, xs: Own(*xs))
 
 
-def test_other_classes_in_trees():
+def test_export_other_classes_in_trees_raise():
     with pytest.raises(
         TypeError, match=r"the arguments of .* hold a Own(.|\n)*dicts, lists, tuples"
     ):
@@ -301,7 +249,7 @@ def test_other_classes_in_trees():
         xf.export.serialize(xf.jit(Own).lower(torch.ones(2)))
 
 
-def test_callbacks():
+def test_export_callbacks_are_refused():
     def fun(x):
         xf.debug.print("{}", x)
         return x
@@ -350,23 +298,23 @@ def packed(contents):
     return file.getvalue()
 
 
-def test_damaged_files():
+def test_deserialize_damaged_files_raises():
     for what, data in damaged():
         with pytest.raises(ValueError, match="not a program exported by xfunc") as raised:
             xf.export.deserialize(data)
         assert type(raised.value) is ValueError, what
 
 
-if __name__ == "__main__":
-    DATA.mkdir(parents=True, exist_ok=True)
-    for name in PROGRAMS:
-        (DATA / f"{name}.xfunc").write_bytes(exported(name))
-
-
 @pytest.mark.parametrize("given", [torch.sin, xf.jit(torch.sin), "model", None])
-def test_what_is_not_lowered_is_refused_and_the_file_stays(given, tmp_path):
+def test_export_save_of_non_lowered_raises(given, tmp_path):
     path = tmp_path / "f.xfunc"
     path.write_bytes(b"an older program")
     with pytest.raises(TypeError, match=r"is not a lowered function[\s\S]*xf.jit\(f\).lower\(x\)"):
         xf.export.save(given, path)
     assert path.read_bytes() == b"an older program"
+
+
+if __name__ == "__main__":
+    DATA.mkdir(parents=True, exist_ok=True)
+    for name in PROGRAMS:
+        (DATA / f"{name}.xfunc").write_bytes(exported(name))

@@ -195,7 +195,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_on_one_device(packed: Path, tmp_path: Path) -> None:
+def test_serve_on_one_device(packed: Path, tmp_path: Path) -> None:
     params, prompt = weights(), torch.arange(12).reshape(2, 6)
     cache, token = tuple(generate.empty(CONFIG, 2, 8, torch.float32, Plan())), prompt[:, 0]
     n = xf.Dim("n", max=9)
@@ -233,7 +233,7 @@ def test_on_one_device(packed: Path, tmp_path: Path) -> None:
     assert results["sampled"][0].tolist() == tokens[:, 6:].tolist()
 
 
-def test_on_eight_devices(packed: Path, tmp_path: Path) -> None:
+def test_serve_on_eight_devices(packed: Path, tmp_path: Path) -> None:
     n = xf.Dim("n", max=16, multiple_of=4)
     rows, columns = xf.NamedSharding(MESH, P("data")), xf.NamedSharding(MESH, P(None, "tensor"))
     settings: dict[str, Any] = {"in_shardings": (rows, columns), "donate_argnums": 0}
@@ -296,7 +296,7 @@ CALLED_WRONGLY = """
 """
 
 
-def test_trees_static_arguments_and_wrong_ones(packed: Path, tmp_path: Path) -> None:
+def test_serve_trees_and_wrong_arguments(packed: Path, tmp_path: Path) -> None:
     p = {"w": (normal(3, 4), normal(4, 2)), "more": {"z": normal(5), "a": normal(1)}, "none": None}
     pair, scale = Point(normal(3, 2), normal(2)), {"by": torch.tensor(2.0)}
     jitted = xf.jit(nested, static_argnums=(1, 3))
@@ -336,14 +336,14 @@ def test_trees_static_arguments_and_wrong_ones(packed: Path, tmp_path: Path) -> 
         assert part in facts[name]
 
 
-def test_a_folder_with_xfunc_in_it_is_not_packed_into(
+def test_pack_into_folder_with_xfunc_fails(
     packed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["pack", str(packed)]) == 1
     assert "Hint: name a folder without xfunc in it" in capsys.readouterr().err
 
 
-def test_a_program_for_a_mesh_needs_its_devices(tmp_path: Path) -> None:
+def test_exported_program_for_mesh_needs_devices(tmp_path: Path) -> None:
     rows = xf.NamedSharding(MESH, P("data"))
     file = tmp_path / "program"
     xf.export.save(xf.jit(torch.sin, in_shardings=(rows,)).lower(S((8,), torch.float32)), file)

@@ -56,7 +56,7 @@ def eagerly(fun, x):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_callbacks(name):
+def test_debug_callback_under_transforms(name):
     transform, x, want = CASES[name]
     log = Log()
     fun = transform(log.fun)
@@ -95,7 +95,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_callbacks_in_loops(name):
+def test_debug_callback_in_loops(name):
     transform, c, want = LOOPS[name]
     log = Log()
     xf.jit(transform(log.body))(c)
@@ -103,7 +103,7 @@ def test_callbacks_in_loops(name):
 
 
 @pytest.mark.parametrize("name", [name for name in LOOPS if name != "vmap"])
-def test_callbacks_without_values_in_loops(name):
+def test_debug_callback_without_values_in_loops(name):
     transform, c, want = LOOPS[name]
     calls = []
 
@@ -115,7 +115,7 @@ def test_callbacks_without_values_in_loops(name):
     assert len(calls) == len(want)
 
 
-def test_print(capsys):
+def test_debug_print(capsys):
     @xf.jit
     def fun(x):
         xf.debug.print("x={} mean={mean:.2f} {what}", x, mean=x.mean(), what="text")
@@ -131,14 +131,14 @@ def test_print(capsys):
     ]
 
 
-def test_tracing_alone_calls_nothing():
+def test_debug_callback_not_called_by_tracing():
     log = Log()
     assert xf.eval_shape(log.fun, X) == xf.ShapeDtypeStruct((3,), torch.float32)
     xf.jit(log.fun).lower(X).compile()
     assert log == []
 
 
-def test_values_of_the_function_stay_the_same():
+def test_debug_print_leaves_results_unchanged():
     def plain(x):
         return {"a": x * 2, "b": (x.sum(), None)}
 
@@ -151,7 +151,7 @@ def test_values_of_the_function_stay_the_same():
         assert xf.tree.all(xf.tree.map(lambda a, b: torch.equal(a.cpu(), b.cpu()), want, got))
 
 
-def test_what_a_callback_raises_comes_out_and_breaks_nothing():
+def test_debug_callback_exception_propagates():
     def refuse(x):
         raise KeyError(f"got {x.item()}")
 
@@ -166,7 +166,7 @@ def test_what_a_callback_raises_comes_out_and_breaks_nothing():
     assert torch.equal(xf.jit(torch.neg)(X).cpu(), -X)
 
 
-def test_a_callback_may_call_transforms():
+def test_debug_callback_may_call_transforms():
     log = []
     xf.jit(lambda x: xf.debug.callback(lambda x: log.append(xf.jit(torch.sum)(x).item()), x))(X)
     assert log == [3.0]
@@ -179,7 +179,7 @@ def test_a_callback_may_call_transforms():
         lambda log, x: xf.while_loop(lambda x: x.sum() < 9, log.fun, x),
     ],
 )
-def test_no_callbacks_where_values_cannot_be_brought_out(fun):
+def test_debug_callback_in_cond_or_while_is_refused(fun):
     log = Log()
     with pytest.raises(xf.errors.UnsupportedOpError, match="callback") as raised:
         xf.jit(lambda x: fun(log, x))(X)
@@ -195,7 +195,7 @@ def test_no_callbacks_where_values_cannot_be_brought_out(fun):
 @pytest.mark.parametrize(
     ("fmt", "args", "named"), [("{} {}", [X], {}), ("{x}", [], {"y": X}), ("{", [], {})]
 )
-def test_a_format_that_does_not_fit(fmt, args, named):
+def test_debug_print_wrong_format_raises(fmt, args, named):
     with pytest.raises(ValueError, match=r"debug.print was given .*does not fit its arguments"):
         xf.debug.print(fmt, *args, **named)
 
@@ -241,7 +241,7 @@ NANS = {
 
 
 @pytest.mark.parametrize("name", NANS)
-def test_the_line_that_made_a_nan(name):
+def test_debug_nans_names_line(name):
     fun, result, operation, line = NANS[name]
     if name == "scan":
         fun = xf.jit(fun)
@@ -256,12 +256,12 @@ def test_the_line_that_made_a_nan(name):
     fun(X)
 
 
-def test_a_nan_that_was_passed_in():
+def test_debug_nans_names_nan_argument():
     with xf.debug.nans(), pytest.raises(FloatingPointError, match=r"so does its argument 0\['a'\]"):
         xf.jit(lambda p: p["a"] * 2)({"a": X / 0 - X / 0})
 
 
-def test_nans_that_are_no_result_are_let_be():
+def test_debug_nans_ignores_intermediate_nans():
     def masked(x):
         return torch.where(x > 0, torch.log(x - 1).nan_to_num(), 0.0)
 
@@ -271,12 +271,12 @@ def test_nans_that_are_no_result_are_let_be():
             xf.jit(logs)(X)
 
 
-def test_other_threads_are_not_looked_at():
+def test_debug_nans_ignores_other_threads():
     with xf.debug.nans(), concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert pool.submit(xf.jit(logs), X).result()["z"].isnan()
 
 
-def test_the_search_has_no_effects():
+def test_debug_nans_search_repeats_no_callbacks():
     log = Log()
     with xf.debug.nans(), pytest.raises(FloatingPointError, match="log made the first"):
         xf.jit(lambda x: logs(log.fun(x)))(X)

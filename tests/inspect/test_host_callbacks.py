@@ -62,7 +62,7 @@ def eagerly(g):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_results(name: str) -> None:
+def test_pure_callback_results(name: str) -> None:
     got, want = CASES[name]
     torch.testing.assert_close(got().cpu(), want)
 
@@ -71,7 +71,7 @@ def test_results(name: str) -> None:
     ("sequential", [(3,), (3,)] * 2), ("expand_dims", [(2, 3), (1, 3)]),
     ("broadcast_all", [(2, 3), (2, 3)]),
 ])  # fmt: skip
-def test_shapes_under_vmap(method, shapes) -> None:
+def test_pure_callback_shapes_under_vmap(method, shapes) -> None:
     seen = []
 
     def add(x, y):
@@ -91,7 +91,7 @@ DTYPES += [torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype(dtype) -> None:
+def test_pure_callback_dtypes(dtype) -> None:
     for shape in [(), (3,), (0, 2)]:
         x = torch.testing.make_tensor(shape, dtype=torch.float32, device="cpu").to(dtype)
 
@@ -106,7 +106,7 @@ def test_every_dtype(dtype) -> None:
         assert bits[0] == bits[1]
 
 
-def test_with_a_derivative() -> None:
+def test_pure_callback_in_custom_jvp() -> None:
     @xf.custom_jvp
     def sinh(x):
         return xf.pure_callback(on_host, LIKE, x, vmap_method="expand_dims")
@@ -116,7 +116,7 @@ def test_with_a_derivative() -> None:
     torch.testing.assert_close(xf.vmap(sinh)(ROWS).cpu(), torch.sinh(ROWS))
 
 
-def test_effects_are_had_once_in_each_run() -> None:
+def test_io_callback_runs_once_per_call() -> None:
     log = []
 
     def note(x):
@@ -135,7 +135,7 @@ def test_effects_are_had_once_in_each_run() -> None:
     assert g.cache_info().traces == 1
 
 
-def test_an_exception_is_raised_by_the_call() -> None:
+def test_pure_callback_exception_propagates() -> None:
     def fails(x):
         raise ArithmeticError("of the callback")
 
@@ -202,7 +202,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors(name: str) -> None:
+def test_host_callback_errors(name: str) -> None:
     wrong, kind, match = ERRORS[name]
     with pytest.raises(kind, match=match):
         xf.block_until_ready(wrong())

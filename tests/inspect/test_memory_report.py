@@ -12,9 +12,6 @@ from examples.llama import model, sharding, train
 from examples.llama.plan import Plan
 from xfunc import NamedSharding, P
 from xfunc import checkpoint_policies as cp
-from xfunc.hlo.estimate.liveness import peak
-from xfunc.hlo.passes.inline import inline_calls
-from xfunc.hlo.spmd.shard import per_chip
 
 F32 = torch.float32
 KIB = 1024
@@ -47,7 +44,7 @@ def rows(*args, **options):
     return {row.policy: row for row in xf.memory_report(*args, **options).rows}
 
 
-def test_a_function_without_checkpoints_is_put_into_one():
+def test_memory_report_policies_of_plain_function():
     found = rows(plain, SQUARE, SQUARE)
     kept = {name: row.kept_bytes for name, row in found.items()}
     assert kept["as written"] == kept["everything"] == 32 * KIB  # the two results of tanh
@@ -60,7 +57,7 @@ def test_a_function_without_checkpoints_is_put_into_one():
     assert again["dots"] == 2 * 64**2
 
 
-def test_scans_and_checkpoints_take_the_policy_of_the_row():
+def test_memory_report_policies_of_scan():
     policies = {"all": cp.everything_saveable, "none": cp.nothing_saveable}
     args = S(4, 32), S(6, 32, 32)
     wide, narrow = 6 * 2 * 4 * 32 * 4, 6 * 4 * 32 * 4  # two values of each step; only the carry
@@ -74,7 +71,7 @@ def test_scans_and_checkpoints_take_the_policy_of_the_row():
         assert found["none"].recomputed_flops > 0
 
 
-def test_policies_reach_into_nested_functions():
+def test_memory_report_policies_of_nested_functions():
     inner = xf.jit(xf.checkpoint(layer, policy=cp.dots_saveable))
 
     def f(x, w):
@@ -85,7 +82,7 @@ def test_policies_reach_into_nested_functions():
     assert found["nothing"].kept_bytes == 0
 
 
-def test_nothing_is_left_behind():
+def test_memory_report_leaves_no_state():
     args = torch.ones(4, 32), torch.ones(6, 32, 32) / 32
 
     def text():
@@ -104,7 +101,7 @@ def test_nothing_is_left_behind():
     assert str(xf.memory_report(scanned, *(S(*t.shape) for t in args))) == first
 
 
-def test_names_of_policies():
+def test_memory_report_policy_names():
     def mine(i):
         return i.opcode == "tanh"
 
@@ -116,7 +113,7 @@ def test_names_of_policies():
     assert found[3:] == ["mine", "dots"]
 
 
-def test_what_waits_on_the_host_is_told_apart():
+def test_memory_report_offloaded_bytes():
     def step(h, w):
         return torch.sin(xf.checkpoint_name(torch.tanh(h @ w), "h")), None
 
@@ -135,7 +132,7 @@ def test_what_waits_on_the_host_is_told_apart():
     assert "on the host" not in str(xf.memory_report(f, S(4, 32), S(6, 32, 32)))
 
 
-def test_the_table_names_lines():
+def test_memory_report_text():
     text = str(xf.memory_report(scanned, S(64, 32), S(60, 32, 32), policies=[cp.dots_saveable]))
     assert "value and gradient of scanned, estimated" in text
     assert "recomputed FLOPs" in text
@@ -145,7 +142,7 @@ def test_the_table_names_lines():
     assert "the arguments" in text
 
 
-def test_peak_is_that_of_the_compiler():
+def test_memory_report_peak_near_compiler_peak():
     config = model.Config(512, hidden=128, intermediate=352, layers=4, heads=4, kv_heads=2)
 
     def loss(params, batch):
@@ -160,44 +157,8 @@ def test_peak_is_that_of_the_compiler():
 
 # -- per chip -------------------------------------------------------------------------------------
 
-SHARES = {
-    "elementwise": (lambda a, b: torch.sin(a) * b, ("x",), (None, "y"), (4, 2)),
-    "once for each axis": (lambda a, b: a + b, ("x",), (None, "x"), (4, 8)),
-    "matmul": (lambda a, b: a @ b, ("x",), (None, "y"), (4, 2)),
-    "contracted": (lambda a, b: a @ b, (None, "x"), ("x", "y"), (8, 2)),
-    "transpose": (lambda a, b: (a + b).T, ("x", "y"), (), (2, 4)),
-    "sum": (lambda a, b: (a + b).sum(0), ("x", "y"), (), (2,)),
-    "leading split": (lambda a, b: (a + b).reshape(2, 4, 8), (("x", "y"),), (), (1, 1, 8)),
-    "merged": (lambda a, b: (a + b).reshape(64), ("x",), (), (32,)),
-    "cat": (lambda a, b: torch.cat([a, b]), (None, "y"), (None, "y"), (16, 2)),
-    "constraint": (
-        lambda a, b: xf.with_sharding_constraint(a @ b, NamedSharding(MESH, P("y", "x"))),
-        (),
-        (),
-        (2, 4),
-    ),
-    "rows": (lambda a, b: a[b[:, 0].long()], (None, "y"), ("x",), (4, 2)),
-    "tied": (lambda a, b: xf.shard_as(torch.zeros(8, 8), a + b)[0], ("x", "y"), (), (4, 2)),
-    "cond": (lambda a, b: xf.cond(b.sum() > 0, torch.sin, torch.cos, a), ("x",), (), (4, 8)),
-    "not known": (lambda a, b: torch.linalg.cholesky(a @ b), ("x",), (), (8, 8)),
-    "scan": (
-        lambda a, b: xf.scan(lambda c, r: (c + r.sum(), c), b[0], a)[1],
-        ("x",),
-        (None, "y"),
-        (8, 2),
-    ),
-}
 
-
-@pytest.mark.parametrize("name", SHARES)
-def test_share_of_a_chip(name):
-    f, a, b, expected = SHARES[name]
-    module = xf.jit(f).lower(S(8, 8, spec=P(*a)), S(8, 8, spec=P(*b))).module
-    root = per_chip(inline_calls(module)).entry.root
-    assert (root.operands[0] if root.opcode == "tuple" else root).shape.dims == expected
-
-
-def test_report_per_chip():
+def test_memory_report_per_chip():
     def dense(p, x):
         h = xf.scan(lambda h, w: (torch.tanh(h @ w), None), x, p)[0]
         return h.square().mean()
@@ -216,7 +177,7 @@ def test_report_per_chip():
     assert "on a chip at its peak" in str(report)
 
 
-def test_a_model_that_fits_nowhere():
+def test_memory_report_of_abstract_large_model():
     config = model.PUBLISHED["llama3.1-405b"]
     where = sharding.Sharding.of({"fsdp": 64, "tensor": 4}, abstract=True)
     plan = Plan(policy="everything", sharding=where)
@@ -237,7 +198,7 @@ def test_a_model_that_fits_nowhere():
 # -- the picture ----------------------------------------------------------------------------------
 
 
-def test_picture(tmp_path):
+def test_memory_report_save_picture(tmp_path):
     pytest.importorskip("matplotlib")
     report = xf.memory_report(scanned, S(4, 32), S(6, 32, 32))
     report.save_picture(tmp_path / "memory.png")
@@ -246,14 +207,14 @@ def test_picture(tmp_path):
         report.save_picture(tmp_path / "memory.gif")
 
 
-def test_spans_add_up_to_the_timeline():
+def test_memory_report_spans_add_up_to_timeline():
     row = xf.memory_report(plain, SQUARE, SQUARE).rows[0]
     for k, held in enumerate(row.peak.timeline):
         spans = sum(s.held.bytes for s in row.peak.spans if s.start <= k < s.end)
         assert spans + row.peak.arguments == held.bytes
 
 
-def test_picture_without_matplotlib(monkeypatch):
+def test_memory_report_save_picture_without_matplotlib(monkeypatch):
     for name in ("matplotlib", "matplotlib.figure", "matplotlib.patches"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r"(?s)matplotlib, which is not .*pip install 'xfunc"):
@@ -286,29 +247,16 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors(name):
+def test_memory_report_errors(name):
     call, match = ERRORS[name]
     with pytest.raises(TypeError, match=f"(?s){match}"):
         call()
 
 
-def test_a_budget_that_is_too_small():
+def test_memory_report_min_cut_budget_too_small():
     def f(x, w):
         return xf.scan(lambda h, _: (torch.tanh(h @ w), None), x, length=3)[0].sum()
 
     with pytest.raises(ValueError, match=r"(?s)budget of 10 bytes.*give budget_bytes="):
         xf.memory_report(f, S(4, 32), S(32, 32), policies=[cp.min_cut(10)])
     assert rows(f, S(4, 32), S(32, 32), policies=[cp.nothing_saveable])["nothing"].kept_bytes
-
-
-def test_the_estimate_is_right_for_a_tpu():
-    """Of libtpu 0.0.21 for a v6e chip: arguments, temporaries, results; 537 million parameters."""
-    compiled = (5.909 + 2.66 + 5.909) * 2**30
-    config = model.Config(32000, 2048, 8192, layers=8, heads=16, kv_heads=8)
-    recipe = train.Recipe(config, steps=100, plan=DENSE)
-    weights = model.shapes(config, torch.bfloat16)
-    state = xf.eval_shape(lambda params: train.start(recipe, params), weights)
-    tokens: Any = xf.ShapeDtypeStruct((4, 2048), torch.int64)
-    batch = model.Batch(tokens, tokens)
-    module = train.train_step.lower(state, batch, recipe=recipe).module
-    assert peak(module).bytes == pytest.approx(compiled, rel=0.1)

@@ -23,7 +23,7 @@ TOP |= {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE"}
 MADE = {"build", "dist", "htmlcov", "demo_output", "__pycache__"}  # see .gitignore
 
 
-def test_nothing_else_is_at_the_top() -> None:
+def test_checkout_top_level_entries() -> None:
     visible = {p.name for p in ROOT.iterdir() if not p.name.startswith(".")}
     assert {n for n in visible if not n.endswith(".egg-info")} - MADE == TOP
 
@@ -80,14 +80,14 @@ def wheel(checkout, tmp_path_factory) -> Path:
     return out / "xfunc-0.1.0-py3-none-any.whl"
 
 
-def test_links_are_relative():
+def test_checkout_links_are_relative():
     for folder in ("transforms", "sharding"):
         link = ROOT / "xfunc" / folder
         assert link.is_symlink()
         assert os.readlink(link) == f"../{folder}"
 
 
-def test_wheel_from_sdist_holds_the_package_and_nothing_else(wheel):
+def test_wheel_from_sdist_holds_only_the_package(wheel):
     assert {
         "xfunc/__init__.py",
         "xfunc/py.typed",
@@ -129,7 +129,7 @@ def test_editable_install_copies_no_source(checkout, tmp_path):
         assert archive.read("_xfunc.pth").decode().split() == [str(checkout)]
 
 
-def test_generated_code_suits_the_oldest_protobuf():
+def test_generated_protobuf_suits_oldest_version():
     """Nor does it check the runtime's version: newer generators refuse a runtime two majors on."""
     code = (ROOT / "xfunc/hlo/hlo_pb2.py").read_text()
     requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]

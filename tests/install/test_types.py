@@ -59,7 +59,7 @@ def test_derivatives_keep_the_signature() -> None:
         xf.grad(loss)()  # pyright: ignore[reportCallIssue]
 
 
-def test_loops_and_branches_return_what_their_functions_do() -> None:
+def test_control_flow_keeps_result_types() -> None:
     carry, (ys, nothing) = xf.scan(step, X.sum(), X)
     assert_type(carry, torch.Tensor)
     assert_type(ys, torch.Tensor)
@@ -69,7 +69,7 @@ def test_loops_and_branches_return_what_their_functions_do() -> None:
     assert_type(xf.map(loss, X), torch.Tensor)
 
 
-def test_others_keep_the_signature() -> None:
+def test_other_transforms_keep_the_signature() -> None:
     assert_type(xf.vmap(loss)(X[None]), torch.Tensor)
     assert_type(xf.checkpoint(loss)(X, 2.0), torch.Tensor)
     looped = xf.sequential_vmap(loss)
@@ -94,6 +94,6 @@ def test_sharding_keeps_the_signature() -> None:
     )
 
 
-def test_lambdas_are_not_held_to_types() -> None:
+def test_transforms_of_untyped_lambdas() -> None:
     assert xf.grad(lambda x: (x * x).sum())(X).tolist() == [2.0] * 3
     assert xf.jit(xf.vmap(lambda x: x + 1))(X).tolist() == [2.0] * 3

@@ -1,4 +1,4 @@
-"""Our adapters beside those of PEFT."""
+"""Trains the example's adapters and PEFT's side by side."""
 
 from collections.abc import Iterable
 from typing import Any

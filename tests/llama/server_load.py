@@ -13,7 +13,6 @@ import contextlib
 import http.client
 import json
 import random
-import socket
 import sys
 import tempfile
 import threading
@@ -22,13 +21,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import torch
-import uvicorn
-
-import xfunc as xf
 from examples.llama import model, server, slots, tokenizer
 from examples.llama.engine import Engine
 from examples.llama.plan import Plan
+from tests.llama.serving import listening, random_params
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
 LENGTH = 128
@@ -48,28 +44,10 @@ def made(folder: Path) -> server.Service:
     tokenizer.train([" ".join(WORDS) * 20], 300, folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     config = model.Config.tiny(320)
-    generator = torch.Generator().manual_seed(0)
-    params = xf.tree.map(
-        lambda shape: 0.3 * torch.randn(shape.shape, generator=generator), model.shapes(config)
-    )
+    params = random_params(config)
     engine = Engine(params, config, size=16, length=LENGTH, plan=Plan(block=16), pieces=[8, 32])
     engine.warm_up()
     return server.Service(engine, tokenizer.load(folder), "tiny")
-
-
-@contextlib.contextmanager
-def listening(service: server.Service) -> Any:
-    """The port of a server."""
-    made = uvicorn.Server(uvicorn.Config(server.app(service), log_level="warning"))
-    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        made.should_exit = True
-        thread.join()
-        listener.close()
 
 
 def request(draw: random.Random) -> tuple[str, dict[str, Any]]:
@@ -164,7 +142,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         service = made(Path(folder))
         with (
-            listening(service) as port,
+            listening(service, backlog=256) as port,
             Load(port, args.clients, args.distinct, args.pause) as load,
         ):
             compiles = slots.advance.cache_info().compiles

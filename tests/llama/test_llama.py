@@ -44,7 +44,7 @@ def assert_close(actual: Any, expected: Any, *, rtol: float, atol: float) -> Non
     ("heads", "kv_heads", "seq", "block"),
     [(4, 2, 40, 8), (2, 2, 32, 32), (6, 3, 33, 4), (4, 1, 7, 512), (2, 1, 1, 1)],
 )
-def test_attention_in_blocks(
+def test_attention_dense_and_blockwise_match_torch(
     heads: int, kv_heads: int, seq: int, block: int, documents: bool
 ) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -74,7 +74,7 @@ def test_attention_in_blocks(
         assert_close((found, pull(weights)), (out.detach(), grads), rtol=1e-10, atol=1e-12)
 
 
-def test_attention_in_blocks_never_holds_all_scores() -> None:
+def test_attention_blockwise_never_holds_all_scores() -> None:
     x = xf.ShapeDtypeStruct((1, 2, 4096, 8), torch.float32)
 
     def largest(f: Any) -> int:
@@ -93,7 +93,7 @@ def test_attention_in_blocks_never_holds_all_scores() -> None:
 
 @pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_plans_change_no_result(policy: str) -> None:
+def test_loss_and_grads_equal_under_every_policy(policy: str) -> None:
     config = model.TINY["tiny-scaled"]
     params = model.init(config, 1, torch.float64)
     batch = model.batch_of(tokens_of(config, length=24))
@@ -106,7 +106,7 @@ def test_plans_change_no_result(policy: str) -> None:
     assert_close(found, expected, rtol=1e-6, atol=1e-9)  # norms are found in float32
 
 
-def test_loss_is_that_of_torch() -> None:
+def test_loss_matches_torch_cross_entropy() -> None:
     config = model.Config.tiny()
     params, batch = model.init(config), model.batch_of(tokens_of(config))
     targets = batch.targets.clone()
@@ -120,7 +120,7 @@ def test_loss_is_that_of_torch() -> None:
     assert loss_of(params, nothing, config=config) == 0
 
 
-def test_logits_do_not_see_the_future_or_other_documents() -> None:
+def test_forward_ignores_later_tokens_and_other_documents() -> None:
     config = model.Config.tiny()
     params, tokens = model.init(config), tokens_of(config)
     changed = tokens.clone()
@@ -137,7 +137,7 @@ def test_logits_do_not_see_the_future_or_other_documents() -> None:
         torch.testing.assert_close(apart[:, 7:], alone, rtol=1e-4, atol=1e-4)
 
 
-def test_bfloat16_stays_bfloat16_and_the_loss_is_float32() -> None:
+def test_forward_bfloat16_and_loss_float32_dtypes() -> None:
     config = model.Config.tiny()
     params, tokens = model.init(config, dtype=torch.bfloat16), tokens_of(config)
     assert forward(params, tokens, config=config).dtype == torch.bfloat16
@@ -145,7 +145,7 @@ def test_bfloat16_stays_bfloat16_and_the_loss_is_float32() -> None:
 
 
 @pytest.mark.parametrize("name", model.TINY)
-def test_shapes_are_those_of_init(name: str) -> None:
+def test_shapes_match_init(name: str) -> None:
     config = model.TINY[name]
     params, shapes = model.init(config, dtype=torch.bfloat16), model.shapes(config)
     assert xf.tree.structure(params) == xf.tree.structure(shapes)
@@ -173,7 +173,7 @@ def test_init_depends_on_the_seed_alone() -> None:
         ("llama3.1-405b", 405_853_388_800),
     ],
 )
-def test_published_sizes(name: str, count: int) -> None:
+def test_published_parameter_counts(name: str, count: int) -> None:
     shapes = model.shapes(model.PUBLISHED[name])
     assert sum(math.prod(leaf.shape) for leaf in xf.tree.leaves(shapes)) == count
 
@@ -181,7 +181,7 @@ def test_published_sizes(name: str, count: int) -> None:
 # -- settings -------------------------------------------------------------------------------------
 
 
-def test_mesh_from_text() -> None:
+def test_parse_mesh() -> None:
     assert parse_mesh("fsdp=64,tensor=4") == {"data": 1, "fsdp": 64, "tensor": 4, "expert": 1}
     assert parse_mesh("") == {"data": 1, "fsdp": 1, "tensor": 1, "expert": 1}
     for text in ("model=4", "fsdp", "fsdp=0", "fsdp=-2", "fsdp=x"):
@@ -214,7 +214,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_settings(name: str) -> None:
+def test_config_plan_and_recipe_errors(name: str) -> None:
     make, message = WRONG[name]
     with pytest.raises(ValueError, match=message):
         make()
@@ -223,7 +223,7 @@ def test_wrong_settings(name: str) -> None:
 # -- training -------------------------------------------------------------------------------------
 
 
-def test_twenty_steps_lower_the_loss_in_one_trace() -> None:
+def test_train_step_lowers_loss_in_one_trace() -> None:
     recipe = train.Recipe(model.Config.tiny(), steps=20, warmup=2, peak_lr=1e-2)
     batch = model.batch_of(tokens_of(recipe.model, batch=4, length=17))
     state, told = train.init(recipe), []
@@ -241,7 +241,7 @@ def test_twenty_steps_lower_the_loss_in_one_trace() -> None:
 
 @pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
-def test_train_step_is_the_optimizer_on_the_clipped_gradient(name: str, parts: int) -> None:
+def test_train_step_equals_optimizer_on_clipped_gradient(name: str, parts: int) -> None:
     plan = dataclasses.replace(SMALL, microbatches=parts)
     recipe = train.Recipe(
         model.Config.tiny(), steps=20, plan=plan, optimizer=name, warmup=4, clip=0.5
@@ -266,21 +266,21 @@ def test_train_step_is_the_optimizer_on_the_clipped_gradient(name: str, parts: i
     assert_close(state.params, params, rtol=0.0, atol=2.1 * lr)
 
 
-def test_warmup_must_end() -> None:
+def test_train_step_warmup_as_long_as_run_raises() -> None:
     recipe = train.Recipe(model.Config.tiny(), steps=9, warmup=9)
     batch = model.batch_of(tokens_of(recipe.model))
     with pytest.raises(ValueError, match="warmup is 9 steps of 9: make it shorter than the run"):
         train.train_step(train.init(recipe), batch, recipe=recipe)
 
 
-def test_parts_of_a_batch_must_be_equal() -> None:
+def test_train_step_unequal_microbatches_raises() -> None:
     recipe = train.Recipe(model.Config.tiny(), 9, Plan(microbatches=3), warmup=1)
     batch = model.batch_of(tokens_of(recipe.model, batch=4))
     with pytest.raises(ValueError, match="a batch of 4 rows cannot be split into 3 equal parts"):
         train.train_step(train.init(recipe), batch, recipe=recipe)
 
 
-def test_bad_steps_change_nothing_but_are_told_of() -> None:
+def test_train_step_non_finite_skipped_or_ignored() -> None:
     recipe = train.Recipe(model.Config.tiny(), steps=90, warmup=1)
     batch = model.batch_of(tokens_of(recipe.model))
     state = train.init(recipe)
@@ -301,7 +301,7 @@ def test_bad_steps_change_nothing_but_are_told_of() -> None:
     assert not torch.isfinite(xf.device_get(after.params["embed"])).all()
 
 
-def test_spikes_are_seen_once_the_losses_have_settled() -> None:
+def test_watch_finds_spikes_after_losses_settle() -> None:
     zero = torch.zeros(())
     guard = train.Guard(torch.zeros((), dtype=torch.int64), zero, zero)
     watch = xf.jit(lambda guard, loss: train.watch(guard, loss, loss, 6.0))
@@ -317,7 +317,7 @@ def test_spikes_are_seen_once_the_losses_have_settled() -> None:
     assert not watch(guard, torch.tensor(0.1))[1]
 
 
-def test_state_of_a_mesh_that_is_not_there() -> None:
+def test_abstract_state_on_abstract_mesh() -> None:
     sharding = Sharding.of({"fsdp": 64, "tensor": 4}, abstract=True)
     recipe = train.Recipe(
         model.PUBLISHED["llama3.1-405b"], 100, Plan(sharding=sharding), optimizer="adafactor"
@@ -341,7 +341,7 @@ def test_text_plot() -> None:
     assert len(demo.text_plot(range(1, 1000), width=20).splitlines()[-1]) == 27
 
 
-def test_demo(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_plots_and_prints_losses(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 300, encoding="utf-8")
     assert demo.main(["--data", str(text), "--steps", "12", "--out", str(tmp_path / "out")]) == 0

@@ -1,4 +1,4 @@
-"""Memory that the CPU computes in is kept from one step to the next."""
+"""`allocation.keep_memory`: the CPU's memory is reused from one step to the next."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def told(keep: str) -> tuple[bool, list[int], int, bool]:
     return json.loads(done.stdout)
 
 
-def test_large_arrays_are_not_given_back_to_the_system() -> None:
+def test_keep_memory_reuses_freed_large_arrays() -> None:
     size = 200 << 20
     done, mapped, free, _ = told("no")
     assert (done, min(mapped) >= size, free < size) == (False, True, True)
@@ -59,6 +59,6 @@ def test_large_arrays_are_not_given_back_to_the_system() -> None:
     assert (done, mapped, free >= size) == (True, [0, 0], True)
 
 
-def test_large_arrays_lie_in_huge_pages_if_the_system_has_them() -> None:
+def test_keep_memory_uses_huge_pages_if_available() -> None:
     available = Path("/sys/kernel/mm/transparent_hugepage").exists()
     assert [told(keep)[-1] for keep in ("no", "yes")] == [False, available]

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,7 @@ from examples.llama import aot, config, model, options, show
 from examples.llama.config import Run
 from examples.llama.footprint import Case, Footprint
 from xfunc.aot import Buffer
-from xfunc.backends.torch_xla.analysis import MemoryAnalysis
-from xfunc.stages.stages import Lowered
+from xfunc.stages import Lowered
 
 TINY = ["--config", "tiny", "--topology", "v6e:2x2", "--seq", "64"]
 MESH = ["--mesh", "fsdp=2,tensor=2"]
@@ -41,13 +41,15 @@ MESH = ["--mesh", "fsdp=2,tensor=2"]
         ([*TINY, "--compiler-option", "a"], "'a' is not of the form NAME=VALUE"),
     ],
 )
-def test_wrong_arguments(given: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aot_argument_errors(
+    given: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match="2"):
         aot.main(given)
     assert says in capsys.readouterr().err
 
 
-def test_report(
+def test_aot_report_footprint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XFUNC_CACHE_DIR", str(tmp_path))
@@ -81,7 +83,7 @@ def test_report(
     assert len(list(tmp_path.rglob("*.zip"))) == 1
 
 
-def test_chips_gather_bfloat16_of_float32_weights(
+def test_aot_mixed_precision_all_gathers_bfloat16(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XFUNC_CACHE_DIR", str(tmp_path))
@@ -97,7 +99,7 @@ def test_chips_gather_bfloat16_of_float32_weights(
     assert set(found) == {"bf16"}
 
 
-def test_a_batch_that_cannot_be_divided(capsys: pytest.CaptureFixture[str]) -> None:
+def test_aot_indivisible_batch_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert aot.main([*TINY, *MESH, "--batch", "3"]) == 1
     assert "(3, 64) cannot be sharded" in capsys.readouterr().err
 
@@ -106,7 +108,9 @@ def out_of_memory(*_: Any) -> None:
     raise xf.errors.OutOfMemoryError("does not fit: Used 40G of 31G hbm", 40 << 30, 31 << 30)
 
 
-def test_out_of_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aot_out_of_memory_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(Lowered, "compile", out_of_memory)
     assert aot.main([*TINY, *MESH, "--batch", "4"]) == 1
     printed = capsys.readouterr().out
@@ -121,7 +125,7 @@ def test_out_of_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert "Nothing fits" in capsys.readouterr().out
 
 
-def test_shard_as_is_off_while_lowering_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aot_no_shard_as_is_off_while_lowering_only(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def compile(*_: Any) -> None:
@@ -135,7 +139,9 @@ def test_shard_as_is_off_while_lowering_only(monkeypatch: pytest.MonkeyPatch) ->
     assert xf.config.shard_as_in_scan
 
 
-def test_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_aot_plan_finds_largest_batch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     tried = []
 
     class Compiled:
@@ -145,7 +151,13 @@ def test_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
             self.gib = gib
 
         def memory_analysis(self) -> Any:
-            return MemoryAnalysis(0, 0, self.gib << 30, 0, 3 << 30)
+            return SimpleNamespace(
+                argument_size_in_bytes=0,
+                output_size_in_bytes=0,
+                temp_size_in_bytes=self.gib << 30,
+                alias_size_in_bytes=0,
+                host_temp_size_in_bytes=3 << 30,
+            )
 
         def as_text(self) -> None:
             return None
@@ -175,7 +187,7 @@ def test_plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert "30.00" in printed
 
 
-def test_settings_are_those_of_fit(
+def test_aot_reads_settings_of_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "run.yaml"
@@ -207,7 +219,7 @@ def test_settings_are_those_of_fit(
     assert "fsdp=4 full 8 2" in " ".join(capsys.readouterr().out.split())
 
 
-def test_settings_that_differ_are_told_as_one_would_type_them() -> None:
+def test_differing_settings_as_command_line_pairs() -> None:
     pairs = ["train.model=llama3.1-8b", "mesh.tensor=2", "data.files=[a, b]", "train.spike=6.0"]
     run = config.read(pairs=pairs)
     assert sorted(options.differing(run, Run())) == sorted(pairs)
@@ -219,7 +231,7 @@ def test_settings_that_differ_are_told_as_one_would_type_them() -> None:
 
 
 @pytest.mark.parametrize("width", [100, 1000])
-def test_long_names_leave_the_sizes_in_sight(width: int) -> None:
+def test_show_report_long_names_keep_sizes_visible(width: int) -> None:
     run = config.read(pairs=["train.model=tiny", "data.batch=4"])
     case = Case(run, "v6e:2x2")
     found = Footprint(3 << 30, 0, 0, 0, 0, 0, 0, None, None, 1.0, 1.0, None, None, None, "libtpu 1")

@@ -37,7 +37,7 @@ def batch_of(seed: int) -> model.Batch:
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed", "bfloat16"])
-def test_the_mean_is_that_of_torch(precision: str) -> None:
+def test_ema_matches_torch_averaged_model(precision: str) -> None:
     """Of float32 weights; where they are kept in bfloat16, it is not rounded with them."""
     recipe = recipe_of(ema=0.8, precision=precision)
     state = train.init(recipe)
@@ -57,7 +57,7 @@ def test_the_mean_is_that_of_torch(precision: str) -> None:
     assert any(int(b.count_nonzero()) for b in bits)
 
 
-def test_a_bad_step_leaves_it_as_it_is() -> None:
+def test_ema_unchanged_by_skipped_step() -> None:
     recipe = recipe_of(ema=0.5)
     state, _ = train.train_step(train.init(recipe), batch_of(0), recipe=recipe)
     before = xf.device_get(state.average)
@@ -67,7 +67,7 @@ def test_a_bad_step_leaves_it_as_it_is() -> None:
     xf.tree.map(lambda a, b: torch.testing.assert_close(a.cpu(), b), state.average, before)
 
 
-def test_the_mean_is_evaluated_and_exported(made: Path, tmp_path: Path) -> None:
+def test_ema_is_evaluated_and_exported(made: Path, tmp_path: Path) -> None:
     run = tuned.begin(made, tmp_path / "run", "averaged")
     fit.fit(run)
     target = train.abstract_state(run.recipe(1))
@@ -93,7 +93,9 @@ def held_out(found: trained.Trained) -> float:
     return evaluate.held_out_loss(found.params, reader, found.recipe, 4, found.base)
 
 
-def test_settings_of_the_mean(made: Path, tmp_path: Path, run_of: Callable[..., Run]) -> None:
+def test_ema_setting_errors_and_resume(
+    made: Path, tmp_path: Path, run_of: Callable[..., Run]
+) -> None:
     for ema in (0.0, 1.0, math.nan):
         with pytest.raises(ValueError, match=f"ema is {ema}: use a number between 0 and 1"):
             recipe_of(ema=ema)
@@ -111,7 +113,7 @@ def test_settings_of_the_mean(made: Path, tmp_path: Path, run_of: Callable[..., 
 # -- norms ------------------------------------------------------------------------------------
 
 
-def test_norms_of_layers_are_those_of_torch() -> None:
+def test_layer_grad_norms_match_torch() -> None:
     recipe = recipe_of(layer_norms=True)
     state = train.init(recipe)
     params = xf.tree.map(lambda p: p.requires_grad_(), xf.device_get(state.params))
@@ -130,7 +132,7 @@ def test_norms_of_layers_are_those_of_torch() -> None:
     torch.testing.assert_close(squares.sqrt(), metrics.grad_norm.cpu())
 
 
-def test_norms_of_layers_are_written(run_of: Callable[..., Run]) -> None:
+def test_layer_grad_norms_in_metrics(run_of: Callable[..., Run]) -> None:
     run = run_of("a", "train.steps=3", "train.layer_norms=true")
     fit.fit(run)
     line = json.loads(Path(run.folder, "metrics.jsonl").read_text().splitlines()[0])
@@ -143,7 +145,7 @@ def test_norms_of_layers_are_written(run_of: Callable[..., Run]) -> None:
 # -- noise ------------------------------------------------------------------------------------
 
 
-def test_noise_is_the_variance_between_parts() -> None:
+def test_gradient_noise_is_variance_between_microbatches() -> None:
     """Of parts with different numbers of targets; the formulas of an analysis of variance, with
     the gradients of eager torch.
     """
@@ -175,22 +177,7 @@ def test_noise_is_the_variance_between_parts() -> None:
     assert metrics.grad_norm.item() == pytest.approx(mean.norm().item(), rel=1e-4)
 
 
-def test_noise_is_unbiased() -> None:
-    """Of gradients whose mean and variance are known."""
-    generator = torch.Generator().manual_seed(0)
-    truth = torch.tensor([0.3, -0.2, 0.1])
-    parts, targets, draws = 4, 6, 20000
-    each = truth + 0.5 * torch.randn(draws, parts, targets, 3, generator=generator)
-    of_parts = each.mean(2)
-    squares, whole = of_parts.square().sum(-1).mean(-1), of_parts.mean(1)
-    count = torch.tensor(float(parts * targets))
-    found = [train._noise(q, {"w": g}, count, parts) for q, g in zip(squares, whole, strict=True)]
-    signal, variance = (torch.stack(each).mean().item() for each in zip(*found, strict=True))
-    assert signal == pytest.approx(truth.square().sum().item(), abs=0.005)
-    assert variance == pytest.approx(3 * 0.25, rel=0.02)
-
-
-def test_noise_is_written(run_of: Callable[..., Run]) -> None:
+def test_gradient_noise_in_metrics(run_of: Callable[..., Run]) -> None:
     run = run_of("a", "train.steps=3", "train.gradient_noise=true", "train.plan.microbatches=2")
     fit.fit(run)
     text = Path(run.folder, "metrics.jsonl").read_text()
@@ -251,7 +238,7 @@ def test_muon_matches_torch() -> None:
     assert int(state.step) == 4
 
 
-def test_which_options_an_optimizer_has() -> None:
+def test_recipe_optimizer_option_errors() -> None:
     assert recipe_of(optimizer="muon", momentum=0.9, beta1=0.8).momentum == 0.9
     with pytest.raises(ValueError, match="momentum: not an option of the optimizer, adamw"):
         recipe_of(momentum=0.9)

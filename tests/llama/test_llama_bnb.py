@@ -64,7 +64,7 @@ def plain(module: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_codes_are_kept(folders: Callable[[str], Any], kind: str) -> None:
+def test_bnb_codes_and_scales_kept_by_load(folders: Callable[[str], Any], kind: str) -> None:
     """A base in the form of the files has their codes and scales; a plain one what these stand for,
     in the dtype from before.
     """
@@ -95,7 +95,9 @@ def test_the_codes_are_kept(folders: Callable[[str], Any], kind: str) -> None:
         torch.testing.assert_close(kept, expected.to(dtype), **near)
 
 
-def test_training_on_codes(folders: Callable[[str], Any], made: Path, tmp_path: Path) -> None:
+def test_bnb_base_training_and_export(
+    folders: Callable[[str], Any], made: Path, tmp_path: Path
+) -> None:
     """A run on a folder in codes: logits are those of transformers with their numbers, the export
     is of plain weights.
     """
@@ -147,7 +149,7 @@ _STATE = f"{_KEY}.quant_state.bitsandbytes__nf4"
     ],
     ids=["scales", "description", "codes", "no description"],
 )
-def test_damaged_codes(
+def test_bnb_damaged_codes_or_missing_library_errors(
     folders: Callable[[str], Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -11,9 +11,11 @@ import torch
 import transformers
 
 from examples.llama import binning, chat_template, conversations, tokenizer
+from examples.llama.corpus import Part
 from examples.llama.data_config import DataConfig
 from examples.llama.documents import DataError
 from examples.llama.model import IGNORE
+from examples.llama.prepare import prepare
 from examples.llama.reader import Reader
 
 PLAIN = """{%- for message in messages %}
@@ -81,18 +83,28 @@ def encoder(folder: Path, tmp_path: Path) -> Callable[..., conversations.Encoder
     return make
 
 
-def learned(encoder: conversations.Encoder, row: dict[str, Any]) -> list[str]:
+@pytest.fixture
+def learned(folder: Path) -> Callable[[conversations.Encoder, dict[str, Any]], list[str]]:
     """The text of each stretch of a record's first text that is learned."""
-    example = encoder.examples(row, "line 1 of f")[0]
-    known = encoder._tokenizer.model
-    stretches: list[list[int]] = []
-    for before, token, yes in zip(
-        [False, *example.learned], example.tokens, example.learned, strict=False
-    ):
-        if yes:
-            stretches += [] if before else [[]]
-            stretches[-1].append(token)
-    return [known.decode(tokens, skip_special_tokens=False) for tokens in stretches]
+    known = tokenizer.load(folder).model
+
+    def found(encoder: conversations.Encoder, row: dict[str, Any]) -> list[str]:
+        example = encoder.examples(row, "line 1 of f")[0]
+        stretches: list[list[int]] = []
+        for before, token, yes in zip(
+            [False, *example.learned], example.tokens, example.learned, strict=False
+        ):
+            if yes:
+                stretches += [] if before else [[]]
+                stretches[-1].append(token)
+        return [known.decode(tokens, skip_special_tokens=False) for tokens in stretches]
+
+    return found
+
+
+def trained_on(reader: Reader, folder: Path) -> Part:
+    """The data that a reader has prepared in a folder for training."""
+    return prepare(reader.config, folder, 300, str)[1].train
 
 
 # -- templates ------------------------------------------------------------------------------------
@@ -100,14 +112,17 @@ def learned(encoder: conversations.Encoder, row: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("tools", [None, [{"name": "é", "parameters": {"type": "<object>"}}]])
-def test_text_and_tokens_are_those_of_transformers(
-    folder: Path, encoder: Callable[..., conversations.Encoder], name: str, tools: Any
+def test_chat_template_matches_transformers(
+    folder: Path,
+    tmp_path: Path,
+    encoder: Callable[..., conversations.Encoder],
+    name: str,
+    tools: Any,
 ) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     theirs.chat_template = TEMPLATES[name]
     ours = encoder(TEMPLATES[name])
-    template = ours._template
-    assert isinstance(template, chat_template.Template)
+    template = chat_template.load(folder, str(tmp_path / "template.jinja"))
     template.special |= {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>"}
     for messages in (TALK, TALK[:2], TALK[1:2]):
         for prompt in (False, True):
@@ -124,7 +139,7 @@ def test_text_and_tokens_are_those_of_transformers(
         assert [int(yes) for yes in example.learned] == found["assistant_masks"]
 
 
-def test_the_template_of_a_tokenizer_is_found(folder: Path, tmp_path: Path) -> None:
+def test_chat_template_load_from_tokenizer_folder(folder: Path, tmp_path: Path) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     theirs.chat_template = PLAIN
     theirs.save_pretrained(tmp_path)
@@ -141,7 +156,7 @@ def test_the_template_of_a_tokenizer_is_found(folder: Path, tmp_path: Path) -> N
     assert chat_template.load(tmp_path / "copy").source == MARKED
 
 
-def test_a_template_has_no_way_out() -> None:
+def test_chat_template_sandbox_refuses_unsafe_code() -> None:
     for source in (
         "{{ messages.__class__.__mro__ }}",
         "{{ messages.append(1) }}",
@@ -159,8 +174,10 @@ def test_a_template_has_no_way_out() -> None:
 # -- what is learned ------------------------------------------------------------------------------
 
 
-def test_answers_are_learned_and_nothing_else(
+def test_encoder_learns_answers_only(
+    folder: Path,
     encoder: Callable[..., conversations.Encoder],
+    learned: Callable[[conversations.Encoder, dict[str, Any]], list[str]],
 ) -> None:
     first, last = TALK[2]["content"], TALK[4]["content"]
     ends = {"plain": "<|im_end|>\n", "marked": "<|im_end|>"}
@@ -177,7 +194,7 @@ def test_answers_are_learned_and_nothing_else(
     row = {"prompt": "say <|im_end|>", "completion": " yes", "messages": None}
     assert learned(made, row) == [" yes<|end_of_text|>"]
     tokens = made.examples(row, "")[0].tokens
-    known = made._tokenizer
+    known = tokenizer.load(folder)
     assert tokens == [
         known.begin,
         *known.encode(["say <|im_end|>", " yes"])[0],
@@ -186,7 +203,7 @@ def test_answers_are_learned_and_nothing_else(
     ]
 
 
-def test_rows_hold_whole_conversations(folder: Path, tmp_path: Path) -> None:
+def test_reader_rows_hold_whole_conversations(folder: Path, tmp_path: Path) -> None:
     file, template = tmp_path / "chat.jsonl", tmp_path / "plain.jinja"
     template.write_text(PLAIN)
     draw = np.random.default_rng(0)
@@ -200,7 +217,8 @@ def test_rows_hold_whole_conversations(folder: Path, tmp_path: Path) -> None:
     )
     reader = Reader(config, tmp_path / "run", 300)
     known, seen = tokenizer.load(folder).model, []
-    rows = reader._train.rows
+    train = trained_on(reader, tmp_path / "run")
+    rows = binning.Whole(train, 64, 1, config.seed).rows
     for step in range(-(-rows // 3)):
         batch = reader.batch(step)
         assert batch.segments is not None
@@ -218,13 +236,13 @@ def test_rows_hold_whole_conversations(folder: Path, tmp_path: Path) -> None:
                     aims[:-1][aims[:-1] != IGNORE], tokens[mine][1:][aims[:-1] != IGNORE]
                 )
                 seen.append(text)
-    assert len(set(seen)) == len(reader._corpus.train.ends) >= 30
+    assert len(set(seen)) == len(train.ends) >= 30
     assert "conversations to train on" in str(reader)
     again = Reader(config, tmp_path / "run", 300)
     assert torch.equal(reader.batch(7).tokens, again.batch(7).tokens)
 
 
-def test_best_fit() -> None:
+def test_best_fit_packs_bins() -> None:
     sizes = np.random.default_rng(1).integers(1, 65, 500).tolist()
     bins = binning.best_fit(sizes, 64)
     assert sorted(item for found in bins for item in found) == list(range(500))
@@ -278,7 +296,9 @@ ASKED, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content":
         ("pairs", {"prompt": "a", "chosen": "b", "rejected": 3}, "has a str for 'prompt', not a"),
     ],
 )
-def test_bad_records(folder: Path, tmp_path: Path, kind: Any, record: Any, message: str) -> None:
+def test_reader_bad_records_raise_or_are_skipped(
+    folder: Path, tmp_path: Path, kind: Any, record: Any, message: str
+) -> None:
     file, template = tmp_path / "f.jsonl", tmp_path / "plain.jinja"
     template.write_text(PLAIN)
     good = {"prompt": "a", "completion": "b", "chosen": "b", "rejected": "c"}
@@ -293,10 +313,10 @@ def test_bad_records(folder: Path, tmp_path: Path, kind: Any, record: Any, messa
         DataConfig(kind=kind, **files, seq=64, skip_bad=True), tmp_path, 300, say=told.append
     )
     assert "1 records are skipped: line 4 of " in told[-1]
-    assert len(reader._corpus.train.ends) == (6 if kind == "pairs" else 3)
+    assert len(trained_on(reader, tmp_path).ends) == (6 if kind == "pairs" else 3)
 
 
-def test_what_conversations_need(folder: Path, tmp_path: Path) -> None:
+def test_reader_chat_setting_errors(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "f.jsonl"
     file.write_text(json.dumps({"messages": [ASKED, SAID]}) + "\n")
     for options, message in (

@@ -32,7 +32,7 @@ def saved(folder: Path, *steps: int, keep: int = 3) -> Checkpoints:
     return checkpoints
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
+def test_checkpoints_keep_newest(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "run", keep=2)
     assert checkpoints.latest() is None
     assert checkpoints.steps() == []
@@ -42,7 +42,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path / "run") == ["10", "100"]
 
 
-def test_restored_exactly(tmp_path: Path) -> None:
+def test_checkpoints_save_restore_round_trip(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 1, 2)
     step, state, extra = checkpoints.restore(state_of(0))
     assert (step, extra, state["step"]) == (2, {"rows": 16}, 2)
@@ -50,7 +50,7 @@ def test_restored_exactly(tmp_path: Path) -> None:
     assert checkpoints.restore(state_of(0), step=1).extra == {"rows": 8}
 
 
-def test_a_training_goes_on_while_it_is_saved(tmp_path: Path) -> None:
+def test_checkpoints_save_during_donating_steps(tmp_path: Path) -> None:
     step = xf.jit(lambda w: torch.sin(w) + 1, donate_argnums=0)
     w, seen = xf.device_put(torch.ones(100, 100)), []
     with Checkpoints(tmp_path, keep=10) as checkpoints:
@@ -62,7 +62,7 @@ def test_a_training_goes_on_while_it_is_saved(tmp_path: Path) -> None:
         assert torch.equal(checkpoints.restore(w, step=i).state.cpu(), expected)
 
 
-def test_what_killed_runs_leave_is_removed(tmp_path: Path) -> None:
+def test_checkpoints_leftovers_of_killed_runs_are_removed(tmp_path: Path) -> None:
     for name in ("7.partial", "3.removed"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__0_0.distcp").write_bytes(b"half of it")
@@ -71,7 +71,7 @@ def test_what_killed_runs_leave_is_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == ["5"]
 
 
-def test_only_newer_steps_are_saved(tmp_path: Path) -> None:
+def test_checkpoints_step_and_keep_errors(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 5)
     for step in (4, 5):
         with pytest.raises(FileExistsError, match=f"of step 5, and step {step} is not after it"):
@@ -106,7 +106,7 @@ def flip(path: Path) -> None:
     ],
     ids=["truncated", "flipped", "missing"],
 )
-def test_a_damaged_checkpoint_is_passed_over(
+def test_checkpoints_restore_skips_damaged(
     tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     saved(tmp_path, 1, 2, 3)
@@ -127,7 +127,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     assert torch.equal(checkpoints.restore(state_of(0), step=3).state["w"], state_of(3)["w"])
 
 
-def test_an_empty_folder_is_passed_over(tmp_path: Path) -> None:
+def test_checkpoints_restore_skips_empty_folder(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 1, 2)
     for file in (tmp_path / "2").iterdir():
         file.unlink()
@@ -138,7 +138,7 @@ def test_an_empty_folder_is_passed_over(tmp_path: Path) -> None:
     assert names(tmp_path) == ["1", "2", "2.damaged"]
 
 
-def test_all_are_damaged(tmp_path: Path) -> None:
+def test_checkpoints_restore_all_damaged_raises(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 1, 2)
     for step in (1, 2):
         cut(tmp_path / str(step) / ".metadata")
@@ -149,7 +149,7 @@ def test_all_are_damaged(tmp_path: Path) -> None:
         checkpoints.restore(state_of(0))
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_checkpoints_save_on_full_disk(tmp_path: Path) -> None:
     """Training goes on, with the checkpoints there are, and saves again when there is room."""
     checkpoints = saved(tmp_path, 1, 2)
     large = {"w": torch.ones(2**18), "step": 3}
@@ -195,7 +195,7 @@ with Checkpoints(sys.argv[1]) as checkpoints:
 """
 
 
-def test_from_one_device_to_a_mesh_and_back(tmp_path: Path, fresh: Server) -> None:
+def test_checkpoints_between_one_device_and_mesh(tmp_path: Path, fresh: Server) -> None:
     """All of a training state: parameters, optimizer, guard; bit for bit."""
     recipe = train.Recipe(model.TINY["tiny"], steps=100)
     generator = torch.Generator().manual_seed(0)
@@ -218,7 +218,7 @@ def test_from_one_device_to_a_mesh_and_back(tmp_path: Path, fresh: Server) -> No
         assert torch.equal(ours.cpu(), expected.cpu())
 
 
-def test_killed_again_and_again(
+def test_checkpoints_survive_repeated_kills(
     tmp_path: Path, pytestconfig: pytest.Config, fresh: Server, seed: int
 ) -> None:
     """Each life begins with a state of the undisturbed training, and loses no saved step."""

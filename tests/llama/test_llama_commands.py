@@ -1,7 +1,5 @@
 """The commands of the training program: what they tell, their errors, and how signals end them."""
 
-import io
-import json
 import os
 import re
 import signal
@@ -9,19 +7,17 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from examples.llama import __main__ as program
 from examples.llama import fit, trained
 from examples.llama.config import Run
-from tests.llama.runs import STEPS, lines, losses
-from xfunc.sharding import storage
+from tests.llama.runs import lines, losses
 
 
 @pytest.mark.parametrize("command", [None, *program.COMMANDS])
-def test_help(command: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_help(command: str | None, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         program.main(["--help"] if command is None else [command, "--help"])
     printed = capsys.readouterr().out
@@ -35,49 +31,7 @@ def test_help(command: str | None, capsys: pytest.CaptureFixture[str]) -> None:
         assert max(map(len, printed.splitlines())) <= 100
 
 
-def test_commands(
-    settings: Callable[..., list[str]],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def command(*args: Any) -> str:
-        assert program.main([*map(str, args)]) == 0
-        return capsys.readouterr().out
-
-    monkeypatch.setattr(storage, "FULL", 1)
-    run, hub, again = tmp_path / "run", tmp_path / "hub", tmp_path / "again"
-    printed = command("fit", *settings("run"))
-    assert f"finished at step {STEPS}, which is saved" in printed
-    told = command("eval", run)
-    assert told.startswith(f"step {STEPS} of {run}: held-out loss ")
-    loss = told.split("held-out loss ")[1]
-    assert f"step {STEPS}: held-out loss {loss.split(',')[0]}\n" in printed
-    assert command("eval", run, "--step", 4).split("held-out loss ")[1] != loss
-
-    # What the optimizer has is not read: it may be anything.
-    [optimizer] = (run / "checkpoints" / str(STEPS)).glob("__0_1.distcp")
-    optimizer.write_bytes(bytes(optimizer.stat().st_size))
-    assert command("eval", run) == told
-
-    assert command("export-hf", run, "--out", hub) == f"step {STEPS} of {run} is in {hub}\n"
-    assert command("eval", hub, *settings("other")) == f"{hub}: held-out loss {loss}"
-
-    start = ["--prompt", "the cat", "--new", 5, "--temperature", 0]
-    assert command("generate", run, *start).startswith("the cat")
-    assert command("generate", run, *start) == command("generate", hub, *start)
-    monkeypatch.setattr("sys.stdin", io.StringIO("the cat\n"))
-    assert command("generate", run, *start[2:]) == command("generate", run, *start)
-
-    told = command("import-hf", hub, *settings("again", "train.steps=2", "train.warmup=1"))
-    assert f"fit --config {again}/config.yaml" in told
-    command("fit", "--config", again / "config.yaml")
-    imported = [json.loads(line) for line in (again / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in imported] == [1, 2, 2]
-    assert imported[0]["loss"] == pytest.approx(float(loss.split(",")[0]), abs=0.2)
-
-
-def test_errors_are_told_in_a_line(
+def test_commands_errors_in_one_line(
     settings: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cases = {
@@ -92,7 +46,7 @@ def test_errors_are_told_in_a_line(
         assert capsys.readouterr().err.startswith(message)
 
 
-def test_sigterm_saves_on_one_mesh_and_another_goes_on(
+def test_fit_sigterm_then_resume_on_another_mesh(
     run_of: Callable[..., Run], settings: Callable[..., list[str]]
 ) -> None:
     root, pairs = Path(__file__).parents[2], ["train.schedule=constant", "save_every=1000"]
@@ -119,7 +73,7 @@ def test_sigterm_saves_on_one_mesh_and_another_goes_on(
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_before_the_first_step(
+def test_commands_signal_before_first_step(
     name: str,
     settings: Callable[..., list[str]],
     monkeypatch: pytest.MonkeyPatch,

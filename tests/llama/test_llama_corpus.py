@@ -17,24 +17,7 @@ def documents_of(part: corpus.Part) -> list[list[int]]:
     return [d.tolist() for d in np.split(part.tokens, part.ends[:-1])] if len(part.ends) else []
 
 
-@pytest.mark.parametrize("chunk", [1, 12, 1 << 20])
-def test_corpus(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    monkeypatch.setattr(tokenizer, "_SLICE", 5)
-    monkeypatch.setattr(corpus, "_CHUNK", chunk)
-    t = tokenizer.load(trained)
-    pieces = [("the fox\njumps", False), (" \n", False), ("dog", True), ("", True), ("a", False)]
-    corpus.write(pieces, t, tmp_path)
-    train, held_out, _ = corpus.load(tmp_path)
-    assert train.tokens.dtype == np.uint16
-    assert [(d[0], t.decode(d), d[-1]) for d in documents_of(train)] == [
-        (0, "the fox\njumps", 1),
-        (0, "a", 1),
-    ]
-    assert documents_of(held_out) == [[0, *t.encode(["dog"])[0], 1]]
-    assert all(d.count(0) == d.count(1) == 1 for d in documents_of(train))
-
-
-def test_a_large_vocabulary_and_no_special_tokens(tmp_path: Path) -> None:
+def test_corpus_large_vocabulary_without_special_tokens(tmp_path: Path) -> None:
     vocab = {"x": 0, "y": 65_536}
     built = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="x"))
     built.save(str(tmp_path / "tokenizer.json"))
@@ -45,7 +28,7 @@ def test_a_large_vocabulary_and_no_special_tokens(tmp_path: Path) -> None:
     assert documents_of(held_out) == []
 
 
-def test_the_fingerprint_is_of_text_and_where_it_is_cut(trained: Path, tmp_path: Path) -> None:
+def test_corpus_fingerprint_depends_on_text_and_cuts(trained: Path, tmp_path: Path) -> None:
     def fingerprint(*pieces: tuple[str, bool]) -> str:
         corpus.write(pieces, tokenizer.load(trained), tmp_path)
         return corpus.load(tmp_path).fingerprint
@@ -61,7 +44,7 @@ def test_the_fingerprint_is_of_text_and_where_it_is_cut(trained: Path, tmp_path:
     assert len({one, *others}) == 5
 
 
-def test_what_was_made_is_found_without_reading(
+def test_reader_finds_prepared_corpus_without_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = tmp_path / "a.txt"
@@ -79,7 +62,7 @@ def test_what_was_made_is_found_without_reading(
     assert changed.tokenizer.digest != first.tokenizer.digest
 
 
-def test_runs_may_share_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_cache_shared_by_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DataConfig(vocab=300, cache=str(tmp_path / "cache"))
     first = Reader(config, tmp_path / "one")
     monkeypatch.setattr(documents, "read", None)
@@ -87,7 +70,7 @@ def test_runs_may_share_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not (tmp_path / "one").exists()
 
 
-def test_a_killed_run_leaves_nothing_that_is_used(tmp_path: Path) -> None:
+def test_cached_ignores_leftovers_of_killed_run(tmp_path: Path) -> None:
     def killed(folder: Path) -> None:
         (folder / "half").touch()
         raise SystemExit("killed")
@@ -103,7 +86,7 @@ def test_a_killed_run_leaves_nothing_that_is_used(tmp_path: Path) -> None:
     assert [p for p in tmp_path.iterdir() if p.is_dir()] == [folder]
 
 
-def test_one_host_works_and_the_others_wait(tmp_path: Path) -> None:
+def test_cached_one_host_writes_and_others_wait(tmp_path: Path) -> None:
     written, folders, barrier = [], [], threading.Barrier(4)
 
     def write(folder: Path) -> None:
@@ -123,7 +106,7 @@ def test_one_host_works_and_the_others_wait(tmp_path: Path) -> None:
     assert len(set(folders)) == 1
 
 
-def test_hosts_without_locks_agree_on_the_first(
+def test_cached_hosts_without_locks_agree_on_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk_cache, "FileLock", contextlib.nullcontext)

@@ -15,7 +15,6 @@ from examples.llama.options import SettingError
 from examples.llama.plan import Plan
 from examples.llama.recipe import Recipe
 from examples.llama.sharding import Sharding
-from xfunc.hlo import Module
 
 BATCH, HEADS, KV_HEADS, SEQ, DIM = 2, 4, 2, 128, 64
 TARGETS = ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
@@ -25,8 +24,8 @@ def qkv(dtype: torch.dtype = torch.bfloat16, dim: int = DIM) -> list[torch.Tenso
     return [torch.ones(BATCH, n, SEQ, dim, dtype=dtype) for n in (HEADS, KV_HEADS, KV_HEADS)]
 
 
-def calls(module: Module) -> list[tuple[Any, ...]]:
-    """Target, shapes, and settings of each custom call."""
+def calls(module: Any) -> list[tuple[Any, ...]]:
+    """Target, shapes, and settings of each custom call of an HLO module."""
     found = []
     for c in module.proto.computations:
         shapes = {i.id: i.shape for i in c.instructions}
@@ -53,7 +52,7 @@ def settings(config: bytes) -> Any:
 @pytest.mark.parametrize(
     ("window", "scale", "dtype"), [(None, None, torch.bfloat16), (40, 0.25, torch.float16)]
 )
-def test_calls_are_those_of_jax(window: Any, scale: Any, dtype: torch.dtype) -> None:
+def test_cudnn_attention_calls_match_jax(window: Any, scale: Any, dtype: torch.dtype) -> None:
     def ours(q: Any, k: Any, v: Any, ct: Any) -> Any:
         run = functools.partial(cudnn.cudnn_attention, window=window, scores=Scores(scale))
         out, pull = xf.vjp(run, q, k, v)
@@ -61,7 +60,7 @@ def test_calls_are_those_of_jax(window: Any, scale: Any, dtype: torch.dtype) -> 
 
     def theirs(*args: Any) -> Any:
         how = {"window": window or 0, "scale": scale or DIM**-0.5}
-        return xf.call_jax("tests.support.jax_attention:passes", *args, platform="cuda", **how)
+        return xf.call_jax("tests.llama.jax_attention:passes", *args, platform="cuda", **how)
 
     given = [*qkv(dtype), qkv(dtype)[0]]
     both: tuple[Any, ...] = ours, theirs
@@ -70,7 +69,7 @@ def test_calls_are_those_of_jax(window: Any, scale: Any, dtype: torch.dtype) -> 
     assert got == want
 
 
-def test_a_step_has_one_call_of_each_pass_in_the_loops_over_layers() -> None:
+def test_cudnn_train_step_has_one_call_per_pass() -> None:
     sizes = model.Config(256, 128, 256, layers=3, heads=4, kv_heads=2)
     recipe = Recipe(sizes, 10, Plan("everything", "cudnn"), "mixed", warmup=1)
     tokens: Any = xf.ShapeDtypeStruct((2, 128), torch.int32)
@@ -81,7 +80,7 @@ def test_a_step_has_one_call_of_each_pass_in_the_loops_over_layers() -> None:
     assert xf.export.deserialize(xf.export.serialize(lowered)).donated
 
 
-def test_devices_have_their_own_rows_and_heads() -> None:
+def test_cudnn_attention_sharded_over_rows_and_heads() -> None:
     where = Sharding.of({"data": 1, "fsdp": 2, "tensor": 4}, abstract=True)
     run = functools.partial(cudnn.cudnn_attention, sharding=where)
     lowered = xf.jit(run).lower(*qkv())
@@ -98,13 +97,13 @@ def test_devices_have_their_own_rows_and_heads() -> None:
         (qkv(), {"scores": Scores(cap=30.0)}, "scores with a cap"),
     ],
 )
-def test_refused(given: Any, named: Any, why: str) -> None:
+def test_cudnn_attention_unsupported_inputs_raise(given: Any, named: Any, why: str) -> None:
     said = f"cuDNN has no attention for {re.escape(why)}: use the attention 'blockwise'"
     with pytest.raises(ValueError, match=said):
         xf.jit(functools.partial(cudnn.cudnn_attention, **named))(*given)
 
 
-def test_it_does_not_run_here() -> None:
+def test_cudnn_attention_on_cpu_is_refused() -> None:
     run = config.Run("out", Recipe(model.CONFIGS["tiny"], 10, Plan(attention="cudnn")))
     with pytest.raises(SettingError, match="is cudnn, a kernel for GPUs, and these devices are"):
         run.recipe(1)

@@ -13,7 +13,7 @@ COMMANDS = "tests.llama.several_processes"
 
 
 @pytest.mark.sample(3, seed=0)
-def test_four_processes_of_two_find_what_one_of_eight_does(
+def test_fit_four_processes_equal_one_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In runs of their own, and where the four go on with what the one has begun."""

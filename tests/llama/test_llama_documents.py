@@ -42,7 +42,9 @@ def parquet(**columns: list[Any]) -> bytes:
         ("a.parquet", parquet(n=[1, 2], text=["a", None]), ["a", ""]),
     ],
 )
-def test_formats(tmp_path: Path, name: str, content: bytes, expected: list[str]) -> None:
+def test_documents_read_formats(
+    tmp_path: Path, name: str, content: bytes, expected: list[str]
+) -> None:
     (tmp_path / name).write_bytes(content)
     assert list(documents.read([str(tmp_path / name)])) == expected
 
@@ -55,12 +57,12 @@ def test_formats(tmp_path: Path, name: str, content: bytes, expected: list[str])
         ("a.parquet", parquet(body=["a"], text=[1])),
     ],
 )
-def test_another_field(tmp_path: Path, name: str, content: bytes) -> None:
+def test_documents_read_another_field(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     assert list(documents.read([str(tmp_path / name)], "body")) == ["a"]
 
 
-def test_values_of_another_field_may_change_far_into_a_file(tmp_path: Path) -> None:
+def test_documents_read_json_types_change_late_in_file(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     rows = [{"text": str(i), "meta": "x" * 100 if i < 110_000 else [i]} for i in range(110_010)]
     file.write_bytes(lines(*rows))
@@ -95,7 +97,7 @@ def test_values_of_another_field_may_change_far_into_a_file(tmp_path: Path) -> N
         ("a.jsonl.gz", b"text", "after 0 lines: "),
     ],
 )
-def test_unreadable_files(
+def test_documents_read_errors(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     name: str,
@@ -110,7 +112,9 @@ def test_unreadable_files(
     assert capfd.readouterr() == ("", "")
 
 
-def test_folders_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_find_folders_and_patterns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("b.txt", "a.jsonl", "sub/c.parquet", "note", ".hidden.txt", ".git/d.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
@@ -133,7 +137,7 @@ def test_folders_and_patterns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             documents.find([nothing])
 
 
-def test_python_docs_has_no_paragraph_twice() -> None:
+def test_documents_python_docs_paragraphs_are_unique() -> None:
     texts = list(documents.read(["python-docs"]))
     assert sum(map(len, texts)) > 300_000
     assert any("compound statement" in text for text in texts)
@@ -141,7 +145,7 @@ def test_python_docs_has_no_paragraph_twice() -> None:
     assert len(set(paragraphs)) == len(paragraphs)
 
 
-def test_held_out_documents_stay_when_others_come() -> None:
+def test_documents_split_stable_when_documents_are_added() -> None:
     texts = [f"document {i}" for i in range(300)]
     held = {text for text, held in documents.split(texts, 0.1) if held}
     assert 15 <= len(held) <= 45
@@ -151,7 +155,7 @@ def test_held_out_documents_stay_when_others_come() -> None:
     assert {text for text, held in again if held} & set(texts) == held
 
 
-def test_the_end_of_each_of_few_documents_is_held_out() -> None:
+def test_documents_split_few_documents_holds_out_ends() -> None:
     assert list(documents.split(["0123456789", "ab"], 0.2)) == [
         ("01234567", False),
         ("89", True),

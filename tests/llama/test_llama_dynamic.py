@@ -28,7 +28,7 @@ def part() -> Part:
     return Part(np.arange(ends[-1], dtype=np.uint16), ends)
 
 
-def test_an_epoch_has_each_target_once_and_little_padding() -> None:
+def test_by_length_epoch_has_each_target_once() -> None:
     rows = ByLength(part(), 32, 2, seed=0)
     learned, places = [], 0
     for k in range(0, rows.rows, 2):
@@ -51,7 +51,7 @@ def test_an_epoch_has_each_target_once_and_little_padding() -> None:
     )
 
 
-def test_only_answers_are_learned() -> None:
+def test_by_length_learns_answers_only() -> None:
     known = part()
     learned = np.arange(len(known.tokens)) % 2 == 0
     _, targets = ByLength(known._replace(learned=learned), 32, 4, 0).batch(0, np.arange(4))
@@ -88,7 +88,7 @@ def losses(run: config.Run) -> list[float]:
     return [found["loss"] for line in lines if "loss" in (found := json.loads(line))]
 
 
-def test_steps_are_those_of_the_exact_shapes(run_on: Any) -> None:
+def test_fit_dynamic_losses_match_exact_shapes(run_on: Any) -> None:
     run = run_on("run")
     said = io.StringIO()
     assert fit.fit(run, Console(file=said)).ended == "done"
@@ -106,7 +106,7 @@ def test_steps_are_those_of_the_exact_shapes(run_on: Any) -> None:
     assert f"bucket S<=48: {recipe.steps} calls, one program" in explained
 
 
-def test_a_run_goes_on_where_it_was_and_notices_other_rows(run_on: Any) -> None:
+def test_reader_dynamic_resume_and_changed_rows(run_on: Any) -> None:
     run = run_on("whole")
     whole, parts = (Reader(run.data, Path(run.folder)) for _ in range(2))
     assert parts.go_on(whole.state(3)) == ""
@@ -128,6 +128,6 @@ def test_a_run_goes_on_where_it_was_and_notices_other_rows(run_on: Any) -> None:
         ({"memory_limit": 0, "dynamic": True}, "memory_limit is 0"),
     ],
 )
-def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+def test_data_config_dynamic_setting_errors(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         DataConfig(**settings)

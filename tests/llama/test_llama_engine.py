@@ -1,4 +1,4 @@
-"""Many texts at a time: each as if it were alone, in programs that are compiled once."""
+"""The engine makes many texts at a time, each as if it were alone, in programs compiled once."""
 
 import random
 from typing import Any
@@ -47,7 +47,7 @@ def numbers(job: Job) -> list[int]:
 # Texts
 
 
-def test_texts_are_those_of_each_alone(engine: Engine, params: model.Params) -> None:
+def test_engine_batched_texts_equal_each_alone(engine: Engine, params: model.Params) -> None:
     """Greedy ones, drawn ones and penalised ones side by side, in more texts than slots."""
     settings = [
         Settings(),
@@ -94,23 +94,7 @@ def test_texts_are_those_of_each_alone(engine: Engine, params: model.Params) -> 
                     assert token.number == expected.argmax()
 
 
-def test_what_a_slot_had_before_does_not_count(engine: Engine) -> None:
-    """Nor where it is no number."""
-    text = prompts(6)[0]
-    first, again = Job(text, 5), Job(text, 5)
-    engine.submit(first)
-    engine.finish()
-    engine._state = xf.jit(
-        lambda state: xf.tree.map(
-            lambda x: torch.full_like(x, torch.nan if x.is_floating_point() else True), state
-        )
-    )(engine._state)
-    engine.submit(again)
-    engine.finish()
-    assert numbers(again) == numbers(first)
-
-
-def test_a_token_that_ends_is_no_part_of_the_answer(engine: Engine) -> None:
+def test_engine_end_token_is_left_out(engine: Engine) -> None:
     text = prompts(6)[0]
     free = Job(text, 8)
     engine.submit(free)
@@ -123,7 +107,7 @@ def test_a_token_that_ends_is_no_part_of_the_answer(engine: Engine) -> None:
     assert numbers(ended) == numbers(free)[: numbers(free).index(end)]
 
 
-def test_a_cancelled_text_frees_its_slot(engine: Engine) -> None:
+def test_engine_cancel_frees_slot(engine: Engine) -> None:
     running, waiting, other = (Job(text, 30) for text in prompts(3, 4, 5))
     engine.submit(*(Job(text, 30) for text in prompts(2, 2)), running, waiting, other)
     for _ in range(4):
@@ -138,22 +122,21 @@ def test_a_cancelled_text_frees_its_slot(engine: Engine) -> None:
     assert len(other.made) == 30
 
 
-def test_logits_that_are_not_finite_end_their_text_alone(params: model.Params) -> None:
+def test_engine_non_finite_logits_end_one_text_only(params: model.Params) -> None:
     """A weight of one token is infinite: texts with it end, others do not."""
     embed = params["embed"].clone()
     embed[7] = torch.inf
     engine = Engine(params | {"embed": embed}, CONFIG, size=2, length=LENGTH, pieces=[4])
-    bad, good = Job([7, 1], 5), Job([3, 1], 5)
-    engine.submit(bad, good)
     parts: list[Any] = []
-    bad._deliver = parts.append
+    bad, good = Job([7, 1], 5, deliver=parts.append), Job([3, 1], 5)
+    engine.submit(bad, good)
     engine.finish()
     assert isinstance(parts[-1].error, NotFiniteError)
     assert "logits that are not finite, so no token can be drawn" in str(parts[-1].error)
     assert (bad.ended, len(bad.made), good.ended) == ("error", 0, "length")
 
 
-def test_a_call_that_fails_ends_its_texts_alone(
+def test_engine_failed_step_ends_its_texts_only(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = prompts(6)[0]
@@ -176,7 +159,7 @@ def test_a_call_that_fails_ends_its_texts_alone(
     assert numbers(again) == numbers(good)
 
 
-def test_an_engine_that_cannot_go_on_leaves_nobody_waiting(
+def test_engine_failure_ends_all_waiting_jobs(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no memory for another cache."""
@@ -207,13 +190,13 @@ REFUSED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_refused(engine: Engine, message: str) -> None:
+def test_engine_submit_errors(engine: Engine, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         engine.submit(Job(*REFUSED[message]))
     assert engine.load == (0, 0)
 
 
-def test_too_many_wait(params: model.Params) -> None:
+def test_engine_full_queue_raises_busy_error(params: model.Params) -> None:
     engine = Engine(params, CONFIG, size=1, length=LENGTH, waiting=2)
     with pytest.raises(BusyError, match="0 requests are waiting: try again later"):
         engine.submit(*(Job([1], 1) for _ in range(3)))
@@ -235,7 +218,7 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> tokenizer.Tokenizer:
     return tokenizer.load(folder)
 
 
-def test_the_parts_are_the_whole_text(known: tokenizer.Tokenizer) -> None:
+def test_wording_parts_join_to_whole_text(known: tokenizer.Tokenizer) -> None:
     """Of texts, and of bytes that are none; nothing is said that changes later."""
     draw = random.Random(0)
     for case in range(40):
@@ -262,7 +245,7 @@ def test_the_parts_are_the_whole_text(known: tokenizer.Tokenizer) -> None:
         ([], "the cat and the dog say bye"),
     ],
 )
-def test_a_text_ends_before_a_stop_string(
+def test_wording_ends_before_stop_string(
     known: tokenizer.Tokenizer, stops: list[str], said: str
 ) -> None:
     for pieces in (["the cat and the dog say bye"], [*"the cat and the dog say bye"]):
@@ -278,7 +261,7 @@ def test_a_text_ends_before_a_stop_string(
         assert words.stopped == (said != "the cat and the dog say bye")
 
 
-def test_a_stop_string_ends_the_text(known: tokenizer.Tokenizer, engine: Engine) -> None:
+def test_engine_stop_string_ends_text(known: tokenizer.Tokenizer, engine: Engine) -> None:
     prompt = known.encode_prompt("the")
     free = Job(prompt, 12)
     engine.submit(free)

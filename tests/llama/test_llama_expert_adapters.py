@@ -99,7 +99,7 @@ def tokens(seed: int) -> torch.Tensor:
     ],
     ids=["mixtral, all", "qwen3-moe, experts"],
 )
-def test_training_is_that_of_peft(
+def test_expert_adapters_training_matches_peft(
     hubs: Any, tmp_path: Path, family: str, options: dict[str, Any], expected: Tune
 ) -> None:
     """Adapters of PEFT are read, trained on as PEFT does, written, and read by PEFT."""
@@ -153,7 +153,7 @@ def test_training_is_that_of_peft(
     ids=["all", "outputs", "patterns"],
 )
 @pytest.mark.parametrize("family", FAMILIES)
-def test_adapters_of_peft_make_the_same_logits(
+def test_expert_adapters_logits_match_peft(
     hubs: Any, tmp_path: Path, family: str, options: dict[str, Any]
 ) -> None:
     """Theirs here, alone and merged, and ours there."""
@@ -213,7 +213,9 @@ def older(hub: Path, folder: Path, targets: list[str]) -> None:
     ],
     ids=str,
 )
-def test_older_files(hubs: Any, tmp_path: Path, family: str, targets: list[str]) -> None:
+def test_expert_adapters_load_older_files(
+    hubs: Any, tmp_path: Path, family: str, targets: list[str]
+) -> None:
     hub, folder = hubs(family), tmp_path / "older"
     older(hub, folder, targets)
     sizes, every = hf.load(hub)
@@ -256,12 +258,12 @@ MOE = model.Config(
         ),
     ],
 )
-def test_wrong_patterns(tune: dict[str, Any], message: str) -> None:
+def test_tune_expert_pattern_errors(tune: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Recipe(MOE, 10, tune=Tune(**tune))
 
 
-def test_experts_count_as_far_as_tokens_use_them() -> None:
+def test_learned_part_counts_active_experts() -> None:
     """A token's products with the weights: of attention 12288, of experts 2 times 12288."""
     e, h, others = MOE.experts, 64, 4096 + 2 * 2048 + 4096 + 4 * 64
     assert e is not None
@@ -278,7 +280,7 @@ def test_experts_count_as_far_as_tokens_use_them() -> None:
 @pytest.mark.parametrize(
     ("tune", "made"), [(Tune(("layers.e_*",), rank=2), False), (Tune(full=("layers.e_*",)), True)]
 )
-def test_no_gradient_of_frozen_experts_is_computed(tune: Tune, made: bool) -> None:
+def test_gradient_skips_frozen_experts(tune: Tune, made: bool) -> None:
     """Nor the product of an adapter's matrices: either is as large as the weight."""
     sizes = dataclasses.replace(MOE, hidden=32, layers=3, experts=Experts(4, 2, 96))
     recipe = Recipe(sizes, 10, Plan(attention="dense", block=8), tune=tune, warmup=1)
@@ -293,7 +295,7 @@ def test_no_gradient_of_frozen_experts_is_computed(tune: Tune, made: bool) -> No
     assert bool(found) == made
 
 
-def test_experts_in_files_of_adapters(tmp_path: Path) -> None:
+def test_expert_adapters_file_errors(tmp_path: Path) -> None:
     tune = Tune(("layers.e_*",), rank=4)
     shapes = lora.trained(model.shapes(MOE), MOE, tune, lora.abstract(tune))
     params = xf.tree.map(lambda a: torch.zeros(a.shape), shapes)
@@ -311,7 +313,7 @@ def test_experts_in_files_of_adapters(tmp_path: Path) -> None:
         adapters.load(tmp_path / "a", fewer)
 
 
-def test_older_files_that_are_not_whole(hubs: Any, tmp_path: Path) -> None:
+def test_expert_adapters_incomplete_older_files_raise(hubs: Any, tmp_path: Path) -> None:
     hub, folder = hubs("mixtral"), tmp_path / "older"
     older(hub, folder, ["w1", "w2"])
     sizes = hf.load_config(hub)

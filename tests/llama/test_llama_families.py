@@ -109,7 +109,7 @@ def loaded(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_file_leaves_out_is_what_transformers_assumes(family: str, tmp_path: Path) -> None:
+def test_hf_config_defaults_match_transformers(family: str, tmp_path: Path) -> None:
     """A file with the sizes alone, and the one that transformers writes of it, with every key."""
     import transformers
 
@@ -169,7 +169,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float =
 
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("case", CASES)
-def test_equals_transformers(case: str, tmp_path: Path) -> None:
+def test_family_matches_transformers(case: str, tmp_path: Path) -> None:
     reference = reference_of(CASES[case], tmp_path / "theirs")
     config, params = hf.load(tmp_path / "theirs")
     generator = torch.Generator().manual_seed(1)

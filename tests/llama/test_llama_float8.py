@@ -14,9 +14,7 @@ from examples.llama.config import Run
 from examples.llama.lora import Tune
 from examples.llama.options import SettingError
 from examples.llama.plan import Plan
-from examples.llama.products import products
 from examples.llama.sharding import Sharding
-from xfunc.hlo.passes.inline import inline_calls
 
 Tensor = torch.Tensor
 E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -44,7 +42,7 @@ HISTORIES = {
 
 @pytest.mark.parametrize("name", HISTORIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_product_and_gradients(name: str, dtype: torch.dtype) -> None:
+def test_float8_product_and_grads_match_quantisation(name: str, dtype: torch.dtype) -> None:
     x, w, ct = (drawn(*s, seed=k).to(dtype) for k, s in enumerate([(2, 5, 16), (8, 16), (2, 5, 8)]))
     history = torch.zeros(3, float8.HISTORY)
     history[:, 3] = torch.tensor(HISTORIES[name])
@@ -72,7 +70,7 @@ def test_product_and_gradients(name: str, dtype: torch.dtype) -> None:
     assert torch.equal(after[:, 1:], history[:, :-1])
 
 
-def test_what_is_not_finite_stays_so() -> None:
+def test_float8_product_of_non_finite_input() -> None:
     w, history = drawn(4, 3, seed=0), torch.ones(3, float8.HISTORY)
     for bad in (math.inf, -math.inf, math.nan):
         x = torch.tensor([[1.0, bad, 2.0], [1.0, 1.0, 1.0]])
@@ -83,7 +81,7 @@ def test_what_is_not_finite_stays_so() -> None:
         assert after[0, 0].item() == 0.0
 
 
-def test_zeros_have_a_scale() -> None:
+def test_float8_product_of_zeros() -> None:
     zero, history = torch.zeros(2, 3), torch.zeros(3, float8.HISTORY)
     made, grads = xf.value_and_grad(lambda x, w, h: float8.product(x, w, h).sum(), (0, 1, 2))(
         zero, zero, history
@@ -111,7 +109,7 @@ def trained(recipe: train.Recipe, steps: int = 40) -> tuple[list[float], train.S
     return [x.item() for x in losses], state
 
 
-def test_training_is_close_to_bfloat16() -> None:
+def test_float8_training_close_to_bfloat16() -> None:
     mixed, _ = trained(recipe_of("mixed"))
     found, state = trained(recipe_of("float8"))
     assert found[0] == pytest.approx(mixed[0], rel=2e-3)
@@ -126,7 +124,7 @@ def test_training_is_close_to_bfloat16() -> None:
         assert (history > 0).all()
 
 
-def test_parts_of_a_batch() -> None:
+def test_float8_microbatches_close_to_whole_batch() -> None:
     one, whole = trained(recipe_of("float8"), 3)
     two, parts = trained(recipe_of("float8", plan=Plan(microbatches=2)), 3)
     assert two == pytest.approx(one, rel=2e-3)
@@ -137,57 +135,7 @@ def test_parts_of_a_batch() -> None:
         assert torch.equal(a[:, 1, 2].cpu(), b[:, 1, 2].cpu())  # the weights of the first step
 
 
-def test_what_a_step_multiplies() -> None:
-    recipe = recipe_of("float8", plan=Plan(policy="everything"))
-    state = xf.eval_shape(lambda: train.init(recipe))
-    tokens: Any = xf.ShapeDtypeStruct((4, 32), torch.int64)
-    batch = model.Batch(tokens, tokens)
-    text = str(inline_calls(train.train_step.lower(state, batch, recipe=recipe).module))
-    lines = [line.partition(" dot(")[2] for line in text.splitlines() if " dot(f8" in line]
-    pairs = ["f8e5m2" in line and "f8e4m3fn" in line for line in lines]
-    assert (len(pairs), sum(pairs)) == (7 * 3, 7 * 2)  # forward, and two gradients
-    counted = products(COMPILED)
-    assert counted == {"bf16, bf16": 1, "f8e5m2, f8e4m3fn": 12}
-
-
-COMPILED = """HloModule step
-
-%fused (p.1: f8e5m2[8,4], q.1: f8e4m3fn[8,4]) -> f32[8,8] {
-  %p.1 = f8e5m2[8,4]{1,0} parameter(0)
-  %q.1 = f8e4m3fn[8,4]{1,0} parameter(1)
-  ROOT %c.1 = f32[8,8]{1,0} convolution(%p.1, %q.1), dim_labels=bf_oi->bf
-}
-
-%body (t.2: (s32[], f8e5m2[8,4])) -> (s32[], f8e5m2[8,4]) {
-  %t.2 = (s32[], f8e5m2[8,4]{1,0}) parameter(0)
-  %i.2 = s32[] get-tuple-element(%t.2), index=0
-  %one.2 = s32[] constant(1)
-  %next.2 = s32[] add(%i.2, %one.2)
-  %x.2 = f8e5m2[8,4]{1,0} get-tuple-element(%t.2), index=1
-  %y.2 = f8e4m3fn[8,4]{1,0} convert(%x.2)
-  %f.2 = f32[8,8]{1,0} fusion(%x.2, %y.2), kind=kOutput, calls=%fused
-  ROOT %r.2 = (s32[], f8e5m2[8,4]{1,0}) tuple(%next.2, %x.2)
-}
-
-%condition (t.3: (s32[], f8e5m2[8,4])) -> pred[] {
-  %t.3 = (s32[], f8e5m2[8,4]{1,0}) parameter(0)
-  %i.3 = s32[] get-tuple-element(%t.3), index=0
-  %n.3 = s32[] constant(12)
-  ROOT %less.3 = pred[] compare(%i.3, %n.3), direction=LT
-}
-
-ENTRY %main (a.4: bf16[4,4], b.4: f8e5m2[8,4]) -> bf16[4,4] {
-  %a.4 = bf16[4,4]{1,0} parameter(0)
-  %b.4 = f8e5m2[8,4]{1,0} parameter(1)
-  %zero.4 = s32[] constant(0)
-  %t.4 = (s32[], f8e5m2[8,4]{1,0}) tuple(%zero.4, %b.4)
-  %w.4 = (s32[], f8e5m2[8,4]{1,0}) while(%t.4), condition=%condition, body=%body
-  ROOT %d.4 = bf16[4,4]{1,0} dot(%a.4, %a.4), lhs_contracting_dims={1}, rhs_contracting_dims={0}
-}
-"""
-
-
-def test_where_the_scaling_lies() -> None:
+def test_float8_scaling_is_replicated() -> None:
     plan = Plan(sharding=Sharding.of({"fsdp": 4, "tensor": 2}, abstract=True))
     recipe = recipe_of("float8", plan=plan)
     placed = train.shardings(recipe).scaling
@@ -195,7 +143,7 @@ def test_where_the_scaling_lies() -> None:
     assert {tuple(where.spec) for where in xf.tree.leaves(placed)} == {()}
 
 
-def test_nothing_to_multiply() -> None:
+def test_float8_recipe_without_trained_matrices_raises() -> None:
     with pytest.raises(ValueError, match="precision float8 is for matrices within layers that are"):
         recipe_of("float8", tune=Tune(lora=("layers.w*",)))
     with pytest.raises(ValueError, match="precision float8 is not for pairs"):
@@ -214,7 +162,7 @@ def _trained_shapes(recipe: train.Recipe) -> Any:
 # -- runs -------------------------------------------------------------------------------------
 
 
-def test_a_run_in_another_precision(run_of: Callable[..., Run]) -> None:
+def test_float8_resume_of_other_precision_raises(run_of: Callable[..., Run]) -> None:
     fit.fit(run_of("a", "train.precision=mixed", "train.steps=4"))
     with pytest.raises(SettingError, match="is float32 with the scales of float8"):
         fit.fit(run_of("a", "train.precision=float8"))

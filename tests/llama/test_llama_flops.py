@@ -26,7 +26,7 @@ CONFIG = model.Config(4096, 512, 1408, layers=3, heads=4, kv_heads=2)
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b"])
-def test_flops_of_weights_that_a_token_uses(name: str) -> None:
+def test_flops_count_active_weights(name: str) -> None:
     config = model.PUBLISHED[name]
     e = config.experts
     part = {"embed": 0.0} | ({} if e is None else dict.fromkeys(EXPERTS, e.active / e.count))
@@ -40,14 +40,14 @@ def test_flops_of_weights_that_a_token_uses(name: str) -> None:
     assert flops.per_token(config, 0) == pytest.approx(6 * used, rel=1e-3)  # it has norms, too
 
 
-def test_flops_of_attention_with_a_window() -> None:
+def test_flops_attention_with_window() -> None:
     config = model.PUBLISHED["mistral-7b"]
     seen = sum(min(i + 1, 4096) for i in range(8192)) / 8192
     expected = 32 * 4 * 4096 * seen
     assert flops.forward(config, 8192).attention == pytest.approx(expected, rel=1e-3)
 
 
-def test_forward_flops_are_those_of_the_program() -> None:
+def test_flops_forward_matches_program() -> None:
     dense = plan.Plan(attention="dense")
     found = counted(lambda p, t: model.forward(p, t, CONFIG, dense), CONFIG, 2, 512)
     # Twice the length: the program computes the whole square of scores. And it has norms, too.
@@ -57,7 +57,7 @@ def test_forward_flops_are_those_of_the_program() -> None:
 @pytest.mark.parametrize(
     ("policy", "loss_chunk"), [*((name, 128) for name in plan.POLICIES), ("full", 1024)]
 )
-def test_training_flops_are_those_of_the_program(policy: str, loss_chunk: int) -> None:
+def test_flops_training_matches_program(policy: str, loss_chunk: int) -> None:
     one_block = plan.Plan(policy=policy, block=512, loss_chunk=loss_chunk)
 
     def loss(params: Any, tokens: Any) -> Any:
@@ -67,7 +67,7 @@ def test_training_flops_are_those_of_the_program(policy: str, loss_chunk: int) -
     assert found == pytest.approx(flops.executed_per_token(CONFIG, 2 * 512, one_block), rel=0.01)
 
 
-def test_training_takes_six_operations_for_each_weight() -> None:
+def test_flops_training_six_per_weight() -> None:
     config = model.PUBLISHED["llama3.1-405b"]
     shapes = model.shapes(config)
     weights = sum(math.prod(leaf.shape) for leaf in xf.tree.leaves(shapes))
@@ -77,7 +77,7 @@ def test_training_takes_six_operations_for_each_weight() -> None:
     assert flops.forward(tied, 0).head == 2 * 128256 * 2048
 
 
-def test_utilisation() -> None:
+def test_flops_utilisation() -> None:
     config = model.PUBLISHED["llama3.1-8b"]
     speed = 918e12 * 4 / flops.per_token(config, 8192)
     given = {"chips": 8, "chip": "v6e"}
@@ -86,7 +86,7 @@ def test_utilisation() -> None:
     assert flops.utilisation(config, 8192, tokens_per_second=speed, **given) is None
 
 
-def test_every_policy_has_a_place() -> None:
+def test_flops_and_planner_know_every_policy() -> None:
     assert set(flops.RECOMPUTED) == set(planner.FROM_SMALL) == set(plan.POLICIES)
 
 
@@ -171,7 +171,7 @@ ENTRY %main (p: f32[64]) -> f32[32] {
 """
 
 
-def test_traffic_counts_what_each_chip_receives() -> None:
+def test_traffic_counts_bytes_received_by_each_chip() -> None:
     assert collectives.traffic(HLO) == {
         "all-gather": Traffic(3 + 1, 3 * (16 * 8 * 2) * 3 / 4 + 16 * 4 / 2),
         "reduce-scatter": Traffic(1 + 1, 64 * 4 / 2 + 16 * 4),

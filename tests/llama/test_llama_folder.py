@@ -27,7 +27,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-def test_a_second_fit_is_refused_and_touches_nothing(
+def test_fit_in_folder_in_use_is_refused(
     run_of: Callable[..., Run],
     settings: Callable[..., list[str]],
     at_step: Callable[..., None],
@@ -54,7 +54,7 @@ def test_a_second_fit_is_refused_and_touches_nothing(
     assert not Path(run.folder, "owner.json").exists()
 
 
-def test_a_killed_owner_does_not_block(run_of: Callable[..., Run]) -> None:
+def test_fit_after_killed_owner(run_of: Callable[..., Run]) -> None:
     run = run_of("a")
     code = (
         "import sys, time, pathlib; from examples.llama.owner import owned\n"
@@ -77,9 +77,7 @@ def test_a_killed_owner_does_not_block(run_of: Callable[..., Run]) -> None:
     assert fit.fit(run).ended == "done"
 
 
-def test_the_first_process_owns_the_folder_for_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_owned_by_first_process_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     monkeypatch.setattr(hosts, "is_first", lambda: False)
     monkeypatch.setattr(hosts, "agree", lambda refused: refused)
@@ -93,7 +91,7 @@ def test_the_first_process_owns_the_folder_for_all(
         raise AssertionError("it is not owned")
 
 
-def test_settings_are_written_with_the_steps_made_with_them(
+def test_fit_writes_settings_with_new_steps_only(
     run_of: Callable[..., Run],
 ) -> None:
     run = run_of("a")
@@ -106,7 +104,7 @@ def test_settings_are_written_with_the_steps_made_with_them(
     assert config.read(Path(run.folder, "config.yaml")) == longer
 
 
-def test_fewer_steps_than_were_made_are_refused(
+def test_fit_fewer_steps_than_checkpoint_is_refused(
     run_of: Callable[..., Run],
     settings: Callable[..., list[str]],
     command: Callable[..., tuple[int, str]],
@@ -127,7 +125,7 @@ def test_fewer_steps_than_were_made_are_refused(
     assert status == 0
 
 
-def test_cut_off_settings_are_told_and_do_not_block(run_of: Callable[..., Run]) -> None:
+def test_config_read_truncated_settings(run_of: Callable[..., Run]) -> None:
     run = run_of("a", "train.steps=4")
     fit.fit(run)
     file = Path(run.folder, "config.yaml")
@@ -146,7 +144,7 @@ def test_cut_off_settings_are_told_and_do_not_block(run_of: Callable[..., Run]) 
     assert config.read(file) == longer
 
 
-def test_a_checkpoint_under_the_name_of_another_step_is_passed_over(tmp_path: Path) -> None:
+def test_checkpoints_restore_skips_renamed_step(tmp_path: Path) -> None:
     with Checkpoints(tmp_path) as checkpoints:
         for step in (100, 150):
             checkpoints.save(step, {"step": step}, {"rows": step})

@@ -1,4 +1,4 @@
-"""Text from the Llama example: what the cache changes is how often things are computed."""
+"""Generated texts: tokens and logits are those of the whole text through the model."""
 
 import dataclasses
 import math
@@ -50,14 +50,14 @@ def greedy(params: Any, prompt: torch.Tensor, config: model.Config, new: int) ->
 
 
 @each_config
-def test_greedy_is_what_the_whole_text_gives(config: model.Config) -> None:
+def test_generate_greedy_matches_full_forward(config: model.Config) -> None:
     params, prompt = params_of(config), prompts(config)
     assert run(params, prompt, config=config, new=10) == greedy(params, prompt, config, 10)
 
 
 @each_config
 @pytest.mark.parametrize("block", [4, 11])
-def test_logits_of_each_step(config: model.Config, block: int) -> None:
+def test_advance_logits_match_full_forward(config: model.Config, block: int) -> None:
     """They are those of the whole text, however many tokens go through at a time."""
     params, tokens = params_of(config), prompts(config, length=3 * block)
     plan, first = Plan(), torch.zeros(3, dtype=torch.int64)
@@ -75,7 +75,7 @@ def test_logits_of_each_step(config: model.Config, block: int) -> None:
         assert filled == [True] * 3 * block + [False] * 2
 
 
-def test_rows_of_different_lengths(config: model.Config) -> None:
+def test_generate_padded_rows_equal_each_alone(config: model.Config) -> None:
     params = params_of(config)
     texts = [row[:n].tolist() for row, n in zip(prompts(config), (3, 11, 1), strict=True)]
     rows, lengths = generate.pad(texts, multiple=8)
@@ -93,7 +93,7 @@ def test_rows_of_different_lengths(config: model.Config) -> None:
     assert run(params, rows, config=config, new=7, lengths=lengths, plan=plan) == alone
 
 
-def test_traced_once_for_all_prompts_of_a_length() -> None:
+def test_generate_traced_once_per_padded_length() -> None:
     config = dataclasses.replace(model.TINY["tiny"], vocab=99)
     before = xf.trace_count(generate.generate)
     for seed in range(3):
@@ -106,7 +106,7 @@ def test_traced_once_for_all_prompts_of_a_length() -> None:
     assert xf.trace_count(generate.generate) == before + 2
 
 
-def test_a_row_repeats_the_token_that_ends_it(config: model.Config) -> None:
+def test_generate_repeats_stop_token_to_the_end(config: model.Config) -> None:
     params, prompt = params_of(config), prompts(config)
     free = run(params, prompt, config=config, new=10)
     stop = (free[0][2], free[1][4])
@@ -118,12 +118,12 @@ def test_a_row_repeats_the_token_that_ends_it(config: model.Config) -> None:
     assert ended[0] != free[0]
 
 
-def test_one_token(config: model.Config) -> None:
+def test_generate_one_token(config: model.Config) -> None:
     params, prompt = params_of(config), prompts(config, length=1)
     assert run(params, prompt, config=config, new=1) == greedy(params, prompt, config, 1)
 
 
-def test_the_prompt_may_end_with_a_stop_token(config: model.Config) -> None:
+def test_generate_prompt_ends_with_stop_token(config: model.Config) -> None:
     params, prompt = params_of(config), prompts(config)
     free = run(params, prompt, config=config, new=3)
     last = tuple(set(prompt[:, -1].tolist()) - {t for row in free for t in row})
@@ -132,7 +132,7 @@ def test_the_prompt_may_end_with_a_stop_token(config: model.Config) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_dtypes(config: model.Config, dtype: torch.dtype) -> None:
+def test_generate_greedy_dtypes(config: model.Config, dtype: torch.dtype) -> None:
     """Each greedy token is near the likeliest by the whole text, of which bfloat16 keeps 8 bits."""
     params, prompt = params_of(config, dtype), prompts(config)
     found = run(params, prompt, config=config, new=5)
@@ -157,7 +157,7 @@ def frequencies(logits: list[float], temperature: float, top_p: float) -> list[f
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_temperature(temperature: float) -> None:
+def test_draw_temperature(temperature: float) -> None:
     shares = [0.5, 0.3, 0.15, 0.05]
     found = frequencies([math.log(p) for p in shares], temperature, 1.0)
     powers = [p ** (1 / temperature) for p in shares]
@@ -168,7 +168,7 @@ def test_temperature(temperature: float) -> None:
 @pytest.mark.parametrize(
     ("top_p", "kept"), [(0.2, 1), (0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.96, 4), (1.0, 4)]
 )
-def test_top_p(top_p: float, kept: int) -> None:
+def test_draw_top_p(top_p: float, kept: int) -> None:
     shares = [0.15, 0.5, 0.05, 0.3]
     found = frequencies([math.log(p) for p in shares], 1.0, top_p)
     alive = sorted(shares)[-kept:]
@@ -178,11 +178,11 @@ def test_top_p(top_p: float, kept: int) -> None:
         assert (share == 0.0) == (expected == 0.0)
 
 
-def test_top_p_keeps_all_that_are_as_likely_as_the_last() -> None:
+def test_draw_top_p_keeps_ties() -> None:
     assert frequencies([0.0, 0.0, -50.0], 1.0, 0.4)[:2] == pytest.approx([0.5, 0.5], abs=0.015)
 
 
-def test_samples_depend_on_the_key_alone(config: model.Config) -> None:
+def test_generate_samples_depend_on_key_alone(config: model.Config) -> None:
     params, prompt = params_of(config), prompts(config)
     settings = {"config": config, "new": 8, "temperature": 2.0}
     one, same, other = (run(params, prompt, key=[0, s], **settings) for s in (1, 1, 2))
@@ -195,7 +195,7 @@ def test_samples_depend_on_the_key_alone(config: model.Config) -> None:
 # Memory
 
 
-def test_the_cache_is_there_once() -> None:
+def test_generate_holds_one_cache() -> None:
     config = model.Config(32, 16, 16, layers=8, heads=2, kv_heads=2, tied=True)
     length = 2**15
     prompt = torch.zeros(1, 4, dtype=torch.int64)
@@ -222,7 +222,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("message", ERRORS)
-def test_errors(message: str) -> None:
+def test_generate_errors(message: str) -> None:
     config = model.TINY["tiny"]
     settings = {"prompt": prompts(config), "new": 2} | ERRORS[message]
     prompt = settings.pop("prompt").long()
@@ -231,6 +231,6 @@ def test_errors(message: str) -> None:
 
 
 @pytest.mark.parametrize("texts", [[], [[1, 2], []]])
-def test_no_prompt(texts: list[list[int]]) -> None:
+def test_pad_without_prompt_raises(texts: list[list[int]]) -> None:
     with pytest.raises(ValueError, match=r"prompts of lengths \[.*\]: give some, of one token"):
         generate.pad(texts)

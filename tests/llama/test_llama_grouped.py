@@ -1,4 +1,4 @@
-"""Where the rows of each expert are put."""
+"""`grouped.layout` gives each row of an expert a place; products of matrices by groups of rows."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from examples.llama import grouped
     ("tokens", "choices", "matrices", "block"),
     [(1, 1, 1, 1), (7, 2, 3, 4), (300, 5, 4, 16), (1024, 3, 6, 64)],
 )
-def test_every_row_has_a_place(tokens: int, choices: int, matrices: int, block: int) -> None:
+def test_layout_places_every_row(tokens: int, choices: int, matrices: int, block: int) -> None:
     generator = torch.Generator().manual_seed(0)
     chosen = torch.randint(-1, matrices + 1, (tokens, choices), generator=generator)
     where = xf.device_get(xf.jit(lambda c: grouped.layout(c, matrices, block))(chosen))
@@ -30,7 +30,7 @@ def test_every_row_has_a_place(tokens: int, choices: int, matrices: int, block: 
     assert where.used == ((counts + block - 1) // block).sum()
 
 
-def test_matrices_are_not_transposed_together() -> None:
+def test_product_gradient_transposes_no_stack() -> None:
     """libtpu would do that for all layers at once, and keep the result."""
 
     def run(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from tests.llama.hugging_face import (
 )
 
 
-def test_equal_in_float64(config: model.Config, folder: Path) -> None:
+def test_model_matches_transformers_in_float64(config: model.Config, folder: Path) -> None:
     """Given the same rotary tables, which both find in float32, nothing is left but rounding."""
     params = random_params(config, torch.float64)
     hf.save(folder, config, params)
@@ -48,7 +48,7 @@ def test_equal_in_float64(config: model.Config, folder: Path) -> None:
 
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 2e-6), (torch.float32, 2e-5)])
-def test_compiled_is_near(
+def test_model_compiled_matches_transformers(
     config: model.Config, folder: Path, dtype: torch.dtype, tolerance: float
 ) -> None:
     """They find norms, softmax, rotary tables and the loss in float32, whatever the weights are."""
@@ -76,7 +76,7 @@ def test_compiled_is_near(
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, *model.PUBLISHED])
-def test_rotary_frequencies(name: str) -> None:
+def test_rotary_frequencies_match_transformers(name: str) -> None:
     from transformers.models.llama import configuration_llama, modeling_llama
 
     config = (CONFIGS | model.PUBLISHED)[name]
@@ -87,7 +87,7 @@ def test_rotary_frequencies(name: str) -> None:
     torch.testing.assert_close(torch.atan2(sin, cos)[0], expected.repeat(2), rtol=1e-6, atol=0.0)
 
 
-def test_scaling_matters_at_the_length_of_these_tests(config: model.Config) -> None:
+def test_rope_scaling_changes_logits_at_tested_length(config: model.Config) -> None:
     plain = dataclasses.replace(config, rope_scaling=None)
     with xf.disable_jit():
         params, tokens = random_params(config), tokens_of(config)
@@ -96,7 +96,7 @@ def test_scaling_matters_at_the_length_of_these_tests(config: model.Config) -> N
     assert (difference > 0.01) == (config.rope_scaling is not None)
 
 
-def test_greedy_tokens(config: model.Config, folder: Path) -> None:
+def test_generate_greedy_tokens_match_transformers(config: model.Config, folder: Path) -> None:
     params = random_params(config, torch.float64)
     hf.save(folder, config, params)
     lengths = torch.tensor([9, 5, 1])

@@ -1,4 +1,4 @@
-"""Hugging Face's files that are wrong, and what older ones hold."""
+"""Loading Hugging Face's files: errors of wrong ones, and additional tensors of older ones."""
 
 import json
 from collections.abc import Callable
@@ -206,7 +206,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_error(case: str, folder: Path) -> None:
+def test_load_of_wrong_files_raises(case: str, folder: Path) -> None:
     spoil, message = WRONG[case]
     hf.save(folder, config := model.TINY["tiny"], random_params(config))
     spoil(folder)
@@ -214,7 +214,7 @@ def test_error(case: str, folder: Path) -> None:
         hf.load(folder)
 
 
-def test_what_older_files_hold_beside_the_weights(folder: Path) -> None:
+def test_load_ignores_additional_tensors_of_older_files(folder: Path) -> None:
     config = model.TINY["tiny-tied"]
     params = random_params(config)
     hf.save(folder, config, params)

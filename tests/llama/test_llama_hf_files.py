@@ -17,7 +17,9 @@ from tests.llama.hugging_face import CONFIGS, assert_equal, by_hub_name, random_
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_round_trip(config: model.Config, folder: Path, dtype: torch.dtype) -> None:
+def test_save_load_round_trip_in_shards(
+    config: model.Config, folder: Path, dtype: torch.dtype
+) -> None:
     params = random_params(config, dtype)
     hf.save(folder, config, params, max_shard_size=9000)
     index = json.loads((folder / hf.INDEX).read_text())
@@ -32,7 +34,7 @@ def test_round_trip(config: model.Config, folder: Path, dtype: torch.dtype) -> N
     assert sorted(path.name for path in folder.parent.iterdir()) == ["weights"]
 
 
-def test_loads_what_transformers_saves(config: model.Config, folder: Path) -> None:
+def test_load_of_files_saved_by_transformers(config: model.Config, folder: Path) -> None:
     import transformers
 
     fields = hf.config_json(config, torch.float32, context=512)
@@ -48,7 +50,7 @@ def test_loads_what_transformers_saves(config: model.Config, folder: Path) -> No
     assert not weights
 
 
-def test_both_spellings_of_the_rotary_angles(folder: Path) -> None:
+def test_load_config_with_rope_parameters(folder: Path) -> None:
     config = CONFIGS["scaled-tied"]
     older = hf.config_json(config, torch.float32, context=512)
     theta, scaling = older.pop("rope_theta"), older.pop("rope_scaling")
@@ -59,7 +61,7 @@ def test_both_spellings_of_the_rotary_angles(folder: Path) -> None:
     assert hf.load_config(folder) == config
 
 
-def test_fields_left_out_have_the_defaults_of_transformers(folder: Path) -> None:
+def test_load_config_missing_fields_have_defaults(folder: Path) -> None:
     sizes = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads"
     fields = {"model_type": "llama"} | dict.fromkeys(sizes.split(), 8) | {"hidden_size": 16}
     folder.mkdir()
@@ -69,7 +71,9 @@ def test_fields_left_out_have_the_defaults_of_transformers(folder: Path) -> None
     )
 
 
-def test_one_tensor_at_a_time_is_on_the_host(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_with_shardings_holds_one_host_tensor_at_a_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = model.TINY["tiny"]
     params = random_params(config)
     hf.save(folder, config, params)
@@ -88,14 +92,14 @@ def test_one_tensor_at_a_time_is_on_the_host(folder: Path, monkeypatch: pytest.M
     assert_equal(xf.device_get(loaded), params)
 
 
-def test_saves_from_the_device(folder: Path) -> None:
+def test_save_of_device_tensors(folder: Path) -> None:
     config = model.TINY["tiny"]
     params = random_params(config)
     hf.save(folder, config, xf.device_put(params))
     assert_equal(hf.load(folder)[1], params)
 
 
-def test_tokenizer_comes_along(folder: Path, tmp_path: Path) -> None:
+def test_save_copies_the_tokenizer(folder: Path, tmp_path: Path) -> None:
     import transformers
 
     config = dataclasses.replace(model.TINY["tiny"], vocab=260)
@@ -121,7 +125,7 @@ def test_tokenizer_comes_along(folder: Path, tmp_path: Path) -> None:
     assert theirs(again).generation_config.eos_token_id == [1, 7]
 
 
-def test_missing_files(folder: Path) -> None:
+def test_load_missing_files_raises(folder: Path) -> None:
     with pytest.raises(
         FileNotFoundError, match=r"there is no .*weights/config.json: give a folder"
     ):
@@ -139,7 +143,7 @@ def test_missing_files(folder: Path) -> None:
         hf.load(folder)
 
 
-def test_a_save_that_fails_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_failure_leaves_no_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, save_file = model.TINY["tiny"], hf.save_file
     params = random_params(config)
 

@@ -1,4 +1,4 @@
-"""Training by several processes: the same losses, whoever ends, and however many go on."""
+"""Training by several processes has the losses of one, also when others resume it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def used(run: Path, out: Path, *step: str) -> list[str]:
 
 
 @pytest.mark.sample(3, seed=0)
-def test_processes_that_end_and_others_that_go_on(
+def test_fit_resumes_with_another_number_of_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "programs"))
@@ -79,7 +79,7 @@ def test_processes_that_end_and_others_that_go_on(
 
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("kind", ["adapters", "quantised"])
-def test_fine_tuning_by_several_processes(kind: str, made: Path, tmp_path: Path) -> None:
+def test_fine_tuning_by_two_processes_matches_one(kind: str, made: Path, tmp_path: Path) -> None:
     """Import, training and export find what one process finds."""
     found = []
     for count in (1, 2):
@@ -104,14 +104,14 @@ def test_fine_tuning_by_several_processes(kind: str, made: Path, tmp_path: Path)
     torch.testing.assert_close(adapters, others, rtol=1e-4, atol=1e-5)
 
 
-def test_an_abort_waits_for_the_reason() -> None:
+def test_abort_reports_the_process_that_is_gone() -> None:
     with started(2, 1, "abort", module=COMMANDS) as running:
         (first, _), (second, said) = ends(running)
     assert (first, second) == (-signal.SIGKILL, os.EX_UNAVAILABLE), said
     assert "error: process 0 is gone: it was killed, crashed, or has said nothing" in said
 
 
-def test_a_signal_before_the_first_step(tmp_path: Path) -> None:
+def test_fit_signal_before_the_first_step(tmp_path: Path) -> None:
     fit = ["early", "fit", *settings(tmp_path, f"folder={tmp_path / 'run'}")]
     with started(2, 1, *fit, module=COMMANDS) as running:
         (first, said), (second, why) = ends(running)
@@ -125,7 +125,7 @@ def arrays(reader: Reader, step: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["packed", "dynamic"])
-def test_rows_of_a_process(kind: str, tmp_path: Path) -> None:
+def test_reader_rows_of_processes_form_the_batch(kind: str, tmp_path: Path) -> None:
     """What processes read makes up the batch, in every epoch; one by length is read whole."""
     (tmp_path / "text.txt").write_text(" ".join(f"w{i % 37}" for i in range(600)))
     config = DataConfig((str(tmp_path / "text.txt"),), vocab=300, batch=6, seq=16)
@@ -160,7 +160,7 @@ def test_rows_of_a_process(kind: str, tmp_path: Path) -> None:
         ({"OMPI_MCA_orte_hnp_uri": "1.0;tcp://h:1", "OMPI_COMM_WORLD_SIZE": "3"}, 3),
     ],
 )
-def test_who_started_it(
+def test_check_alone_by_launcher_variables(
     variables: dict[str, str], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (*TORCHRUN, "SLURM_STEP_NODELIST", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
@@ -181,7 +181,7 @@ def test_who_started_it(
         ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "JOB_COMPLETION_INDEX": "0"}, True),
     ],
 )
-def test_pods_of_kubernetes(
+def test_join_in_kubernetes_pods(
     variables: dict[str, str], joins: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
@@ -196,7 +196,7 @@ def test_pods_of_kubernetes(
     assert joined == [True] * joins, "On TPUs torch_xla connects them."
 
 
-def test_one_process() -> None:
+def test_hosts_functions_in_one_process() -> None:
     hosts.join()
     hosts.check_same_settings(Run())
     hosts.check_same_data({"seq": 3})

@@ -1,4 +1,4 @@
-"""What importing a model takes beside the model itself."""
+"""Importing a model takes little memory beside the model itself."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def random_params(config: model.Config) -> model.Params:
     return xf.tree.map(lambda s: torch.randn(s.shape, generator=generator), model.shapes(config))
 
 
-def test_not_even_a_file(tmp_path: Path) -> None:
+def test_load_additional_memory_is_below_one_layer(tmp_path: Path) -> None:
     """A file, a stack of all layers, or the whole model would be more."""
     params, tiny = random_params(CONFIG), model.TINY["tiny"]
     hf.save(tmp_path / "large", CONFIG, params, max_shard_size=60_000_000)

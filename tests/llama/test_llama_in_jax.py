@@ -1,4 +1,4 @@
-"""The step that `benchmarks.pods` is compared with is the same step."""
+"""The JAX step that `benchmarks.pods` is compared with equals the program's step."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ def in_jax(tree: Any) -> Any:
     return xf.tree.map(lambda x: jnp.asarray(x.cpu().numpy()), tree)
 
 
-def test_five_steps_are_those_of_the_program():
+def test_train_step_matches_jax_step_of_benchmark():
     config = dataclasses.replace(pods.CONFIG, **SIZES)
     plan = Plan(policy="everything", attention="dense", loss_chunk=64)
     recipe = train.Recipe(

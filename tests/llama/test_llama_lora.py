@@ -1,4 +1,4 @@
-"""Adapters: against PEFT, in runs, and what is refused."""
+"""Adapters match PEFT's, are trained in runs, and raise errors where they do not fit."""
 
 import dataclasses
 import json
@@ -87,7 +87,7 @@ def tokens(seed: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("form", ["null", "nf4"])
-def test_training_is_that_of_peft(hub: Path, tmp_path: Path, form: str) -> None:
+def test_lora_training_matches_peft(hub: Path, tmp_path: Path, form: str) -> None:
     """Adapters of PEFT are read, trained on as PEFT does, written, and read by PEFT."""
     rounded = rounded_to_nf4 if form == "nf4" else lambda theirs: theirs
     theirs = of_peft(
@@ -132,9 +132,7 @@ def test_training_is_that_of_peft(hub: Path, tmp_path: Path, form: str) -> None:
     ],
     ids=["rank-stabilised", "embeddings"],
 )
-def test_adapters_of_peft_make_the_same_logits(
-    hub: Path, tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_lora_logits_match_peft(hub: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     theirs = of_peft(hub, tmp_path / "theirs", **options)
     tune, params = adapters.load(tmp_path / "theirs", SIZES)
     _, every = hf.load(hub)
@@ -152,7 +150,7 @@ def test_adapters_of_peft_make_the_same_logits(
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-def test_flops_are_those_of_the_program(pairs: bool) -> None:
+def test_flops_of_tuning_match_cost_analysis(pairs: bool) -> None:
     sizes = model.Config(2048, 512, 1408, layers=2, heads=4, kv_heads=2)
     plan, rows, seq = Plan(policy="everything", attention="dense"), 2, 256
     tune = Tune(("layers.w*",), ("head",), rank=1)
@@ -171,7 +169,7 @@ def test_flops_are_those_of_the_program(pairs: bool) -> None:
     assert found == pytest.approx(expected, rel=0.02)
 
 
-def test_no_gradient_of_a_frozen_weight_is_computed() -> None:
+def test_gradient_of_frozen_weight_is_not_computed() -> None:
     sizes = model.Config(64, hidden=32, intermediate=48, layers=2, heads=4, kv_heads=2)
     for name, made in (("layers.w_up", True), ("layers.wq", False)):
         recipe = Recipe(sizes, 10, Plan(attention="dense"), tune=Tune(full=(name,)), warmup=1)
@@ -187,7 +185,7 @@ def test_no_gradient_of_a_frozen_weight_is_computed() -> None:
         assert bool(of_weights) == made
 
 
-def test_adapters_lie_like_their_weights() -> None:
+def test_adapters_are_sharded_like_their_weights() -> None:
     plan = Plan(sharding=Sharding.of({"fsdp": 4, "tensor": 2}, abstract=True))
     recipe = Recipe(SIZES, 10, plan, tune=Tune(("layers.wq", "layers.wo", "head"), rank=4))
     state, frozen = train.abstract_state(recipe), train.abstract_base(recipe)
@@ -216,7 +214,7 @@ def test_adapters_lie_like_their_weights() -> None:
         ({"alpha": float("nan")}, "alpha is nan: use a number above 0"),
     ],
 )
-def test_wrong_patterns(tune: dict[str, Any], message: str) -> None:
+def test_tune_wrong_settings_raise(tune: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Recipe(SIZES, 10, tune=Tune(**tune))
 
@@ -253,7 +251,7 @@ def converted(folder: Path, dtype: torch.dtype) -> None:
     ],
     ids=["dora", "rank", "alpha", "layer", "module", "file", "integers", "codes"],
 )
-def test_adapters_that_do_not_fit(
+def test_adapters_load_of_wrong_files_raises(
     tmp_path: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     tune = Tune(("layers.wq",), rank=4)
@@ -272,7 +270,7 @@ def test_adapters_that_do_not_fit(
 # -- runs -----------------------------------------------------------------------------------------
 
 
-def test_a_run_refers_to_its_base(
+def test_tuned_run_refers_to_its_base(
     run_of: Callable[..., Run], settings: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     hub, again = tmp_path / "hub", tmp_path / "again"

@@ -74,7 +74,7 @@ def test_adafactor_matches_torch() -> None:
     assert_updates_match(theirs, reference, update)
 
 
-def test_adafactor_takes_each_layer_of_stacked_weights_by_itself() -> None:
+def test_adafactor_updates_stacked_layers_separately() -> None:
     stacked, grads = random_tree(0, shapes=(4, 6, 5)), random_tree(1, shapes=(4, 6, 5))
     grads[2] *= 100  # must not change the clipping of other layers
     params, state = optimizer.adafactor_update(
@@ -89,7 +89,7 @@ def test_adafactor_takes_each_layer_of_stacked_weights_by_itself() -> None:
         torch.testing.assert_close(state.columns[i], of_one.columns)
 
 
-def test_adafactor_leaves_out_what_it_does_not_need() -> None:
+def test_adafactor_init_factors_matrices_only() -> None:
     shapes = {"stacked": (4, 6, 5), "embed": (7, 6), "norm": (6,)}
     state = optimizer.adafactor_init(random_tree(0, torch.bfloat16, shapes))
     sizes = [xf.tree.map(lambda x: tuple(x.shape), tree) for tree in state[1:]]
@@ -108,7 +108,7 @@ UPDATES = {
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_bfloat16_parameters_are_updated_in_float32(name: str) -> None:
+def test_update_of_bfloat16_parameters_is_in_float32(name: str) -> None:
     init, update = UPDATES[name]
     params, grads = random_tree(0, torch.bfloat16), random_tree(1, torch.bfloat16)
     wide, wide_grads = (xf.tree.map(torch.Tensor.float, tree) for tree in (params, grads))
@@ -122,7 +122,7 @@ def test_bfloat16_parameters_are_updated_in_float32(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_compiled_updates_match_eager_ones(name: str) -> None:
+def test_update_compiled_matches_eager(name: str) -> None:
     init, update = UPDATES[name]
     params, grads = random_tree(0, torch.float32), random_tree(1, torch.float32)
     eager, compiled = (params, init(params)), (params, init(params))
@@ -137,7 +137,7 @@ def test_compiled_updates_match_eager_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_zero_gradients_change_only_what_decays(name: str) -> None:
+def test_update_with_zero_gradients_only_decays(name: str) -> None:
     init, update = UPDATES[name]
     params = random_tree(0)
     grads = xf.tree.map(torch.zeros_like, params)
@@ -147,7 +147,7 @@ def test_zero_gradients_change_only_what_decays(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_what_does_not_decay_stays(name: str) -> None:
+def test_update_without_decay_keeps_the_parameter(name: str) -> None:
     init, update = UPDATES[name]
     params = random_tree(0)
     grads = xf.tree.map(torch.zeros_like, params)
@@ -160,7 +160,9 @@ def test_what_does_not_decay_stays(name: str) -> None:
 
 @pytest.mark.parametrize("optimizer_name", UPDATES)
 @pytest.mark.parametrize(("norms", "embeddings"), [(False, True), (True, False)])
-def test_which_parameters_decay(optimizer_name: str, norms: bool, embeddings: bool) -> None:
+def test_recipe_update_decays_norms_and_embeddings_if_set(
+    optimizer_name: str, norms: bool, embeddings: bool
+) -> None:
     recipe = train.Recipe(
         model.Config.tiny(tied=embeddings),
         steps=9,
@@ -180,7 +182,7 @@ def test_which_parameters_decay(optimizer_name: str, norms: bool, embeddings: bo
 
 
 @pytest.mark.parametrize("limit", [1.0, 100.0])
-def test_clipping_matches_torch(limit: float) -> None:
+def test_clip_by_global_norm_matches_torch(limit: float) -> None:
     grads = {"a": torch.arange(6.0).reshape(2, 3), "b": [torch.full((4,), -3.0)]}
     clipped, norm = optimizer.clip_by_global_norm(grads, limit)
     reference = [torch.zeros_like(g) for g in xf.tree.leaves(grads)]
@@ -191,13 +193,13 @@ def test_clipping_matches_torch(limit: float) -> None:
         torch.testing.assert_close(ours, p.grad)
 
 
-def test_clipping_leaves_zero_gradients_alone() -> None:
+def test_clip_by_global_norm_of_zero_gradients() -> None:
     clipped, norm = optimizer.clip_by_global_norm([torch.zeros(3)], 1.0)
     assert norm == 0
     assert (clipped[0] == 0).all()
 
 
-def test_clipping_keeps_types() -> None:
+def test_clip_by_global_norm_keeps_dtypes() -> None:
     grads = [torch.full((3,), 2.0, dtype=torch.bfloat16), torch.ones(2, dtype=torch.float64)]
     clipped, norm = optimizer.clip_by_global_norm(grads, 1.0)
     assert [g.dtype for g in clipped] == [torch.bfloat16, torch.float64]
@@ -240,14 +242,14 @@ def test_schedules_match_torch(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "last"), [("cosine", 0.1), ("linear", 0.1), ("stable_decay", 0.1), ("constant", 1.0)]
 )
-def test_schedules_stay_where_they_end(name: str, last: float) -> None:
+def test_schedules_stay_at_their_last_rate(name: str, last: float) -> None:
     schedule = getattr(optimizer, f"warmup_{name}")
     lr = schedule(torch.tensor(99), peak=1.0, warmup=5, total=15, floor=0.1)
     torch.testing.assert_close(lr, torch.tensor(last))
 
 
 @pytest.mark.parametrize("name", ["cosine", "linear", "constant", "stable_decay"])
-def test_without_a_warm_up_the_first_rate_is_the_peak(name: str) -> None:
+def test_schedules_without_warmup_start_at_the_peak(name: str) -> None:
     schedule = getattr(optimizer, f"warmup_{name}")
     for total in (0, 10):
         assert schedule(torch.tensor(0), peak=2.0, warmup=0, total=total, floor=0.1) == 2.0
@@ -269,7 +271,7 @@ def test_stable_decay_matches_transformers(floor: float) -> None:
             torch.testing.assert_close(float(ours), theirs.get_last_lr()[0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_rate_that_falls_before_it_has_risen() -> None:
+def test_check_warmup_overlapping_cooldown_raises() -> None:
     recipe = train.Recipe(model.Config.tiny(), 10, schedule="wsd", warmup=6, cooldown=0.5)
     with pytest.raises(ValueError, match="so that the rate falls from step 5 on: make one of"):
         recipe.check_warmup()

@@ -43,7 +43,7 @@ def plainly(
 
 @pytest.mark.parametrize("seq", [1, 4, 7, 64])
 @pytest.mark.parametrize("sizes", [[40], [1, 1, 1, 5], [3, 20, 1, 9, 2, 8], [8, 8, 8, 8]])
-def test_packing_matches_one_token_after_the_other(sizes: list[int], seq: int) -> None:
+def test_pack_matches_a_loop_over_tokens(sizes: list[int], seq: int) -> None:
     tokens, ends = flat(sizes)
     for epoch in (packing.in_order(ends, seq), packing.shuffled(ends, seq, (3, 0))):
         count = len(epoch.rows)
@@ -58,7 +58,7 @@ def test_packing_matches_one_token_after_the_other(sizes: list[int], seq: int) -
 
 
 @pytest.mark.parametrize("seq", [1, 4, 7])
-def test_each_token_once_an_epoch(seq: int) -> None:
+def test_pack_shuffled_has_each_token_once(seq: int) -> None:
     tokens, ends = flat([3, 20, 1, 9, 2, 8])
     epoch = packing.shuffled(ends, seq, (0, 1))
     assert sorted(epoch.rows) == list(range(-(-len(tokens) // seq)))
@@ -69,7 +69,7 @@ def test_each_token_once_an_epoch(seq: int) -> None:
     assert (targets - seen)[targets != model.IGNORE].tolist() == [1] * len(followed)
 
 
-def test_the_order_is_that_of_earlier_releases() -> None:
+def test_shuffled_order_is_that_of_earlier_releases() -> None:
     tokens, ends = flat([3, 2, 4, 1, 6])
     rows = []
     for number in range(2):
@@ -85,7 +85,7 @@ def test_the_order_is_that_of_earlier_releases() -> None:
 
 
 @pytest.mark.parametrize("plan", [Plan(attention="dense"), Plan(block=8)], ids=["dense", "blocks"])
-def test_packed_documents_have_the_losses_they_have_alone(plan: Plan) -> None:
+def test_forward_of_packed_documents_matches_each_alone(plan: Plan) -> None:
     config = model.Config.tiny(vocab=64)
     params = model.init(config, seed=1, dtype=torch.float64)
     tokens, ends = flat([5, 9, 2, 16])

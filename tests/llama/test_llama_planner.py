@@ -32,7 +32,7 @@ def found(fake: Fake, *meshes: Mesh) -> Trial | None:
 FSDP = Mesh(1, 4, 1)
 
 
-def test_an_affine_size_takes_three_compiles() -> None:
+def test_search_affine_size_takes_three_compiles() -> None:
     fake = Fake({"full": lambda rows: 200 + 30 * rows})
     trial = found(fake, FSDP)
     assert trial is not None
@@ -49,7 +49,9 @@ def test_an_affine_size_takes_three_compiles() -> None:
         (lambda rows: 990 if rows < 7 else 1010, [1, 2, 4, 8, 6, 7]),  # no slope
     ],
 )
-def test_other_sizes_take_a_few_more(size: Callable[[int], int], tried: list[int]) -> None:
+def test_search_other_sizes_take_a_few_more_compiles(
+    size: Callable[[int], int], tried: list[int]
+) -> None:
     fake = Fake({"full": size})
     trial = found(fake, FSDP)
     assert trial is not None
@@ -57,7 +59,7 @@ def test_other_sizes_take_a_few_more(size: Callable[[int], int], tried: list[int
     assert trial.batch == 4 * max(rows for rows in tried if size(rows) <= LIMIT)
 
 
-def test_what_is_too_large_need_not_be_known() -> None:
+def test_search_with_unknown_sizes_above_the_limit() -> None:
     fake = Fake({"full": lambda rows: 200 + 30 * rows + rows**2}, tells=False)
     trial = found(fake, FSDP)
     assert trial is not None
@@ -65,13 +67,13 @@ def test_what_is_too_large_need_not_be_known() -> None:
     assert len(fake.compiled) == 7
 
 
-def test_nothing_fits() -> None:
+def test_search_nothing_fits() -> None:
     fake = Fake({"offload": lambda rows: 2000, "full": lambda rows: 3000})
     assert found(fake, FSDP, Mesh(1, 2, 2)) is None
     assert len(fake.compiled) == 2  # one for each mesh: `full` keeps more than `offload`
 
 
-def test_what_cannot_win_is_tried_once() -> None:
+def test_search_tries_losing_policies_and_meshes_once() -> None:
     fake = Fake(
         {
             "offload": lambda rows: 200 + 30 * rows,
@@ -86,7 +88,7 @@ def test_what_cannot_win_is_tried_once() -> None:
     assert fake.compiled[3:] == [("full", FSDP, 104), ("offload", other, 104)]
 
 
-def test_of_equal_batches_the_fastest_wins() -> None:
+def test_best_of_equal_batches_is_the_fastest() -> None:
     fake = Fake({"offload": lambda rows: 500 * rows, "full": lambda rows: 500 * rows})
     trial = found(fake, FSDP)
     assert trial is not None

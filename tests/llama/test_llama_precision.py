@@ -1,4 +1,4 @@
-"""In which dtypes the Llama example trains: no update is lost, and runs are saved and go on."""
+"""The precisions of training: small updates add up, and runs are saved, resumed and exported."""
 
 import json
 import math
@@ -25,7 +25,7 @@ NUMBERS = [1.0, -1.0, 1.001, -0.3, 3.14159, 1e-3, -7.7e-20, 2.0**-126, 1.5e38, 2
 DRAWS = 20000
 
 
-def test_rounding_at_random_is_right_in_the_mean() -> None:
+def test_stochastic_rounding_is_right_in_the_mean() -> None:
     x = torch.tensor(NUMBERS)
     round_all = xf.jit(precision.stochastic)
     rounded = round_all(x.expand(DRAWS, -1), xf.random.key(7)).cpu()
@@ -44,14 +44,14 @@ def test_rounding_at_random_is_right_in_the_mean() -> None:
     assert (error <= 5 * gap / 2 / math.sqrt(DRAWS)).all()
 
 
-def test_rounding_at_random_keeps_what_is_no_number() -> None:
+def test_stochastic_rounding_keeps_nan_and_infinity() -> None:
     x = torch.tensor([math.inf, -math.inf, math.nan])
     found = xf.jit(precision.stochastic)(x, xf.random.key(0))
     torch.testing.assert_close(found.cpu().float(), x, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_small_updates_add_up(name: str) -> None:
+def test_precision_small_updates_add_up(name: str) -> None:
     numbers = PRECISIONS[name]
     ones = torch.linspace(1.0, 1.9, 1000)
 
@@ -81,7 +81,7 @@ def test_small_updates_add_up(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PRECISIONS)
-def test_what_a_step_computes_in(name: str) -> None:
+def test_gradient_has_the_dtypes_of_the_precision(name: str) -> None:
     recipe = train.Recipe(model.TINY["tiny"], steps=100, precision=name, optimizer="adafactor")
     state = xf.eval_shape(lambda: train.init(recipe))
     kept = {leaf.dtype for leaf in xf.tree.leaves(state.params)}
@@ -102,7 +102,7 @@ def test_what_a_step_computes_in(name: str) -> None:
     assert {leaf.dtype for leaf in xf.tree.leaves(grads)} == {PRECISIONS[name].arithmetic}
 
 
-def test_every_precision_begins_with_the_same_weights() -> None:
+def test_init_has_the_same_weights_in_every_precision() -> None:
     found = {}
     for name in PRECISIONS:
         recipe = train.Recipe(model.TINY["tiny"], steps=100, precision=name)
@@ -118,7 +118,7 @@ def test_every_precision_begins_with_the_same_weights() -> None:
     assert (found["stochastic"][0].float() - wide).abs().max() <= wide.abs().max() * 2**-7
 
 
-def test_what_is_kept_beside_weights_lies_as_they_do() -> None:
+def test_compensation_is_sharded_like_weights() -> None:
     plan = Plan(sharding=Sharding.of({"fsdp": 4, "tensor": 2}, abstract=True))
     recipe = train.Recipe(model.TINY["tiny"], 100, plan, precision="compensated")
     state = train.abstract_state(recipe)
@@ -138,7 +138,7 @@ def saved(run: Run) -> Any:
 
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("name", ["mixed", "float8", "stochastic", "compensated"])
-def test_a_run_goes_on_and_is_exported(
+def test_fit_resume_and_export_in_each_precision(
     name: str,
     settings: Callable[..., list[str]],
     run_of: Callable[..., Run],
@@ -179,7 +179,7 @@ def test_a_run_goes_on_and_is_exported(
     assert losses[0] == losses[1]
 
 
-def test_a_run_goes_on_in_a_precision_that_keeps_the_same(
+def test_fit_resume_in_precision_with_same_storage(
     run_of: Callable[..., Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit.fit(run_of("a", "train.precision=bfloat16", "train.steps=4"))
@@ -192,7 +192,7 @@ def test_a_run_goes_on_in_a_precision_that_keeps_the_same(
     assert "loses updates" not in capsys.readouterr().out
 
 
-def test_settings_of_runs_that_had_a_dtype(run_of: Callable[..., Run], tmp_path: Path) -> None:
+def test_config_read_of_older_dtype_setting(run_of: Callable[..., Run], tmp_path: Path) -> None:
     run = run_of("a", "train.precision=bfloat16")
     path = tmp_path / "config.yaml"
     config.write(run, path)

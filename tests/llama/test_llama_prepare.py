@@ -1,28 +1,16 @@
-"""What a run makes of its files before the first step, and how damage to it is found."""
+"""The reader prepares data before the first step, and finds damage and bad records."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from examples.llama import config, documents, fit, prepare, tokenizer
-from examples.llama.config import Run
+from examples.llama import config, documents, tokenizer
 from examples.llama.data_config import DataConfig
 from examples.llama.documents import DataError
 from examples.llama.reader import Reader
-
-
-def write_lines(path: Path, *rows: Any) -> Path:
-    """JSON lines; a text is a line as it is."""
-    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows))
-    return path
-
-
-def documents_of(count: int, start: int = 0) -> list[dict[str, str]]:
-    return [{"text": f"document {i} has a few words, " * 4} for i in range(start, start + count)]
+from tests.llama.texts import documents_of, write_lines
 
 
 def held_out_text(reader: Reader) -> str:
@@ -49,7 +37,7 @@ def held_out_text(reader: Reader) -> str:
         ("sha256.json", None, "No such file"),
     ],
 )
-def test_damage_is_found_and_mended(
+def test_reader_makes_damaged_files_again(
     tmp_path: Path, name: str, damage: Callable[[bytes], bytes] | None, reason: str
 ) -> None:
     files = (str(write_lines(tmp_path / "a.jsonl", *documents_of(200))),)
@@ -74,7 +62,7 @@ def test_damage_is_found_and_mended(
 BAD = ["{", '"a"', {"body": "b"}, {"text": 3}, "[" * 100_000]
 
 
-def test_bad_records_are_left_out_when_asked(tmp_path: Path) -> None:
+def test_reader_skip_bad_leaves_out_bad_records(tmp_path: Path) -> None:
     good = documents_of(150)
     file = write_lines(tmp_path / "a.jsonl", *good[:75], *BAD, *good[75:])
     with file.open("ab") as end:
@@ -96,13 +84,13 @@ def test_bad_records_are_left_out_when_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", range(len(BAD)))
-def test_a_bad_record_is_an_error_unless_asked(tmp_path: Path, line: int) -> None:
+def test_read_bad_record_raises(tmp_path: Path, line: int) -> None:
     file = write_lines(tmp_path / "a.jsonl", {"text": "good"}, BAD[line])
     with pytest.raises(DataError, match=r"line 2 of .*a\.jsonl"):
         list(documents.read([str(file)]))
 
 
-def test_nothing_but_bad_records(tmp_path: Path) -> None:
+def test_reader_skip_bad_of_all_records_raises(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "a.jsonl", *[{"body": "b"}] * 3)
     with pytest.raises(DataError, match=r"all 3 records are skipped: line 1 of .*no field"):
         Reader(DataConfig((str(file),), vocab=300, skip_bad=True), tmp_path)
@@ -111,7 +99,7 @@ def test_nothing_but_bad_records(tmp_path: Path) -> None:
 # -- validation ---------------------------------------------------------------------------------
 
 
-def test_a_file_for_validation(tmp_path: Path) -> None:
+def test_reader_validation_file(tmp_path: Path) -> None:
     train = write_lines(tmp_path / "train.jsonl", *documents_of(100))
     other = write_lines(tmp_path / "other.jsonl", {"text": "never seen before"}, {"text": "nor so"})
     settings = DataConfig((str(train),), validation=(str(other),), vocab=300, seq=16, batch=2)
@@ -124,7 +112,7 @@ def test_a_file_for_validation(tmp_path: Path) -> None:
     assert changed.tokenizer.digest == reader.tokenizer.digest  # made of what is trained on
 
 
-def test_validation_is_no_training(tmp_path: Path) -> None:
+def test_reader_wrong_validation_file_raises(tmp_path: Path) -> None:
     train = write_lines(tmp_path / "train.jsonl", *documents_of(100))
     with pytest.raises(DataError, match=r"train\.jsonl: both in data\.files and in data\.val"):
         Reader(DataConfig((str(train),), validation=(str(tmp_path),)), tmp_path, vocab=300)
@@ -137,7 +125,7 @@ def test_validation_is_no_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["tiny", "tiny-tied", "tiny-scaled"])
-def test_small_models_take_a_trained_tokenizer(model: str, text: Path, tmp_path: Path) -> None:
+def test_reader_trains_tokenizer_for_small_models(model: str, text: Path, tmp_path: Path) -> None:
     pairs = f"folder={tmp_path} data.files={text} train.model={model} data.seq=16"
     run = config.read(pairs=pairs.split())
     reader = Reader(run.data, tmp_path, run.train.model.vocab)
@@ -146,7 +134,7 @@ def test_small_models_take_a_trained_tokenizer(model: str, text: Path, tmp_path:
         Reader(run.data, tmp_path)
 
 
-def test_the_space_after_a_prompt(tmp_path: Path) -> None:
+def test_tokenizer_decode_after_prompt_keeps_the_space(tmp_path: Path) -> None:
     """A tokenizer like that of Llama 2, which has its spaces in front of words."""
     vocab = {"<unk>": 0, "<s>": 1, "</s>": 2, "▁the": 3, "▁cat": 4, "s": 5, "▁": 6}
     made = Tokenizer(models.BPE(vocab, [], unk_token="<unk>"))
@@ -163,23 +151,3 @@ def test_the_space_after_a_prompt(tmp_path: Path) -> None:
     assert known.decode_after([1, 3], [4, 5]) == " cats"
     assert known.decode_after([1, 3], [5, 4, 2]) == "s cat"
     assert known.decode_after([1], [3, 4]) == "the cat"
-
-
-# -- progress -----------------------------------------------------------------------------------
-
-
-def test_progress_is_told(
-    run_of: Callable[..., Run],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    file = write_lines(tmp_path / "a.jsonl", *documents_of(200))
-    monkeypatch.setattr(prepare, "_EVERY", 0.0)
-    cache = f"data.cache={tmp_path / 'cache'}"
-    fit.fit(run_of("a", f"data.files={file}", cache, "train.steps=3"))
-    told = capsys.readouterr().out
-    assert " documents, 1" in told
-    assert " characters so far" in told
-    assert "200 documents, " in told
-    assert " tokens so far" in told

@@ -1,7 +1,7 @@
-"""The training program: runs, what they write and tell, and bad steps."""
+"""The training program: runs, their files and messages, and bad steps."""
 
+import functools
 import io
-import math
 import re
 import signal
 from collections.abc import Callable
@@ -19,7 +19,8 @@ from examples.llama import config, fit, flops, hosts, metrics, train
 from examples.llama.checkpoints import Checkpoints
 from examples.llama.config import Run
 from examples.llama.interrupts import Interrupts
-from examples.llama.reader import DataChangedError, Reader
+from examples.llama.reader import DataChangedError
+from tests.llama import interrupted
 from tests.llama.interrupted import Killed, at_step
 from tests.llama.runs import STEPS, assert_equal, curve, lines, losses, saved
 
@@ -52,7 +53,7 @@ def test_fit_learns_and_writes(run_of: Callable[..., Run]) -> None:
     assert shown == pytest.approx([*held_out.values()], rel=1e-6)
 
 
-def test_metrics_are_read_one_step_late(
+def test_fit_reads_metrics_one_step_late(
     run_of: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[tuple[str, int]] = []
@@ -76,7 +77,7 @@ def test_metrics_are_read_one_step_late(
 
 
 @pytest.mark.parametrize("how", ["killed", "SIGTERM", "SIGINT"])
-def test_a_resumed_run_is_the_same_run(
+def test_fit_resumed_equals_undisturbed(
     how: str, run_of: Callable[..., Run], capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole, parts = run_of("whole"), run_of("parts")
@@ -114,7 +115,7 @@ def test_a_resumed_run_is_the_same_run(
         assert [event.step for event in shown] == [*range(1, STEPS + 1)]
 
 
-def test_a_finished_run_has_nothing_to_do(run_of: Callable[..., Run]) -> None:
+def test_fit_of_finished_run_does_nothing(run_of: Callable[..., Run]) -> None:
     run = run_of("a")
     fit.fit(run)
     before = lines(run)
@@ -122,7 +123,7 @@ def test_a_finished_run_has_nothing_to_do(run_of: Callable[..., Run]) -> None:
     assert lines(run) == before
 
 
-def test_other_data_is_refused(run_of: Callable[..., Run]) -> None:
+def test_fit_resume_with_other_data_raises(run_of: Callable[..., Run]) -> None:
     run = run_of("a")
     fit.fit(run)
     with pytest.raises(DataChangedError, match="seed was 0, is 1"):
@@ -130,7 +131,7 @@ def test_other_data_is_refused(run_of: Callable[..., Run]) -> None:
     assert config.read(Path(run.folder, "config.yaml")) == run
 
 
-def test_a_second_signal_interrupts_at_once() -> None:
+def test_interrupts_second_signal_raises() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with Interrupts() as interrupts:
         signal.raise_signal(signal.SIGTERM)
@@ -140,7 +141,7 @@ def test_a_second_signal_interrupts_at_once() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_checkpoint_that_cannot_be_written_does_not_end_training(
+def test_fit_continues_after_failed_checkpoint(
     run_of: Callable[..., Run],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -165,28 +166,10 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_training(
 
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Make the loss and the gradient of some steps, counted from 1, not a number."""
-
-    def make(*steps: int) -> None:
-        gradient, read = train.gradient, Reader.batch
-
-        def poisoned(params: Any, batch: Any, recipe: train.Recipe, *more: None) -> Any:
-            nan = torch.where((batch.tokens == 0).all(), math.nan, 1.0)
-            return xf.tree.map(lambda x: x * nan, gradient(params, batch, recipe, *more))
-
-        def batch(self: Reader, step: int) -> Any:
-            found = read(self, step)
-            bad = step + 1 in steps
-            return found._replace(tokens=torch.zeros_like(found.tokens)) if bad else found
-
-        monkeypatch.setattr(train, "gradient", poisoned)
-        monkeypatch.setattr(Reader, "batch", batch)
-        xf.clear_caches()
-
-    return make
+    return functools.partial(interrupted.poison, monkeypatch)
 
 
-def test_bad_steps_are_skipped(run_of: Callable[..., Run], poison: Callable[..., None]) -> None:
+def test_fit_skips_bad_steps(run_of: Callable[..., Run], poison: Callable[..., None]) -> None:
     poison(3, 6)
     run = run_of("a")
     assert fit.fit(run).ended == "done"
@@ -197,7 +180,7 @@ def test_bad_steps_are_skipped(run_of: Callable[..., Run], poison: Callable[...,
     assert saved(run).opt.step == STEPS - 2
 
 
-def test_a_bad_step_stops(
+def test_fit_on_bad_stop_ends_after_bad_step(
     run_of: Callable[..., Run],
     settings: Callable[..., list[str]],
     poison: Callable[..., None],
@@ -214,7 +197,7 @@ def test_a_bad_step_stops(
     assert fit.fit(run).ended == "done"  # The bad step is behind it.
 
 
-def test_bad_steps_are_taken_if_told_so(
+def test_fit_on_bad_ignore_takes_bad_steps(
     run_of: Callable[..., Run], poison: Callable[..., None]
 ) -> None:
     poison(3)
@@ -223,20 +206,10 @@ def test_bad_steps_are_taken_if_told_so(
     assert [loss is None for loss in losses(run)] == [False] * 2 + [True] * (STEPS - 2)
 
 
-def test_skipping_ends_when_it_does_not_help(
-    run_of: Callable[..., Run], poison: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poison(2, 4, 5)
-    monkeypatch.setattr(fit, "_HOPELESS", 2)
-    run = run_of("a", "eval_every=100", "save_every=100")
-    assert fit.fit(run) == fit.Outcome(6, None, "bad")
-    assert saved(run).opt.step == 3
-
-
 # -- what is told -----------------------------------------------------------------------------
 
 
-def test_speed_is_told_where_it_is_known(
+def test_fit_reports_speed_on_known_chips(
     run_of: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert metrics.chip() is None
@@ -254,7 +227,7 @@ def test_speed_is_told_where_it_is_known(
     assert second["mfu"] == pytest.approx(second["tokens_per_second"] * per_token / 918e12)
 
 
-def test_processes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agree_between_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert hosts.is_first()
     assert [hosts.agree(True), hosts.agree(False)] == [True, False]
 

@@ -146,7 +146,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", model.PUBLISHED)
-def test_published_numbers(name: str, tmp_path: Path) -> None:
+def test_load_config_of_published_models(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHARED | PUBLISHED[name]))
     assert hf.load_config(tmp_path) == model.PUBLISHED[name]
 
@@ -162,7 +162,7 @@ def test_published_numbers(name: str, tmp_path: Path) -> None:
         ("qwen3-30b-a3b", 30_532_122_624),
     ],
 )
-def test_number_of_parameters(name: str, count: int) -> None:
+def test_published_models_parameter_count(name: str, count: int) -> None:
     """Those that the hub says."""
     leaves = xf.tree.leaves(model.shapes(model.PUBLISHED[name]))
     assert sum(torch.Size(leaf.shape).numel() for leaf in leaves) == count

@@ -1,4 +1,4 @@
-"""A frozen base in 8 or 4 bits: what it computes, what is trained on it, what is exported."""
+"""A frozen base in 8 or 4 bits: its codes, products, training and export."""
 
 import dataclasses
 import sys
@@ -42,7 +42,7 @@ ROUNDED = {"int8": rounded, "nf4": in_nf4}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nf4_is_that_of_bitsandbytes(dtype: torch.dtype) -> None:
+def test_nf4_matches_bitsandbytes(dtype: torch.dtype) -> None:
     """To the bit, also in a stack and in a block of zeros."""
     stack = torch.randn(3, 6, 192, generator=torch.Generator().manual_seed(0)).to(dtype)
     stack[1, 2, 64:128] = 0.0
@@ -55,7 +55,7 @@ def test_nf4_is_that_of_bitsandbytes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("form", ["int8", "nf4"])
-def test_what_is_not_finite_stays_so(form: str) -> None:
+def test_quantised_scale_keeps_nan_and_infinity(form: str) -> None:
     for bad in (float("nan"), float("inf")):
         weight = torch.ones(2, 128)
         weight[1, 70] = bad
@@ -64,7 +64,7 @@ def test_what_is_not_finite_stays_so(form: str) -> None:
         assert not second.isfinite().all()
 
 
-def test_codes_are_those_of_torch() -> None:
+def test_int8_matches_torch() -> None:
     weight = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
     weight[2], weight[3] = 0.0, weight[3] * 1e-6
     found = quantised.int8(weight)
@@ -75,7 +75,7 @@ def test_codes_are_those_of_torch() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", ROUNDED)
-def test_products_are_those_of_the_rounded_weight(form: str, dtype: torch.dtype) -> None:
+def test_linear_of_codes_matches_rounded_weight(form: str, dtype: torch.dtype) -> None:
     """The derivative by `x` too; with an adapter as well."""
     draw = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(3, 128, generator=draw), torch.randn(6, 128, generator=draw))
@@ -108,7 +108,7 @@ def test_products_are_those_of_the_rounded_weight(form: str, dtype: torch.dtype)
 @pytest.mark.parametrize(
     ("kind", "form"), [("adapters", "int8"), ("pairs", "int8"), ("pairs", "nf4")]
 )
-def test_training_is_that_on_the_rounded_base(
+def test_fit_on_quantised_base_matches_rounded_base(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, form: str
 ) -> None:
     """Each loss, with a base in float32 whose frozen matrices were rounded by a library."""
@@ -158,7 +158,9 @@ def test_training_is_that_on_the_rounded_base(
 @pytest.mark.parametrize(
     ("form", "adapted"), [("int8", "layers.w*"), ("nf4", "layers.w*"), ("nf4", "layers.e_*")]
 )
-def test_experts_are_quantised(made: Path, tmp_path: Path, form: str, adapted: str) -> None:
+def test_fit_with_quantised_experts_matches_rounded_experts(
+    made: Path, tmp_path: Path, form: str, adapted: str
+) -> None:
     """Losses beside experts in codes, or on them, are those with experts that a library rounded."""
     sizes = dataclasses.replace(SIZES, family="qwen3_moe", experts=Experts(4, 2, 64))
     params = lora.named(xf.device_get(model.init(sizes, 7)))
@@ -184,7 +186,7 @@ def test_experts_are_quantised(made: Path, tmp_path: Path, form: str, adapted: s
     assert losses[0][-1] < losses[0][0]
 
 
-def test_what_the_base_is_kept_in_is_a_setting_of_the_run(made: Path, tmp_path: Path) -> None:
+def test_tune_base_wrong_or_changed_raises(made: Path, tmp_path: Path) -> None:
     run = tuned.begin(made, tmp_path / "run", "quantised", "train.steps=2")
     fit.fit(run)
     with pytest.raises(SettingError, match=r"train\.tune\.base was int8, is None"):
@@ -196,7 +198,7 @@ def test_what_the_base_is_kept_in_is_a_setting_of_the_run(made: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("form", ["int8", "nf4"])
-def test_a_described_base_is_the_one_that_is_made(made: Path, tmp_path: Path, form: str) -> None:
+def test_abstract_base_matches_loaded_base(made: Path, tmp_path: Path, form: str) -> None:
     """Its shapes, for compiling without it."""
     run = tuned.begin(made, tmp_path / "run", "adapters", f"train.tune.base={form}")
     recipe: Any = run.recipe(1)
@@ -208,7 +210,7 @@ def test_a_described_base_is_the_one_that_is_made(made: Path, tmp_path: Path, fo
     xf.tree.map(check, described, real)
 
 
-def test_codes_lie_like_their_weights() -> None:
+def test_codes_are_sharded_like_their_weights() -> None:
     """As far as sizes permit: 1792 inputs are 28 blocks, for 8 devices."""
     sizes = model.Config(290, 1024, 1792, layers=2, heads=4, kv_heads=2)
     plan = Plan(sharding=Sharding.of({"fsdp": 4, "tensor": 8}, abstract=True))
@@ -223,7 +225,7 @@ def test_codes_lie_like_their_weights() -> None:
 
 @pytest.mark.parametrize("policy", ["dots", "everything"])
 @pytest.mark.parametrize("experts", [None, Experts(4, 2, 320)])
-def test_no_layer_keeps_its_plain_weights(policy: str, experts: Experts | None) -> None:
+def test_train_step_stores_no_dequantised_weights(policy: str, experts: Experts | None) -> None:
     """They would be the whole base, in the dtype of the arithmetic."""
     family, stack = ("llama", "2") if experts is None else ("qwen3_moe", "2,4")
     sizes = model.Config(
@@ -240,7 +242,7 @@ def test_no_layer_keeps_its_plain_weights(policy: str, experts: Experts | None) 
     assert f"[{stack},192,320]" not in text
 
 
-def test_nf4_needs_whole_blocks_and_its_library(
+def test_nf4_without_whole_blocks_or_bitsandbytes_raises(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = model.Config(290, 64, 96, layers=1, heads=2, kv_heads=1)

@@ -52,7 +52,7 @@ def texts_of(r: Reader, batches: Iterable[model.Batch]) -> str:
     return "\n".join(r.tokenizer.decode(row) for b in batches for row in b.tokens.tolist())
 
 
-def test_batches_depend_on_seed_and_step_only(run: Path) -> None:
+def test_reader_batches_depend_on_seed_and_step_only(run: Path) -> None:
     r = Reader(config_of(run), run)
     batches = [r.batch(step) for step in range(60)]
     assert batches[0].tokens.shape == (4, 32)
@@ -65,7 +65,7 @@ def test_batches_depend_on_seed_and_step_only(run: Path) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 3, 1000])
-def test_epochs_follow_each_other_without_a_gap(run: Path, batch: int) -> None:
+def test_reader_epochs_follow_without_a_gap(run: Path, batch: int) -> None:
     single = Reader(config_of(run, batch=1), run)
     r = Reader(config_of(run, batch=batch), run)
     for step in (0, 1, 50):
@@ -73,7 +73,7 @@ def test_epochs_follow_each_other_without_a_gap(run: Path, batch: int) -> None:
         assert equal(model.Batch(*map(torch.cat, zip(*rows, strict=True))), r.batch(step))
 
 
-def test_epochs_differ_in_order_alone(run: Path) -> None:
+def test_reader_epochs_differ_in_order_only(run: Path) -> None:
     r = Reader(config_of(run, batch=1), run)
     total = int(re.match(r"([\d,]+) tokens of", str(r))[1].replace(",", ""))  # pyright: ignore[reportOptionalSubscript]
     rows = -(-total // 32)
@@ -85,7 +85,7 @@ def test_epochs_differ_in_order_alone(run: Path) -> None:
     assert len(rows_of[0] & rows_of[1]) < rows // 10
 
 
-def test_held_out_documents_are_never_trained_on(run: Path) -> None:
+def test_reader_never_trains_on_held_out_documents(run: Path) -> None:
     r = Reader(config_of(run), run)
     texts = documents.read(documents.find(r.config.files))
     expected: tuple[set[str], set[str]] = set(), set()
@@ -99,7 +99,7 @@ def test_held_out_documents_are_never_trained_on(run: Path) -> None:
     assert len(held_out) >= len(expected[True]) - 2  # The end of a row may cut a number.
 
 
-def test_all_that_is_held_out_comes_once(run: Path) -> None:
+def test_reader_held_out_batches_have_each_token_once(run: Path) -> None:
     r = Reader(config_of(run), run)
     batches = [r.held_out(i) for i in range(r.held_out_batches)]
     tokens = real(batches)
@@ -110,13 +110,13 @@ def test_all_that_is_held_out_comes_once(run: Path) -> None:
             r.held_out(number)
 
 
-def test_a_given_tokenizer(run: Path, trained: Path) -> None:
+def test_reader_with_given_tokenizer(run: Path, trained: Path) -> None:
     r = Reader(config_of(run, tokenizer=str(trained)), run)
     assert r.tokenizer.digest == tokenizer.load(trained).digest
     assert "the quick" in texts_of(r, [r.batch(0)])
 
 
-def test_the_tokenizer_is_trained_on_what_is_not_held_out(
+def test_reader_trains_tokenizer_without_held_out_text(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -133,14 +133,14 @@ def test_the_tokenizer_is_trained_on_what_is_not_held_out(
     assert seen == [text for text, held in split if not held]
 
 
-def test_the_state_goes_through_json(run: Path) -> None:
+def test_reader_state_round_trip_through_json(run: Path) -> None:
     r = Reader(config_of(run), run)
     state = json.loads(json.dumps(r.state(12)))
     assert state["step"] == 12
     assert Reader(config_of(run), run).go_on(state) == ""
 
 
-def test_other_data_is_refused(run: Path, tmp_path: Path) -> None:
+def test_reader_go_on_with_other_data_raises(run: Path, tmp_path: Path) -> None:
     state = Reader(config_of(run), run).state(12)
     with pytest.raises(
         DataChangedError,
@@ -168,7 +168,7 @@ def test_other_data_is_refused(run: Path, tmp_path: Path) -> None:
         ({"held_out": 1.0}, "held_out is 1.0: use a fraction between 0 and 1"),
     ],
 )
-def test_settings_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
+def test_data_config_wrong_values_raise(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         DataConfig(**changes)
 
@@ -182,14 +182,16 @@ def test_settings_that_make_no_sense(changes: dict[str, Any], message: str) -> N
         ("x" + " " * 999, "none of 1 documents is held out: use a larger part than 0.1"),
     ],
 )
-def test_too_little_text(tmp_path: Path, trained: Path, text: str, message: str) -> None:
+def test_reader_with_too_little_text_raises(
+    tmp_path: Path, trained: Path, text: str, message: str
+) -> None:
     (tmp_path / "a.txt").write_text(text)
     config = config_of(tmp_path, files=(str(tmp_path / "a.txt"),), tokenizer=str(trained))
     with pytest.raises(DataError, match=message):
         Reader(config, tmp_path)
 
 
-def test_text_without_a_letter_trains_no_tokenizer(tmp_path: Path) -> None:
+def test_reader_with_empty_text_and_no_tokenizer_raises(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("")
     with pytest.raises(DataError, match="the 0 tokens to train on do not fill one row of 32"):
         Reader(config_of(tmp_path, files=(str(tmp_path / "a.txt"),)), tmp_path)
@@ -212,7 +214,7 @@ def test_prefetch_is_in_order_and_not_far_ahead() -> None:
     assert list(reader.prefetch(batch, range(3, 3))) == []
 
 
-def test_an_error_of_the_thread_is_raised_and_the_thread_ends() -> None:
+def test_prefetch_error_is_raised_and_ends_the_thread() -> None:
     def batch(step: int) -> Any:
         if step == 2:
             raise DataError("damaged")
@@ -225,7 +227,7 @@ def test_an_error_of_the_thread_is_raised_and_the_thread_ends() -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("reader")]
 
 
-def test_closing_ends_the_thread() -> None:
+def test_prefetch_close_ends_the_thread() -> None:
     batches = reader.prefetch(lambda step: step, range(10**9))  # pyright: ignore[reportArgumentType]
     assert next(batches) == 0
     assert [t for t in threading.enumerate() if t.name.startswith("reader")]

@@ -1,4 +1,4 @@
-"""What the engine draws tokens with: the limits of their probabilities, and the draws."""
+"""Sampling of tokens: limits of probabilities match transformers', and draws follow them."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ LIMITS = [
 ]
 
 
-def test_limits_are_those_of_transformers() -> None:
+def test_limited_probabilities_match_transformers() -> None:
     """Probabilities of all tokens, with other settings in each row."""
     import transformers
 
@@ -63,7 +63,7 @@ def test_limits_are_those_of_transformers() -> None:
         torch.testing.assert_close(found[i], expected.softmax(-1)[0])
 
 
-def test_what_is_drawn_is_as_likely_as_it_should_be() -> None:
+def test_choose_draws_with_limited_probabilities() -> None:
     """Of each seed another token; the shares are those of the limited distribution."""
     logits = torch.tensor([2.0, 1.0, 0.5, -1.0, -4.0])
     cases = [Settings(1.0), Settings(0.5, top_k=3), Settings(2.0, min_p=0.4), Settings()]
@@ -86,7 +86,9 @@ def test_what_is_drawn_is_as_likely_as_it_should_be() -> None:
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-20, 1e-3])
 @pytest.mark.parametrize("more", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}])
-def test_no_temperature_is_too_small(temperature: float, more: dict[str, Any]) -> None:
+def test_choose_with_tiny_temperature_takes_the_likeliest(
+    temperature: float, more: dict[str, Any]
+) -> None:
     """The likeliest token is drawn, where transformers finds no probabilities (infinities)."""
     logits = 20 * torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
     rows = [Settings(temperature, seed=i, **more) for i in range(64)]
@@ -95,7 +97,7 @@ def test_no_temperature_is_too_small(temperature: float, more: dict[str, Any]) -
     assert torch.equal(xf.device_get(drawn), logits.argmax(-1))
 
 
-def test_nothing_likely_means_the_likeliest() -> None:
+def test_choose_with_tiny_top_p_takes_the_likeliest() -> None:
     logits = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
     rows = Sampling.of([Settings(3.0, top_p=p, seed=i) for i, p in enumerate([0.0, 1e-45] * 4)])
     seen, number = torch.zeros(8, 50, dtype=torch.bool), torch.arange(8)
@@ -119,7 +121,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_wrong_settings(message: str) -> None:
+def test_sampling_wrong_settings_raise(message: str) -> None:
     values: Any = WRONG[message]
     with pytest.raises(ValueError, match=message):
         Settings(**values)

@@ -61,7 +61,7 @@ def algorithm(
     ("beta1", "beta2", "eps"),
     [(0.9, 0.95, 1e-8), (0.6, 0.999, 1e-3), (0.9, 0.0, 1e-6), (0.0, 0.9, 1e-8)],
 )
-def test_it_is_the_algorithm_of_the_paper(beta1: float, beta2: float, eps: float) -> None:
+def test_schedule_free_update_matches_the_paper(beta1: float, beta2: float, eps: float) -> None:
     """Of gradients that depend on where they are taken; with a warm-up."""
     params, goal = random_tree(0), xf.tree.leaves(random_tree(1))
     rates = [0.1 * min(1.0, t / 4) for t in range(1, 11)]
@@ -115,7 +115,7 @@ def by_eager_torch() -> tuple[list[float], list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("precision", ["float32", "stochastic", "compensated", "mixed"])
-def test_training(precision: str) -> None:
+def test_schedule_free_training_matches_eager_torch(precision: str) -> None:
     """Gradients are taken between the two sequences, and the state's weights are the average."""
     recipe = dataclasses.replace(RECIPE, precision=precision)
     state, losses = train.init(recipe), []
@@ -135,7 +135,7 @@ def test_training(precision: str) -> None:
     assert {p.dtype for p in xf.tree.leaves(points)} == {recipe.numbers.weights}
 
 
-def test_a_bad_step_leaves_both_sequences() -> None:
+def test_schedule_free_bad_step_keeps_both_sequences() -> None:
     state, _ = train.train_step(train.init(RECIPE), batches()[0], recipe=RECIPE)
     before = xf.device_get(state.opt)
     state = state._replace(params=xf.tree.map(lambda p: p * torch.nan, state.params))
@@ -144,7 +144,7 @@ def test_a_bad_step_leaves_both_sequences() -> None:
     assert xf.tree.all(xf.tree.map(lambda a, b: torch.equal(a.cpu(), b), state.opt, before))
 
 
-def test_what_is_evaluated_and_exported(made: Path, tmp_path: Path) -> None:
+def test_schedule_free_resumed_run_loads_the_average(made: Path, tmp_path: Path) -> None:
     """The average, also of adapters; after it stopped in between, too."""
     whole = tuned.begin(made, tmp_path / "whole", "adapters")
     fit.fit(whole)
@@ -160,7 +160,7 @@ def test_what_is_evaluated_and_exported(made: Path, tmp_path: Path) -> None:
     assert xf.tree.all(same)
 
 
-def test_it_has_no_schedule(run_of: Callable[..., Run]) -> None:
+def test_schedule_free_with_schedule_or_momentum_raises(run_of: Callable[..., Run]) -> None:
     with pytest.raises(SettingError, match="schedule is cosine, and schedule_free averages the we"):
         run_of("a", "train.optimizer=schedule_free")
     with pytest.raises(ValueError, match="momentum: not an option of the optimizer, schedule_free"):

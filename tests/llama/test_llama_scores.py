@@ -1,4 +1,4 @@
-"""How likely texts are: against eager torch, and as the evaluation harness asks."""
+"""Log probabilities of texts match eager torch's, also through the evaluation harness."""
 
 import dataclasses
 import math
@@ -51,7 +51,7 @@ def expected(params: model.Params, row: Row) -> tuple[float, bool]:
     return float(told.double().sum()), bool(best[-row.scored :].all())
 
 
-def test_rows_of_any_length(scorer: Scorer, params: model.Params) -> None:
+def test_scorer_rows_of_any_length(scorer: Scorer, params: model.Params) -> None:
     draw = random.Random(0)
     rows = [Row([draw.randrange(300) for _ in range(n)], m) for n, m in ((2, 1), (33, 32), (9, 3))]
     likeliest = [1, 2]
@@ -84,7 +84,7 @@ def test_windows_score_each_token_once(size: int, length: int) -> None:
     assert scored == tokens[1:]
 
 
-def test_perplexity_by_file(
+def test_by_file_perplexity(
     scorer: Scorer, params: model.Params, known: tokenizer.Tokenizer, tmp_path: Path
 ) -> None:
     (tmp_path / "a.txt").write_text("the cat", "utf-8")
@@ -116,7 +116,7 @@ def test_perplexity_by_file(
         (5, 1, [((0, 1), 1), ((1, 2), 1), ((2, 3), 1), ((3, 4), 1)]),
     ],
 )
-def test_windows_of_the_harness(tokens: int, length: int, expected: list[Any]) -> None:
+def test_windows_by_stride_match_lm_eval(tokens: int, length: int, expected: list[Any]) -> None:
     """The first is the example in the documentation of lm-eval's `LM.loglikelihood_rolling`."""
     found = scores.windows(range(tokens), length, length)
     assert [(tuple(row.tokens), row.scored) for row in found] == expected
@@ -135,7 +135,7 @@ def answers(params: model.Params, known: tokenizer.Tokenizer) -> harness.Answers
     return harness.Answers(params, CONFIG, known, plan=plan, length=32, batch=3)
 
 
-def test_likelihoods_of_continuations(
+def test_answers_loglikelihood_of_continuations(
     answers: harness.Answers, params: model.Params, known: tokenizer.Tokenizer
 ) -> None:
     pairs = [("the cat", " and"), ("the cat ", "and"), ("", "dog"), ("the " * 40, "dog bye")]
@@ -151,7 +151,7 @@ def test_likelihoods_of_continuations(
         assert told == pytest.approx(expected(params, row)[0], rel=1e-5)
 
 
-def test_likelihoods_of_texts(
+def test_answers_loglikelihood_rolling_of_texts(
     answers: harness.Answers, params: model.Params, known: tokenizer.Tokenizer
 ) -> None:
     texts = [WORDS * 5, "dog"]
@@ -162,7 +162,9 @@ def test_likelihoods_of_texts(
         assert told == pytest.approx(sum(expected(params, row)[0] for row in rows), rel=1e-5)
 
 
-def test_a_tokenizer_that_begins_no_text(params: model.Params, known: tokenizer.Tokenizer) -> None:
+def test_answers_loglikelihood_without_begin_token(
+    params: model.Params, known: tokenizer.Tokenizer
+) -> None:
     """Its end comes before a text without context."""
     plain = dataclasses.replace(known, begin=None)
     answers = harness.Answers(params, CONFIG, plain, plan=Plan(block=8, loss_chunk=12), length=32)
@@ -174,7 +176,7 @@ def test_a_tokenizer_that_begins_no_text(params: model.Params, known: tokenizer.
         assert told == pytest.approx(expected(params, row)[0], rel=1e-5)
 
 
-def test_answers_up_to_a_text(answers: harness.Answers) -> None:
+def test_answers_generate_until_a_text(answers: harness.Answers) -> None:
     free = answers.generate_until([asked("the", {"until": [], "max_gen_toks": 12})])[0]
     stop = free[3:6]
     how = {"until": [stop], "max_gen_toks": 12, "do_sample": False, "temperature": 1.0}
@@ -190,13 +192,13 @@ def test_answers_up_to_a_text(answers: harness.Answers) -> None:
         answers.generate_until([asked("the", {"max_gen_toks": 32})])
 
 
-def test_without_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_language_model_without_lm_eval_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "lm_eval.api.model", None)
     with pytest.raises(SettingError, match="install it with `pip install lm-eval`"):
         harness.language_model()
 
 
-def test_eval_by_file(
+def test_eval_command_by_file(
     settings: Callable[..., list[str]], command: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     assert command("fit", *settings("a", "train.steps=3"))[0] == 0

@@ -1,73 +1,26 @@
 """The server, with OpenAI's client: answers, refusals, and clients that go."""
 
 import asyncio
-import contextlib
-import http.client
 import json
 import re
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import openai
 import pytest
-import torch
-import uvicorn
 
-import xfunc as xf
-from examples.llama import model, server, slots, tokenizer
-from examples.llama.engine import Engine, Job
-from examples.llama.plan import Plan
+from examples.llama import server, slots, tokenizer
+from tests.llama.serving import Running, served
 
-TEMPLATE = """{%- for m in messages %}
-    {%- if m.role not in ['system', 'user', 'assistant'] %}
-        {{- raise_exception('no role ' + m.role) }}
-    {%- endif %}{{- '[' + m.role + '] ' + m.content + '\\n' }}
-{%- endfor %}{%- if add_generation_prompt %}{{- '[assistant] ' }}{%- endif %}"""
-LENGTH = 64
 TALK: Any = [{"role": "user", "content": "the cat"}]
-
-
-class Running(NamedTuple):
-    service: server.Service
-    port: int
-
-    def post(self, path: str, body: bytes | dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """What the server says to any bytes."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        with contextlib.closing(connection):
-            body = body if isinstance(body, bytes) else json.dumps(body).encode()
-            connection.request("POST", path, body, {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
 
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    folder = tmp_path_factory.mktemp("tokenizer")
-    tokenizer.train(["the cat and the dog say yes and bye 日本 " * 20], 300, folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    config = model.Config.tiny(320)
-    generator = torch.Generator().manual_seed(0)
-    params = xf.tree.map(
-        lambda shape: 0.3 * torch.randn(shape.shape, generator=generator), model.shapes(config)
-    )
-    plan = Plan(block=16)
-    engine = Engine(params, config, size=4, length=LENGTH, plan=plan, pieces=[8, 16], waiting=100)
-    engine.warm_up()
-    service = server.Service(engine, tokenizer.load(folder), "tiny")
-    settings = uvicorn.Config(server.app(service), log_level="warning")
-    made = uvicorn.Server(settings)
-    listener = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=made.run, kwargs={"sockets": [listener]})
-    thread.start()
-    yield Running(service, listener.getsockname()[1])
-    made.should_exit = True
-    thread.join()
-    listener.close()
-    assert engine.load == (0, 0)
+    with served(tmp_path_factory.mktemp("tokenizer")) as made:
+        yield made
 
 
 @pytest.fixture
@@ -77,14 +30,14 @@ def client(running: Running) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def test_models(client: openai.OpenAI) -> None:
+def test_server_models(client: openai.OpenAI) -> None:
     assert [m.id for m in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
     with pytest.raises(openai.NotFoundError, match="there is no model 'large': use 'tiny'"):
         client.models.retrieve("large")
 
 
-def test_a_completion_and_its_stream(client: openai.OpenAI, running: Running) -> None:
+def test_server_completion_whole_and_streamed(client: openai.OpenAI, running: Running) -> None:
     how: Any = {"model": "tiny", "prompt": "the cat", "max_tokens": 9, "seed": 5, "logprobs": 2}
     whole = client.completions.create(**how)
     choice = whole.choices[0]
@@ -112,7 +65,7 @@ def test_a_completion_and_its_stream(client: openai.OpenAI, running: Running) ->
     assert ended.choices[0].finish_reason == "stop"
 
 
-def test_a_chat_and_its_stream(client: openai.OpenAI) -> None:
+def test_server_chat_whole_and_streamed(client: openai.OpenAI) -> None:
     how: Any = {"model": "tiny", "messages": TALK, "temperature": 0.0, "max_completion_tokens": 7}
     whole = client.chat.completions.create(**how, logprobs=True, top_logprobs=3)
     [choice] = whole.choices
@@ -140,7 +93,7 @@ def test_a_chat_and_its_stream(client: openai.OpenAI) -> None:
     assert again.choices[0].message.content == text
 
 
-def test_several_prompts_and_choices(client: openai.OpenAI) -> None:
+def test_server_several_prompts_and_choices(client: openai.OpenAI) -> None:
     texts = ["the", "the dog and", "bye"]
     how: Any = {"model": "tiny", "max_tokens": 6, "seed": -1}
     many = client.completions.create(prompt=texts, n=2, **how)
@@ -153,7 +106,7 @@ def test_several_prompts_and_choices(client: openai.OpenAI) -> None:
     assert tokens.choices[1].text == client.completions.create(prompt=[7], **how).choices[0].text
 
 
-def test_many_requests_at_a_time(running: Running) -> None:
+def test_server_concurrent_requests_equal_single_ones(running: Running) -> None:
     """64, of all lengths and settings: each as it is alone, and nothing is compiled."""
     words = "the cat and the dog say yes and bye".split()
 
@@ -187,48 +140,6 @@ def test_many_requests_at_a_time(running: Running) -> None:
     assert together[62:] == alone[:61:-1]
     after = slots.advance.cache_info()
     assert (after.traces, after.compiles) == (before.traces, before.compiles)
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_frees_its_slot(
-    running: Running, stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = running.service.engine
-    begun, gone, freed = threading.Event(), threading.Event(), threading.Event()
-    make, begin, cancel = engine._make, engine._begin, engine.cancel
-
-    jobs: list[Job] = []
-
-    def first_then_wait() -> None:
-        make()
-        jobs.extend(job for job in engine._slots if job and not job.ended and not jobs)
-        if jobs:
-            begun.set()
-            assert gone.wait(60)
-
-    def watched() -> None:
-        begin()
-        if gone.is_set() and engine.load == (0, 0):
-            freed.set()
-
-    def noted(*unwanted: Job) -> None:
-        cancel(*unwanted)
-        if jobs:
-            gone.set()
-
-    monkeypatch.setattr(engine, "_make", first_then_wait)
-    monkeypatch.setattr(engine, "_begin", watched)
-    monkeypatch.setattr(engine, "cancel", noted)
-    body = {"model": "tiny", "prompt": "the", "max_tokens": 60, "stream": stream, "temperature": 0}
-    text = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", running.port)) as connection:
-        connection.sendall(head.encode() + text)
-        assert begun.wait(60)
-        [job] = jobs
-    assert freed.wait(60)
-    assert job.ended == "cancelled"
-    assert len(job.made) < 5
 
 
 COMPLETION = {"model": "tiny", "prompt": "the"}
@@ -303,7 +214,7 @@ BAD: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("message", BAD)
-def test_bad_requests(running: Running, message: str) -> None:
+def test_server_bad_request_is_refused(running: Running, message: str) -> None:
     """They are refused with a reason, and the next one is answered."""
     path, body = BAD[message]
     status, found = running.post(f"/v1/{path}", body)
@@ -315,7 +226,7 @@ def test_bad_requests(running: Running, message: str) -> None:
     assert status == 200
 
 
-def test_other_refusals(running: Running) -> None:
+def test_server_wrong_model_size_or_path_is_refused(running: Running) -> None:
     status, found = running.post("/v1/completions", COMPLETION | {"model": "../../etc/passwd"})
     assert (status, found["error"]["message"]) == (
         404,
@@ -334,7 +245,9 @@ def test_other_refusals(running: Running) -> None:
     assert running.post("/health", b"{}")[0] == 405
 
 
-def test_too_many_wait(running: Running, client: openai.OpenAI) -> None:
+def test_server_too_many_waiting_requests_are_refused(
+    running: Running, client: openai.OpenAI
+) -> None:
     with pytest.raises(
         openai.InternalServerError, match="0 requests are waiting: try again later"
     ) as e:
@@ -342,7 +255,7 @@ def test_too_many_wait(running: Running, client: openai.OpenAI) -> None:
     assert e.value.status_code == 503
 
 
-def test_an_answer_that_fails(
+def test_server_failed_answer_reaches_the_client(
     running: Running, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client is told, at once or in its stream; the server goes on."""
@@ -359,7 +272,7 @@ def test_an_answer_that_fails(
     assert client.completions.create(model="tiny", prompt="the", max_tokens=2).choices[0].text
 
 
-def test_the_template_of_a_tokenizer_without_one(running: Running, tmp_path: Path) -> None:
+def test_server_chat_without_template_raises(running: Running, tmp_path: Path) -> None:
     known = running.service.tokenizer
     known.save(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()

@@ -9,7 +9,7 @@ from examples.llama.config import Run
 from examples.llama.options import SettingError
 
 
-def test_settings_are_written_and_read_back(tmp_path: Path) -> None:
+def test_config_write_read_round_trip(tmp_path: Path) -> None:
     pairs = (
         "train.model=llama3.1-8b train.model.layers=2 train.model.rope_scaling.factor=4 "
         "train.peak_lr=3e-4 data.files=*.txt data.tokenizer=null profile=[3,5] mesh.tensor=2 "
@@ -28,7 +28,7 @@ def test_settings_are_written_and_read_back(tmp_path: Path) -> None:
     assert config.read(tmp_path / "config.yaml") == run
 
 
-def test_a_later_setting_wins(tmp_path: Path) -> None:
+def test_config_read_later_setting_wins(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("train: {steps: 3, peak_lr: 1e-3}\nmesh: {fsdp: 2}\n")
     run = config.read(file, ["train.steps=4", "train.steps=5"])
@@ -65,12 +65,12 @@ def test_a_later_setting_wins(tmp_path: Path) -> None:
         ("steps", "cannot read 'steps': write key=value"),
     ],
 )
-def test_wrong_settings(pair: str, message: str) -> None:
+def test_config_read_wrong_setting_raises(pair: str, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         config.read(pairs=[pair])
 
 
-def test_wrong_files_of_settings(tmp_path: Path) -> None:
+def test_config_read_wrong_file_raises(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"no file nothing: give one, or one of .*small-11m"):
         config.read("nothing")
     file = tmp_path / "run.yaml"
@@ -83,7 +83,7 @@ def test_wrong_files_of_settings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("preset", config.presets())
-def test_presets(preset: str) -> None:
+def test_config_presets(preset: str) -> None:
     run = config.read(preset)
     chips = int(preset.rpartition("-")[2]) if "-v6e-" in preset else 1
     axes = run.mesh.axes(chips)
@@ -92,7 +92,7 @@ def test_presets(preset: str) -> None:
     assert preset.startswith(Path(run.folder).name)
 
 
-def test_mesh_takes_all_devices() -> None:
+def test_mesh_axes_take_all_devices() -> None:
     assert config.Mesh(tensor=4).axes(256) == {
         "data": 1,
         "fsdp": 64,

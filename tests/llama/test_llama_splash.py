@@ -45,13 +45,13 @@ def results(attention: Any, segments: Any, dtype: torch.dtype = torch.float32) -
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("segments", [None, DOCUMENTS], ids=["row", "documents"])
-def test_equals_dense_attention(segments: Any) -> None:
+def test_splash_matches_dense_attention(segments: Any) -> None:
     got, want = (results(f, segments) for f in (blocks_of_128, dense))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_windows_and_caps() -> None:
+def test_splash_with_window_and_cap() -> None:
     kind = Scores(scale=0.3, cap=2.0)
     see = functools.partial(splash.splash_attention, block=128, window=50, scores=kind)
     want = results(functools.partial(dense, reach=50, scores=kind), DOCUMENTS)
@@ -59,7 +59,7 @@ def test_windows_and_caps() -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-def test_bfloat16() -> None:
+def test_splash_in_bfloat16() -> None:
     got = results(blocks_of_128, DOCUMENTS, torch.bfloat16)
     assert {t.dtype for t in got} == {torch.bfloat16}
     for a, b in zip(got, results(dense, DOCUMENTS), strict=True):
@@ -84,7 +84,7 @@ NAMED = xf.checkpoint_policies.save_only_these_names("attention")
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("policy", [FULL, NAMED], ids=["full", "attention"])
-def test_in_scanned_layers(policy: Any) -> None:
+def test_splash_in_scanned_layers(policy: Any) -> None:
     x = tuple(qkv())
     got = xf.device_get(xf.grad(lambda x: layers(x, DOCUMENTS, policy))(x))
     want = xf.device_get(xf.grad(lambda x: layers(x, DOCUMENTS, FULL, dense))(x))
@@ -92,7 +92,7 @@ def test_in_scanned_layers(policy: Any) -> None:
 
 
 @pytest.mark.parametrize(("policy", "forwards"), [(FULL, 2), (NAMED, 1)], ids=["full", "attention"])
-def test_named_results_are_not_computed_again(policy: Any, forwards: int) -> None:
+def test_splash_named_results_are_not_recomputed(policy: Any, forwards: int) -> None:
     x = tuple(xf.ShapeDtypeStruct(t.shape, torch.bfloat16) for t in qkv())
     lowered = xf.jit(xf.grad(lambda x: layers(x, None, policy))).lower(x)
     assert len(kernels(lowered)) == forwards + 2  # one for dq, one for dk and dv
@@ -103,7 +103,7 @@ def kernels(lowered: Any) -> list[str]:
     return [i.name for i in instructions if i.proto.custom_call_target == "tpu_custom_call"]
 
 
-def test_compiles_for_a_tpu_with_heads_and_rows_divided() -> None:
+def test_splash_compiles_for_tpu_with_sharded_heads_and_rows() -> None:
     sharding = Sharding.of({"fsdp": 2, "tensor": 2}, abstract=True)
 
     def weighted(q: Any, k: Any, v: Any, segments: Any) -> torch.Tensor:
@@ -126,7 +126,7 @@ def test_compiles_for_a_tpu_with_heads_and_rows_divided() -> None:
 
 
 @pytest.mark.parametrize(("seq", "block"), [(192, 128), (100, 512), (256, 96), (640, 512)])
-def test_sizes_that_the_kernel_does_not_take(seq: int, block: int) -> None:
+def test_splash_unsupported_sizes_raise(seq: int, block: int) -> None:
     q = torch.zeros(1, 1, seq, 64)
     message = (
         rf"a sequence of {seq} in blocks of {min(block, seq)}: .* or the attention 'blockwise'"
@@ -135,17 +135,17 @@ def test_sizes_that_the_kernel_does_not_take(seq: int, block: int) -> None:
         xf.jit(lambda q: splash.splash_attention(q, q, q, block=block))(q)
 
 
-def test_float64() -> None:
+def test_splash_float64_raises() -> None:
     with pytest.raises(TypeError, match=r"argument 0 of .*forward is float64\[2,4,256,32\]"):
         xf.jit(blocks_of_128)(*qkv(torch.float64), None)
 
 
-def test_vmap() -> None:
+def test_splash_vmap_raises() -> None:
     q, k, v = qkv()
     with pytest.raises(UnsupportedOpError, match=r"splash_kernel:forward .* cannot be batched"):
         xf.vmap(lambda q: blocks_of_128(q, k, v, None))(q[None])
 
 
-def test_the_cpu_does_not_run_it() -> None:
+def test_splash_on_cpu_raises() -> None:
     with pytest.raises(CompileError, match="tpu_custom_call"):
         xf.jit(blocks_of_128)(*qkv(), None)

@@ -85,7 +85,7 @@ def full_disk(size: int) -> Iterator[None]:
 
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("kind", KINDS)
-def test_they_learn(
+def test_fit_learns_in_every_kind_of_run(
     undisturbed: Callable[[str], tuple[list[dict[str, Any]], Any]], kind: str
 ) -> None:
     losses = [line["loss"] for line in undisturbed(kind)[0] if "loss" in line]
@@ -112,7 +112,7 @@ def test_they_learn(
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_and_damaged(
+def test_fit_resumes_from_the_checkpoint_before_a_damaged_one(
     made: Path,
     tmp_path: Path,
     assert_whole: Callable[[Run, str], None],
@@ -134,7 +134,7 @@ def test_killed_and_damaged(
 
 @pytest.mark.sample(5, seed=0)
 @pytest.mark.parametrize("kind", KINDS)
-def test_damaged_data_are_made_again(
+def test_fit_makes_damaged_data_again(
     made: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -158,7 +158,7 @@ def test_damaged_data_are_made_again(
 
 @pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize("kind", TUNED)
-def test_an_imported_run_never_starts_from_new_weights(
+def test_fit_of_imported_run_without_checkpoint_raises(
     made: Path, tmp_path: Path, kind: str
 ) -> None:
     run = tuned.begin(made, tmp_path / "run", kind)
@@ -187,7 +187,7 @@ def test_an_imported_run_never_starts_from_new_weights(
     ],
 )
 @pytest.mark.parametrize("kind", WITH_BASE)
-def test_a_damaged_base(
+def test_fit_and_load_with_damaged_base_raise(
     made: Path, tmp_path: Path, kind: str, name: str, damage: Damage, message: str
 ) -> None:
     """Neither training nor anything else uses it; once it is mended, all do."""
@@ -209,7 +209,7 @@ def test_a_damaged_base(
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_disk_is_full_for_a_while(
+def test_fit_continues_after_a_full_disk(
     made: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -243,7 +243,7 @@ def test_the_disk_is_full_for_a_while(
     assert max(event.step for event in shown) == 6
 
 
-def test_an_import_to_a_full_disk(made: Path, tmp_path: Path) -> None:
+def test_import_published_to_a_full_disk_raises(made: Path, tmp_path: Path) -> None:
     with (
         full_disk(2**13),
         pytest.raises(CheckpointWriteError, match="checkpoints/0 could not be written"),
@@ -269,7 +269,7 @@ def test_an_import_to_a_full_disk(made: Path, tmp_path: Path) -> None:
         (200, "data/[0-9a-f]+", lambda run, out: fit.fit(run.run)),
     ],
 )
-def test_commands_on_a_full_disk(
+def test_commands_on_a_full_disk_raise_and_leave_nothing(
     made: Path, tmp_path: Path, size: int, name: str, use: Callable[[Any, Path], object]
 ) -> None:
     """Each says which file, leaves nothing, and works once there is room."""
@@ -291,7 +291,7 @@ def test_commands_on_a_full_disk(
     assert files() - before
 
 
-def test_an_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None:
+def test_written_keeps_the_old_file_until_the_new_is_complete(tmp_path: Path) -> None:
     file = tmp_path / "settings"
     write_text(file, "old")
     with full_disk(10), pytest.raises(NotWrittenError, match="settings could not be written"):
@@ -309,7 +309,7 @@ def test_an_old_file_stays_until_the_new_one_is_complete(tmp_path: Path) -> None
 
 @pytest.mark.sample(5, seed=0)
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_again_and_again(
+def test_fit_killed_repeatedly_equals_undisturbed(
     made: Path,
     tmp_path: Path,
     fresh: Server,

@@ -12,7 +12,7 @@ from examples.llama.documents import DataError
 from tests.llama.texts import SENTENCES
 
 
-def test_trained_tokenizer(trained: Path) -> None:
+def test_tokenizer_trained_encodes_and_decodes(trained: Path) -> None:
     t = tokenizer.load(trained)
     assert (t.begin, t.end, t.size) == (0, 1, 300)
     unseen = 'naïve “quotes”\n\tλ x: "🙂"'
@@ -23,21 +23,21 @@ def test_trained_tokenizer(trained: Path) -> None:
     assert len(t.encode(["the quick brown fox"])[0]) <= 8
 
 
-def test_a_document_has_no_special_tokens(trained: Path) -> None:
+def test_tokenizer_encode_takes_special_tokens_as_text(trained: Path) -> None:
     t = tokenizer.load(trained)
     (encoded,) = t.encode(["a<|end_of_text|>b"])
     assert not {0, 1} & set(encoded)
     assert t.decode(encoded) == "a<|end_of_text|>b"
 
 
-def test_training_again_gives_the_same(trained: Path, tmp_path: Path) -> None:
+def test_tokenizer_train_is_deterministic(trained: Path, tmp_path: Path) -> None:
     tokenizer.train(SENTENCES, 300, tmp_path)
     assert tokenizer.load(tmp_path).digest == tokenizer.load(trained).digest
     tokenizer.train(SENTENCES, 290, tmp_path)
     assert tokenizer.load(tmp_path).digest != tokenizer.load(trained).digest
 
 
-def test_transformers_reads_it(trained: Path) -> None:
+def test_tokenizer_loads_in_transformers(trained: Path) -> None:
     import transformers
 
     theirs: Any = transformers.AutoTokenizer.from_pretrained(trained)
@@ -55,7 +55,9 @@ def test_transformers_reads_it(trained: Path) -> None:
         ({"bos_token": {"content": "x"}, "eos_token": "missing"}, (2, None)),
     ],
 )
-def test_begin_and_end(tmp_path: Path, settings: Any, expected: tuple[int, int]) -> None:
+def test_tokenizer_begin_and_end_by_settings(
+    tmp_path: Path, settings: Any, expected: tuple[int, int]
+) -> None:
     vocab = {"<s>": 0, "</s>": 1, "x": 2, "y": 9}
     built = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="x"))
     built.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -75,7 +77,7 @@ def test_begin_and_end(tmp_path: Path, settings: Any, expected: tuple[int, int])
     assert tokenizer.load(tmp_path / "copy").digest == t.digest
 
 
-def test_begin_and_end_are_part_of_the_digest(trained: Path, tmp_path: Path) -> None:
+def test_tokenizer_digest_depends_on_begin_and_end(trained: Path, tmp_path: Path) -> None:
     tokenizer.load(trained).save(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": null}')
     assert tokenizer.load(tmp_path).digest != tokenizer.load(trained).digest
@@ -95,11 +97,3 @@ def test_tokenizer_errors(trained: Path, tmp_path: Path) -> None:
     t.check_fits(300)
     with pytest.raises(DataError, match="the tokenizer has 300 tokens and the model 299: use"):
         t.check_fits(299)
-
-
-def test_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer, "_SLICE", 5)
-    assert list(tokenizer.slices("ab\nc\nde")) == ["ab\nc\n", "de"]
-    assert list(tokenizer.slices("abcdefg\nh")) == ["abcde", "fg\nh"]
-    assert list(tokenizer.slices("abcde")) == ["abcde"]
-    assert list(tokenizer.slices("")) == []

@@ -1,4 +1,4 @@
-"""What runs tell: trackers, texts that they make on the way, and curves in one picture."""
+"""Runs log to trackers and write samples; curves of several runs are drawn."""
 
 import json
 import sys
@@ -37,7 +37,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return begun
 
 
-def test_a_run_that_goes_on_is_the_same_in_wandb(wandb: list[Any], tmp_path: Path) -> None:
+def test_wandb_resumed_run_keeps_its_id(wandb: list[Any], tmp_path: Path) -> None:
     for first in (0, 5):
         [tracker] = trackers.begin(["wandb"], tmp_path, first, {"seed": 3})
         tracker.scalars(first + 1, VALUES)
@@ -53,9 +53,7 @@ def test_a_run_that_goes_on_is_the_same_in_wandb(wandb: list[Any], tmp_path: Pat
     assert wandb[2][0]["id"] != how["id"]
 
 
-def test_a_run_that_goes_on_is_the_same_in_mlflow(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_mlflow_resumed_run_keeps_its_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls, places = Calls(), []
     run = SimpleNamespace(info=SimpleNamespace(run_id="r7"))
 
@@ -96,14 +94,16 @@ def test_a_run_that_goes_on_is_the_same_in_mlflow(
     assert calls[4][1:] == (("r7",), {"metrics": [("loss", 2.5, 1), ("lr", 0.1, 1)]})
 
 
-def test_a_tracker_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trackers_begin_not_installed_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     message = r"trackers has wandb, which is not installed \(.*wandb.*\): install it with pip, or"
     with pytest.raises(SettingError, match=message):
         trackers.begin(["wandb"], tmp_path, 0, {})
 
 
-def test_a_tracker_that_does_not_start(
+def test_fit_with_tracker_that_does_not_start_ends(
     settings: Callable[..., list[str]],
     command: Callable[..., tuple[int, str]],
     monkeypatch: pytest.MonkeyPatch,
@@ -130,7 +130,7 @@ def test_a_tracker_that_does_not_start(
     )
 
 
-def test_a_run_tells_its_trackers_and_writes_samples(
+def test_fit_logs_to_trackers_and_writes_samples(
     run_of: Callable[..., Run],
     wandb: list[Any],
     capsys: pytest.CaptureFixture[str],
@@ -180,7 +180,7 @@ def test_a_run_tells_its_trackers_and_writes_samples(
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_curves(tmp_path: Path) -> None:
+def test_curves_read_and_draw(tmp_path: Path) -> None:
     lines = [{"step": i, "loss": 4.0 / i} for i in range(1, 5)] + [{"step": 5, "loss": None}]
     text = "".join(json.dumps(line) + "\n" for line in [*lines, {"step": 4, "held_out_loss": 1.5}])
     (tmp_path / "metrics.jsonl").write_text(f'{text}[1]\n{{"step": 6, "lo', "utf-8")

@@ -30,7 +30,7 @@ def begun(made: Path, tmp_path: Path) -> Callable[..., Run]:
     return make
 
 
-def test_what_is_trained_is_what_is_exported(
+def test_export_published_changes_trained_weights_only(
     begun: Callable[..., Run], made: Path, tmp_path: Path
 ) -> None:
     """Merged, the adapters change their weights alone; transformers finds the same answer."""
@@ -61,7 +61,7 @@ def test_what_is_trained_is_what_is_exported(
 # -- pairs ----------------------------------------------------------------------------------------
 
 
-def test_the_loss_of_pairs_is_that_of_plain_torch(tmp_path: Path) -> None:
+def test_preference_loss_matches_torch(tmp_path: Path) -> None:
     """Of packed pairs, against one answer at a time in transformers' model, with gradients."""
     generator = torch.Generator().manual_seed(0)
     folders, params = [tmp_path / "policy", tmp_path / "reference"], []
@@ -108,7 +108,7 @@ def test_the_loss_of_pairs_is_that_of_plain_torch(tmp_path: Path) -> None:
         torch.testing.assert_close(ours.cpu(), theirs.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_parts_of_a_batch_of_pairs_add_up(made: Path, begun: Callable[..., Run]) -> None:
+def test_preference_gradient_of_microbatches_adds_up(made: Path, begun: Callable[..., Run]) -> None:
     run = begun("a", "pairs")
     found = trained.load(Path(run.folder))
     recipe = found.recipe

@@ -21,7 +21,6 @@ from examples.llama import (
     hf,
     hosts,
     model,
-    options,
     tokenizer,
     trackers,
     train,
@@ -67,7 +66,7 @@ def of(name: str, number: int, where: str) -> str:
     return differ(f"the hash of {name}, file {number} of {where},")
 
 
-def test_what_they_must_have_in_common(places: tuple[Path, Path], made: Path) -> None:
+def test_unlike_processes_are_refused(places: tuple[Path, Path], made: Path) -> None:
     a, b = places
     out, run = ["folder=out", "mesh.fsdp=2"], ["run", "mesh.fsdp=2"]
     lora = "train.tune.lora=[layers.w*]"
@@ -124,7 +123,9 @@ def test_what_they_must_have_in_common(places: tuple[Path, Path], made: Path) ->
 
 
 @pytest.mark.sample(3, seed=0)
-def test_what_may_differ(places: tuple[Path, Path], made: Path) -> None:
+def test_unlike_processes_that_read_the_same_are_accepted(
+    places: tuple[Path, Path], made: Path
+) -> None:
     """Where a process is, and the file that settings are from, if what is read is the same."""
     a, b = places
     for place in places:
@@ -144,7 +145,7 @@ def test_what_may_differ(places: tuple[Path, Path], made: Path) -> None:
         assert len([*(a / "out/profile/step-2" / f"process-{k}").rglob("*.xplane.pb")]) == 1
 
 
-def test_trackers_may_take_long_to_start(
+def test_fit_processes_wait_for_the_first_ones_trackers(
     run_of: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Processes wait for the first one's before the first step, where XLA would not for long."""
@@ -165,30 +166,7 @@ def test_trackers_may_take_long_to_start(
     assert order[order.index("begin") :] == ["begin", "agree"]
 
 
-def test_settings_and_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The values of many processes, and many values."""
-    said: list[Any] = []
-    monkeypatch.setattr(hosts, "_of_all", lambda own: [own, *said])
-    hosts.check_same_settings(Run())
-    said += [options.texts(Run(seed=k // 4)) for k in range(9)]
-    with pytest.raises(
-        hosts.ProcessesDifferError,
-        match=r"^seed is 0 in processes 0, 1, 2, and 2 more, and 1 in processes 5, 6, 7, and 1 "
-        r"more, and 2 in process 9: give all processes the same settings",
-    ):
-        hosts.check_same_settings(Run())
-    said[:] = [options.texts(Run(seed=1, keep=9, save_every=2, eval_every=3, context=4))]
-    with pytest.raises(hosts.ProcessesDifferError, match="in process 1; and 2 more: give all pro"):
-        hosts.check_same_settings(Run())
-    said[:] = [{"text of the data": "a"}, {"text of the data": "b" * 99}]
-    with pytest.raises(
-        hosts.ProcessesDifferError,
-        match=r"^text of the data is a in processes 0, 1, and b{80}\.\.\. in process 2: let all",
-    ):
-        hosts.check_same_data({"text": "a"})
-
-
-def test_of_large_files_samples_are_compared(tmp_path: Path) -> None:
+def test_samples_differ_for_changed_large_files(tmp_path: Path) -> None:
     whole = np.random.default_rng(0).integers(0, 256, (16 << 20) + 5, np.uint8)
     found = []
     for k, change in enumerate([None, 0, -1, 65535, "scaled", "longer"]):

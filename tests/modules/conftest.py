@@ -1,4 +1,4 @@
-"""What the tests of the tools have in common."""
+"""Fixtures of the tests of `xf.functional`."""
 
 import pytest
 

@@ -12,8 +12,8 @@ from torch.nn.utils import parametrizations
 from torch.utils import _pytree as torch_pytree
 
 import xfunc as xf
+from tests.modules.common import assert_close, gradients, rand
 from tests.support.fresh import Server
-from tests.support.modules import assert_close, gradients, rand
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -147,7 +147,7 @@ def weighted_sum(out: Any) -> Tensor:
 @pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
-def test_value_gradients_and_buffers_match_eager(case: Case, mode: str) -> None:
+def test_functional_value_grads_buffers_equal_eager(case: Case, mode: str) -> None:
     _, make, args, options = case
     module = make()
     module.train(mode == "train")
@@ -176,7 +176,7 @@ def test_value_gradients_and_buffers_match_eager(case: Case, mode: str) -> None:
         assert_close(grads[1], x.grad)
 
 
-def test_several_steps_of_batch_norm_match_eager() -> None:
+def test_functional_batch_norm_steps_equal_eager() -> None:
     module = resnet().double()
     apply, params, buffers = xf.functional(module)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -204,7 +204,7 @@ def test_several_steps_of_batch_norm_match_eager() -> None:
     assert step.cache_info().traces == 1
 
 
-def test_a_tied_weight_appears_once() -> None:
+def test_functional_tied_weight_appears_once() -> None:
     apply, params, buffers = xf.functional(Tied())
     assert list(params) == ["embed.weight"]
     assert buffers == {}
@@ -214,7 +214,7 @@ def test_a_tied_weight_appears_once() -> None:
 # -- torch_xla ------------------------------------------------------------------------------------
 
 
-def test_torch_xla_replaces_nothing_in_torch(fresh: Server) -> None:
+def test_torch_xla_loaded_by_xfunc_replaces_nothing(fresh: Server) -> None:
     """Where xfunc loads it. (In this process another test may have been first.)"""
     code = """
 import torch, xfunc as xf
@@ -226,7 +226,7 @@ assert before == (torch.nn.GRU, torch.nn.utils.clip_grad_norm_)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_gru_of_torch_xla() -> None:
+def test_functional_gru_of_torch_xla() -> None:
     """It stands in place of torch's where torch_xla came first. Its scan can't be traced."""
     from torch_xla.experimental import gru
 
@@ -246,7 +246,7 @@ def test_the_gru_of_torch_xla() -> None:
     assert_close(xf.jit(apply)(params, buffers, x)[0], own(x).detach())
 
 
-def test_torch_xla_still_takes_the_biased_variance(device: torch.device) -> None:
+def test_torch_xla_batch_norm_still_biased(device: torch.device) -> None:
     """If not, the replacement of batch_norm in xfunc.torchlib.replacements is no longer needed."""
     module = nn.BatchNorm1d(2, momentum=1.0)
     x = rand(4, 2)

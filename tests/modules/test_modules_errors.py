@@ -1,4 +1,4 @@
-"""What `xf.functional` refuses."""
+"""Modules, arguments and results that `xf.functional` refuses."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import xfunc as xf
-from tests.support.modules import assert_close, rand
+from tests.modules.common import assert_close, rand
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -48,20 +48,20 @@ class Lazy(nn.Module):
         ),
     ],
 )
-def test_modules_that_cannot_be_used(make: Any, problem: str, hint: str) -> None:
+def test_functional_unusable_module_is_refused(make: Any, problem: str, hint: str) -> None:
     module = make()
     with pytest.raises(xf.errors.UnsupportedOpError, match=problem + r"\n.*\nHint: " + hint):
         xf.functional(module)
 
 
-def test_what_is_no_module() -> None:
+def test_functional_of_non_module_raises() -> None:
     with pytest.raises(
         TypeError, match=r"was given 3, which is not a torch module\n.*\nHint: pass an"
     ):
         xf.functional(3)  # pyright: ignore[reportArgumentType]
 
 
-def test_other_names() -> None:
+def test_functional_wrong_parameter_names_raise() -> None:
     apply, params, buffers = xf.functional(nn.BatchNorm1d(2))
     with pytest.raises(
         xf.errors.TreeMismatchError,
@@ -75,7 +75,7 @@ def test_other_names() -> None:
         apply(params, {}, rand(2, 2))
 
 
-def test_an_output_that_is_no_array() -> None:
+def test_functional_output_no_array_raises() -> None:
     class Net(nn.Linear):
         def forward(self, input: Tensor) -> Any:
             return {"y": super().forward(input), "name": {1, 2}}
@@ -88,7 +88,7 @@ def test_an_output_that_is_no_array() -> None:
         xf.jit(apply)(params, buffers, rand(2, 2))
 
 
-def test_dropout_in_training_mode_needs_a_key() -> None:
+def test_functional_dropout_in_training_needs_key() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5))
     apply, params, buffers = xf.functional(module)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""`xf.functional`: the state of a module stays as it is, and is seen where it changes."""
+"""`xf.functional` leaves the state of a module unchanged, and notices where it changes."""
 
 import copy
 import dataclasses
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import xfunc as xf
-from tests.support.modules import assert_close, rand
+from tests.modules.common import assert_close, rand
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -47,7 +47,7 @@ class Busy(nn.Module):
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_buffers_come_back_and_the_module_stays_as_it_is(eager: bool) -> None:
+def test_functional_returns_buffers_and_keeps_module(eager: bool) -> None:
     module = Busy()
     before = attributes(module)
     apply, params, buffers = xf.functional(module)
@@ -70,7 +70,7 @@ def test_buffers_come_back_and_the_module_stays_as_it_is(eager: bool) -> None:
 
 
 @pytest.mark.parametrize("eager", [False, True])
-def test_a_forward_pass_that_raises_changes_nothing(eager: bool) -> None:
+def test_functional_forward_raising_keeps_module(eager: bool) -> None:
     module = Busy()
     apply, params, buffers = xf.functional(module)
     x = torch.ones(3)
@@ -85,7 +85,7 @@ def test_a_forward_pass_that_raises_changes_nothing(eager: bool) -> None:
     assert_close(out, x)
 
 
-def test_the_tensors_are_copies() -> None:
+def test_functional_tensors_are_copies() -> None:
     module = nn.BatchNorm1d(2)
     _, params, buffers = xf.functional(module)
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_the_tensors_are_copies() -> None:
     assert_close(module.running_mean, torch.ones(2))
 
 
-def test_a_parameter_changed_in_place_is_refused() -> None:
+def test_functional_parameter_changed_in_place_is_refused() -> None:
     class Bad(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
             with torch.no_grad():
@@ -114,7 +114,7 @@ def test_a_parameter_changed_in_place_is_refused() -> None:
         xf.jit(apply)(params, buffers, torch.ones(1, 2))
 
 
-def test_outside_of_transforms_it_runs_eagerly() -> None:
+def test_functional_apply_outside_transforms_is_eager() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     apply, params, buffers = xf.functional(module)
     x = rand(4, 3)
@@ -132,7 +132,7 @@ _apply: Any = None
 
 
 @pytest.mark.parametrize("held", ["global", "closure"])
-def test_the_mode_is_that_of_the_call(held: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functional_training_mode_read_at_call(held: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     apply, params, buffers = xf.functional(module)
     monkeypatch.setitem(globals(), "_apply", apply)
@@ -152,7 +152,7 @@ def test_the_mode_is_that_of_the_call(held: str, monkeypatch: pytest.MonkeyPatch
     assert outer.cache_info().size == 2
 
 
-def test_the_report_says_what_changed() -> None:
+def test_explain_names_changed_module_state() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).eval()
     apply, params, _ = xf.functional(module)
     run = xf.jit(lambda p, x: apply(p, {}, x)[0])
@@ -183,7 +183,7 @@ def double(module: nn.Module, args: Any, out: Any) -> Any:
     return out * 2
 
 
-def test_attributes_count_by_value() -> None:
+def test_jit_retraces_on_changed_module_attributes() -> None:
     module = Configured()
     apply, params, buffers = xf.functional(module)
     run = xf.jit(lambda x: apply(params, buffers, x)[0])
@@ -210,7 +210,7 @@ def test_attributes_count_by_value() -> None:
     check(6)
 
 
-def test_two_modules_of_one_class_do_not_share_programs() -> None:
+def test_jit_modules_of_one_class_share_no_programs() -> None:
     def of(module: nn.Module) -> Any:
         apply, params, buffers = xf.functional(module)
         return xf.jit(lambda x: apply(params, buffers, x)[0])(torch.ones(2))
@@ -221,7 +221,7 @@ def test_two_modules_of_one_class_do_not_share_programs() -> None:
     assert_close(of(nn.Sequential(first, second)), torch.full((2,), 7.0))
 
 
-def test_a_module_inside_itself() -> None:
+def test_functional_module_nested_in_own_apply() -> None:
     inner = nn.Linear(2, 2)
     apply, params, _ = xf.functional(inner)
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils import _pytree as torch_pytree
 
 import xfunc as xf
-from tests.support.modules import assert_close, gradients, rand
+from tests.modules.common import assert_close, gradients, rand
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -23,7 +23,7 @@ def net() -> Any:
     return module, *xf.functional(module)[:2], rand(5, 3).double()
 
 
-def test_an_ensemble_is_a_vmap_over_parameters(net: Any) -> None:
+def test_vmap_over_module_parameters(net: Any) -> None:
     module, apply, params, x = net
     many = xf.tree.map(lambda p: torch.stack([p, p * 2, p * 3]), params)
     out = xf.vmap(lambda p: apply(p, {}, x)[0])(many)
@@ -35,7 +35,7 @@ def test_an_ensemble_is_a_vmap_over_parameters(net: Any) -> None:
         torch.testing.assert_close(out[i].cpu(), scaled(x).detach())
 
 
-def test_gradients_of_each_example(net: Any) -> None:
+def test_vmap_grad_of_module_per_example(net: Any) -> None:
     module, apply, params, x = net
     grads = xf.vmap(xf.grad(lambda p, x: apply(p, {}, x)[0].square().sum()), in_axes=(None, 0))
     found = grads(params, x)
@@ -45,7 +45,7 @@ def test_gradients_of_each_example(net: Any) -> None:
         torch.testing.assert_close(xf.device_get(found["0.weight"][i]), module[0].weight.grad)
 
 
-def test_scan_checkpoint_and_second_order(net: Any) -> None:
+def test_grad_of_grad_of_module_in_scan(net: Any) -> None:
     module, apply, params, x = net
 
     def loss(params, x, wrap):
@@ -75,7 +75,7 @@ def test_scan_checkpoint_and_second_order(net: Any) -> None:
         torch.testing.assert_close(xf.device_get(xf.jit(xf.grad(norm))(params)), expected)
 
 
-def test_forward_mode(net: Any) -> None:
+def test_jvp_of_module(net: Any) -> None:
     module, apply, params, x = net
     out, tangent = xf.jvp(lambda p: apply(p, {}, x)[0], (params,), (params,))
     expected = torch.func.jvp(
@@ -86,7 +86,7 @@ def test_forward_mode(net: Any) -> None:
     torch.testing.assert_close(xf.device_get((out, tangent)), tuple(t.detach() for t in expected))
 
 
-def test_under_vmap_each_example_has_buffers_of_its_own() -> None:
+def test_vmap_of_module_batches_buffers() -> None:
     module = nn.BatchNorm1d(3)
     apply, params, buffers = xf.functional(module)
     x = rand(2, 4, 3)
@@ -116,7 +116,7 @@ torch_pytree.register_pytree_node(
 )
 
 
-def test_classes_that_torch_knows_are_trees() -> None:
+def test_torch_pytree_classes_are_trees() -> None:
     class Net(nn.Linear):
         def forward(self, input: Any) -> Any:
             return {"result": Output(y=super().forward(input["x"]), z=None)}
@@ -138,7 +138,7 @@ def test_classes_that_torch_knows_are_trees() -> None:
     assert len(xf.tree.flatten([[1], [2]], lambda t: t == [1])[0]) == 2
 
 
-def test_dropout_draws_from_a_key() -> None:
+def test_module_dropout_draws_from_implicit_key() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
     apply, params, buffers = xf.functional(module)
 

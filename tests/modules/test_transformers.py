@@ -99,7 +99,7 @@ def assert_close(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("name", MODELS)
-def test_outputs_and_gradients_match_eager(name: str) -> None:
+def test_transformers_outputs_and_grads_equal_eager(name: str) -> None:
     make, batch, cached = MODELS[name]
     torch.manual_seed(0)
     model = make().eval()
@@ -127,7 +127,7 @@ def test_outputs_and_gradients_match_eager(name: str) -> None:
     assert step.cache_info().traces == 1
 
 
-def test_a_changed_configuration_is_noticed() -> None:
+def test_transformers_changed_config_retraces() -> None:
     model = gpt2().eval()
     apply, params, buffers = xf.functional(model)
     run = xf.jit(lambda p: apply(p, buffers, input_ids=IDS, use_cache=False)[0])
@@ -137,7 +137,7 @@ def test_a_changed_configuration_is_noticed() -> None:
     assert run.cache_info().traces == 2
 
 
-def test_a_cache_is_refused_unless_torch_knows_its_class() -> None:
+def test_transformers_unregistered_cache_is_refused() -> None:
     apply, params, buffers = xf.functional(t5().eval())
     with pytest.raises(
         TypeError,
@@ -147,7 +147,7 @@ def test_a_cache_is_refused_unless_torch_knows_its_class() -> None:
         xf.jit(apply)(params, buffers, **TEXT)
 
 
-def test_decoding_with_a_cache() -> None:
+def test_transformers_decoding_with_cache() -> None:
     from transformers.integrations import executorch
 
     executorch.register_dynamic_cache_export_support()

@@ -108,7 +108,7 @@ def cases(name: str) -> Iterator[tuple[Any, Callable[..., Any], tuple[torch.Tens
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*TWO, *WITH_NUMBER, *ONE])
-def test_arithmetic_is_that_of_eager_torch(name: str) -> None:
+def test_arithmetic_matches_eager_torch(name: str) -> None:
     todo, expected = {}, {}
     for label, f, args in cases(name):
         try:
@@ -132,7 +132,7 @@ def test_arithmetic_is_that_of_eager_torch(name: str) -> None:
         same(got, want, f"{name} {label}", DIGITS.get(want.dtype, 0.0))
 
 
-def test_division_of_integers_by_zero_and_at_the_end() -> None:
+def test_integer_division_by_zero_and_of_the_minimum() -> None:
     x, zero = torch.tensor([7, -7, 0]), torch.zeros(3, dtype=torch.int64)
     found = xf.jit(lambda x, y: (x // y, x % y, torch.fmod(x, y)))(x, zero)
     assert [f.tolist() for f in found] == [[-1, -1, -1], [7, -7, 0], [7, -7, 0]]
@@ -140,12 +140,12 @@ def test_division_of_integers_by_zero_and_at_the_end() -> None:
     assert xf.jit(lambda x: (x // -1, x % -1))(least)[0].tolist() == least.tolist()
 
 
-def test_integers_have_no_negative_powers() -> None:
+def test_integer_power_with_negative_exponent_raises() -> None:
     with pytest.raises(RuntimeError, match="negative integer powers are not allowed"):
         xf.jit(lambda x: x**-2)(torch.tensor([1, 2]))
 
 
-def test_complex_zeros_and_infinities() -> None:
+def test_complex_isnan_isinf_and_pow_at_zero_and_infinity() -> None:
     z = torch.tensor([0j, complex(INF, 0), complex(NAN, 1), 1 + 1j])
     found = xf.device_get(xf.jit(lambda z: (z.isnan(), z.isinf(), z**2, 0**z))(z))
     assert found[0].tolist() == [False, False, True, False]
@@ -154,6 +154,6 @@ def test_complex_zeros_and_infinities() -> None:
     assert found[3].tolist()[0] == 1
 
 
-def test_float16_has_no_complex_counterpart() -> None:
+def test_float16_plus_complex_number_is_refused() -> None:
     with pytest.raises(xf.errors.UnsupportedOpError, match=r"complex numbers of float16"):
         xf.jit(lambda x: x + 1j)(torch.ones(2, dtype=torch.float16))

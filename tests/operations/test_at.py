@@ -61,7 +61,7 @@ def check(got: torch.Tensor, call: str) -> None:
 
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("call", RECORDED)
-def test_as_jax(call: str) -> None:
+def test_at_matches_jax(call: str) -> None:
     check(evaluate(call, N.float(), N), call)
 
 
@@ -69,13 +69,13 @@ TRACED = [c for c in RECORDED if "n > 20" not in c and "0, (n" not in c][::6]
 
 
 @pytest.mark.parametrize("call", TRACED)
-def test_in_a_trace_with_traced_indices(call: str) -> None:
+def test_at_with_traced_indices(call: str) -> None:
     names = {k: v for k, v in NAMES.items() if isinstance(v, torch.Tensor)}
     check(xf.jit(lambda x, n, t: evaluate(call, x, n, **t))(N.float(), N, names), call)
 
 
 @pytest.mark.parametrize("call", TRACED[::2])
-def test_eagerly(call: str) -> None:
+def test_at_under_disable_jit(call: str) -> None:
     with xf.disable_jit():
         check(evaluate(call, N.float(), N), call)
 
@@ -128,7 +128,7 @@ def examples(axes, args):
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_derivatives_and_batches(name: str) -> None:
+def test_at_derivatives_and_vmap(name: str) -> None:
     ours, plain = UPDATES[name]
 
     def total(f):
@@ -151,7 +151,7 @@ def test_derivatives_and_batches(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["set", "add", "multiply", "min", "get", "apply"])
-def test_batched_indices(name: str) -> None:
+def test_at_vmap_over_indices(name: str) -> None:
     places = torch.tensor([[0, 3], [2, 2], [5, -1]])
 
     def f(x, i):
@@ -168,7 +168,7 @@ def test_batched_indices(name: str) -> None:
         torch.testing.assert_close(xf.vmap(f, axes)(*args).cpu(), want, equal_nan=True)
 
 
-def test_apply_repeats_in_forward_mode() -> None:
+def test_at_apply_with_repeated_indices() -> None:
     def f(x):
         return xf.at(x)[torch.tensor([1, 1, 2])].apply(torch.square)
 
@@ -179,7 +179,7 @@ def test_apply_repeats_in_forward_mode() -> None:
 
 
 @pytest.mark.parametrize("v", [[2.0, 3.0, 4.0], [0.0, 3.0, 4.0], [0.0, 0.0, 4.0]], ids=repr)
-def test_a_product_of_all_orders(v) -> None:
+def test_at_mul_with_repeated_indices_derivatives(v) -> None:
     places = torch.tensor([1, 1, 1])
 
     def ours(x, v):
@@ -198,7 +198,7 @@ def test_a_product_of_all_orders(v) -> None:
             torch.testing.assert_close(got, tuple(way(torch.func, plain, args)))
 
 
-def test_scan_over_a_cache() -> None:
+def test_at_set_in_scan() -> None:
     def step(cache, row):
         place, value = row
         return xf.at(cache)[place].set(value), cache.sum()
@@ -209,7 +209,7 @@ def test_scan_over_a_cache() -> None:
     assert cache.tolist() == [7.0, 0.0, 5.0, 0.0]
 
 
-def test_one_trace_for_all_indices() -> None:
+def test_at_new_index_does_not_retrace() -> None:
     f = xf.jit(lambda x, i, v: xf.at(x)[i].add(v))
     assert [f(X, i, 1.0).tolist()[i] for i in range(4)] == [2.0, 3.0, 4.0, 5.0]
     assert f.cache_info().traces == 1
@@ -256,7 +256,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_errors(name: str) -> None:
+def test_at_errors(name: str) -> None:
     wrong, kind, match = ERRORS[name]
     with pytest.raises(kind, match=match):
         wrong(X)

@@ -1,4 +1,4 @@
-"""Indices out of bounds: refused where they stand in the code, clamped or dropped where traced."""
+"""Indices out of bounds: constants are refused; traced ones clamp reads, and drop writes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +64,7 @@ USES: dict[str, Callable[[torch.Tensor, int], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("name", USES)
-def test_an_index_in_the_code_means_what_it_means_to_eager_torch(name: str) -> None:
+def test_constant_index_matches_eager_torch(name: str) -> None:
     use, expected = USES[name], {}
     for i in (0, 2, 3, -1, -3, -4):
         try:
@@ -76,7 +76,7 @@ def test_an_index_in_the_code_means_what_it_means_to_eager_torch(name: str) -> N
     torch.testing.assert_close(found, [*expected.values()])
 
 
-def test_the_message_names_operation_line_and_bounds() -> None:
+def test_constant_index_error_names_operation_line_and_bounds() -> None:
     with pytest.raises(IndexError, match="index 3, which is out of bounds") as error:
         xf.grad(lambda x: xf.vmap(lambda r: r[[0, 3]].sum())(x).sum())(X)
     text = str(error.value)
@@ -86,7 +86,7 @@ def test_the_message_names_operation_line_and_bounds() -> None:
     assert text.endswith("Hint: give indices from -3 to 2.")
 
 
-def test_an_index_changed_in_place_is_not_known_any_more() -> None:
+def test_constant_index_changed_in_place_is_traced() -> None:
     def f(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         index = torch.tensor([7, 8])
         view = index[:]
@@ -97,7 +97,7 @@ def test_an_index_changed_in_place_is_not_known_any_more() -> None:
     torch.testing.assert_close(xf.device_get(found), X[[1, 0]])
 
 
-def test_negative_indices_count_from_the_end_where_torch_lets_them() -> None:
+def test_traced_negative_index_counts_from_the_end() -> None:
     i = torch.tensor([-7, -4, -4])
     torch.testing.assert_close(xf.device_get(xf.jit(torch.take)(X, i)), torch.take(X, i))
     j = torch.tensor([-7, -4, -3])
@@ -126,14 +126,14 @@ WRITES = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_a_traced_index_out_of_bounds_is_clamped_when_reading(name: str) -> None:
+def test_traced_index_out_of_bounds_is_clamped_on_reads(name: str) -> None:
     found = xf.device_get(xf.jit(READS[name])(X, torch.tensor([5, -9])))
     # Where torch takes no negative index, each one is beyond the end.
     torch.testing.assert_close(found, X[[2, 0 if name == "x[i]" else 2]])
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_traced_index_out_of_bounds_is_dropped_when_writing(name: str) -> None:
+def test_traced_index_out_of_bounds_is_dropped_on_writes(name: str) -> None:
     found = xf.device_get(xf.jit(WRITES[name])(X, torch.tensor([5, -9])))
     torch.testing.assert_close(found, X)
 
@@ -147,13 +147,13 @@ STRIDED = {
 
 
 @pytest.mark.parametrize("name", STRIDED)
-def test_as_strided_stays_in_the_array(name: str) -> None:
+def test_as_strided_beyond_the_array_raises(name: str) -> None:
     with pytest.raises(RuntimeError, match=r"setStorage|Negative strides"):
         STRIDED[name](X)
     with pytest.raises(RuntimeError, match="goes beyond the 9 elements of the array"):
         xf.jit(STRIDED[name])(X)
 
 
-def test_as_strided_of_nothing() -> None:
+def test_as_strided_with_empty_size() -> None:
     found = xf.jit(lambda x: x.as_strided((0, 4), (100, 1)))(X)
     assert found.shape == (0, 4)

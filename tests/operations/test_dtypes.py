@@ -1,4 +1,4 @@
-"""Values of every dtype: where they go, what they become, and what arithmetic makes of them."""
+"""Every dtype: transfers, conversions, reductions, complex derivatives."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def views(dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
-def test_values_survive_every_way_to_the_device_and_back(dtype: torch.dtype) -> None:
+def test_device_transfer_keeps_values_of_every_dtype(dtype: torch.dtype) -> None:
     given = views(dtype)
     expected = {k: v.resolve_conj().resolve_neg() for k, v in given.items()}
     placed = {k: xf.device_put(v) for k, v in given.items()}
@@ -78,7 +78,7 @@ def test_values_survive_every_way_to_the_device_and_back(dtype: torch.dtype) -> 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("dtype", ALL, ids=str)
-def test_conversions_are_those_of_eager_torch(dtype: torch.dtype) -> None:
+def test_dtype_conversion_matches_eager_torch(dtype: torch.dtype) -> None:
     x = values(dtype)
 
     def to_all(x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -91,7 +91,7 @@ def test_conversions_are_those_of_eager_torch(dtype: torch.dtype) -> None:
         same(found[name], expected, name)
 
 
-def test_floating_numbers_become_integers_as_on_x86_processors() -> None:
+def test_float_to_integer_conversion_out_of_range_as_on_x86() -> None:
     x = torch.tensor([-1.0, 256.5, 1e10, -1e10, INF, NAN, -129.0], dtype=torch.float64)
     least = {d: torch.iinfo(d).min for d in INTEGERS}
     expected = {
@@ -149,7 +149,7 @@ DOUBLE = {
 }
 
 
-def test_float64_is_not_rounded_to_float32_on_the_way() -> None:
+def test_float64_is_not_rounded_to_float32() -> None:
     x = torch.linspace(-2.3, 3.1, 8, dtype=torch.float64).sin() * 3
 
     def both(x: torch.Tensor, grad: Any) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_float64_is_not_rounded_to_float32_on_the_way() -> None:
         same(found[name], expected, name, 1e-12)
 
 
-def test_what_has_no_lowering_for_integers_is_refused_by_name() -> None:
+def test_avg_pool_of_integers_is_refused() -> None:
     x = torch.ones(1, 1, 4, 4, dtype=torch.int64)
     with pytest.raises(xf.errors.UnsupportedOpError, match="average pooling is not lowered for"):
         xf.jit(lambda x: torch.nn.functional.avg_pool2d(x, 2))(x)
@@ -190,7 +190,7 @@ COMPLEX_FUNCTIONS = {
 
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("name", COMPLEX_FUNCTIONS)
-def test_gradients_through_complex_numbers_are_those_of_torch(name: str) -> None:
+def test_grad_through_complex_numbers_matches_torch(name: str) -> None:
     z = torch.tensor([1 + 2j, -0.5 + 1j, 2 - 1j, 0.3 + 0.1j], dtype=torch.complex128)
 
     def loss(parts: torch.Tensor) -> torch.Tensor:
@@ -210,13 +210,13 @@ def test_gradients_through_complex_numbers_are_those_of_torch(name: str) -> None
             same(a, b, "jvp", 1e-10)
 
 
-def test_complex_arguments_are_not_differentiated() -> None:
+def test_grad_of_complex_argument_is_refused() -> None:
     with pytest.raises(TypeError, match=r"which is complex64\[2\], not floating"):
         xf.grad(lambda z: z.abs().sum())(torch.ones(2, dtype=torch.complex64))
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool])
-def test_a_view_of_or_as_truth_values(dtype: torch.dtype) -> None:
+def test_view_dtype_from_and_to_bool(dtype: torch.dtype) -> None:
     """They have one bit in XLA."""
     for x in (torch.tensor([True, False]), torch.tensor([0, 1, 255], dtype=torch.uint8)):
         want = x.view(dtype)

@@ -37,7 +37,7 @@ NOT_OF_TORCH = {("logsumexp", (2, 3))}
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_as_in_eager_torch(name: str) -> None:
+def test_reductions_of_empty_arrays_match_eager_torch(name: str) -> None:
     f = FUNCTIONS[name]
     cases, expected, refused = [], {}, {}
     for shape, (args, kwargs) in itertools.product(SHAPES, ARGUMENTS):
@@ -69,7 +69,7 @@ def test_as_in_eager_torch(name: str) -> None:
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 
-def test_derivatives_and_batches_of_nothing() -> None:
+def test_reductions_of_empty_arrays_derivatives_and_vmap() -> None:
     x = torch.zeros(0, 3)
 
     def f(x: torch.Tensor) -> torch.Tensor:

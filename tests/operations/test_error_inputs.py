@@ -1,4 +1,4 @@
-"""What torch's database of operations knows to be wrong, torch refuses, and so does traced code."""
+"""Traced code refuses the wrong inputs in torch's database of operations, as eager torch does."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def wrong_inputs(op: Any) -> Iterator[Any]:
 
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_what_torch_refuses(name: str) -> None:
+def test_error_inputs_of_torch_are_refused(name: str) -> None:
     accepted: list[Any] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -56,7 +56,7 @@ def test_what_torch_refuses(name: str) -> None:
     assert len(accepted) == {**VALUES, **MOST_DIMENSIONS}.get(name, 0), accepted
 
 
-def test_errors_name_the_line_of_the_user() -> None:
+def test_error_of_torch_names_the_user_line() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.trace(x)
 

@@ -1,4 +1,4 @@
-"""Traced numbers where torch reads a number: fills, splits; and quantiles in forward mode."""
+"""Fills and sizes where torch reads a number, which may be traced; quantiles and diagonals."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ FILLS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 @pytest.mark.parametrize("name", FILLS)
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
-def test_fills_take_a_traced_number(name: str, dtype: torch.dtype) -> None:
+def test_fill_with_traced_number(name: str, dtype: torch.dtype) -> None:
     f, s = FILLS[name], torch.tensor(2.5).to(dtype)
     torch.testing.assert_close(xf.device_get(xf.jit(f)(X, s)), f(X, s), equal_nan=True)
     many = torch.stack([s, s + 1])
@@ -39,7 +39,7 @@ def test_fills_take_a_traced_number(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(xf.device_get(found), expected, equal_nan=True)
 
 
-def test_the_number_of_a_fill_is_differentiated() -> None:
+def test_fill_derivatives_by_the_number() -> None:
     def f(s: torch.Tensor) -> torch.Tensor:
         y = torch.zeros(3).fill_(s) * torch.arange(3.0) + torch.fill(torch.ones(3), s)
         return y.masked_fill(y > 2, s).sum() + torch.index_fill(y, 0, torch.tensor([1]), s).sum()
@@ -51,7 +51,7 @@ def test_the_number_of_a_fill_is_differentiated() -> None:
         xf.grad(lambda s: torch.full((3,), s).sum())(s)
 
 
-def test_what_torch_refuses_is_refused() -> None:
+def test_fill_full_and_tensor_errors() -> None:
     with pytest.raises(RuntimeError, match="only supports a 0-dimensional value tensor"):
         xf.jit(torch.fill)(X, torch.ones(1))
     with pytest.raises(xf.errors.ConcretizationError, match=r"torch\.full reads a traced value"):
@@ -70,12 +70,12 @@ SPLITS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", SPLITS)
-def test_sizes_may_be_tensors_that_stand_in_the_code(name: str) -> None:
+def test_constant_tensor_as_size(name: str) -> None:
     f = SPLITS[name]
     torch.testing.assert_close(xf.device_get(xf.jit(f)(X)), f(X), equal_nan=True)
 
 
-def test_sizes_may_not_be_traced() -> None:
+def test_tensor_split_at_traced_indices_is_refused() -> None:
     with pytest.raises(xf.errors.ConcretizationError, match="tensor_split reads a traced value"):
         xf.jit(torch.tensor_split)(X, torch.tensor([1, 2]))
 
@@ -92,7 +92,7 @@ QUANTILES += [(torch.tensor([0.2, 0.9]), 0, True), (0.7, None, True), (torch.ten
 
 @pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("func", [torch.quantile, torch.nanquantile])
-def test_quantiles_in_every_mode(func: Callable[..., Any]) -> None:
+def test_quantile_interpolations_and_derivatives(func: Callable[..., Any]) -> None:
     every = [(*(args), kind) for args in QUANTILES for kind in INTERPOLATIONS]
 
     def f(x: torch.Tensor) -> list[Any]:
@@ -111,7 +111,7 @@ def test_quantiles_in_every_mode(func: Callable[..., Any]) -> None:
         xf.jit(lambda x: func(x, 1.5))(X)
 
 
-def test_bincount_says_how_to_count() -> None:
+def test_bincount_error_suggests_index_add() -> None:
     x = torch.tensor([1, 2, 2, 4])
     with pytest.raises(xf.errors.UnsupportedOpError, match="minlength is no upper bound"):
         xf.jit(lambda x: torch.bincount(x, minlength=5))(x)
@@ -146,7 +146,7 @@ def _rows_of_columns(x: torch.Tensor) -> torch.Tensor:
         _rows_of_columns,
     ],
 )
-def test_the_diagonal_is_filled(fill: Any, shape: tuple[int, ...]) -> None:
+def test_fill_diagonal_matches_eager_torch(fill: Any, shape: tuple[int, ...]) -> None:
     """torch 2.9 does it with strides and an offset, which a view or an example has none of."""
     x = torch.arange(float(math.prod(shape))).reshape(shape)
     if len(shape) > 2 and fill in (_part, _rows_of_columns):
@@ -160,7 +160,7 @@ def test_the_diagonal_is_filled(fill: Any, shape: tuple[int, ...]) -> None:
         assert torch.equal(got.cpu()[0], torch.func.jvp(fill, (x,), (ones,))[1])
 
 
-def test_a_diagonal_that_there_is_not_is_torchs_error() -> None:
+def test_fill_diagonal_of_wrong_shape_raises() -> None:
     with pytest.raises(RuntimeError, match="dimensions must larger than 1"):
         xf.jit(lambda x: (x * 1).fill_diagonal_(1.0))(torch.ones(3))
     with pytest.raises(RuntimeError, match="equal length"):

@@ -46,7 +46,7 @@ def numbers(dtype: torch.dtype) -> Tensor:
 
 @BOTH
 @pytest.mark.parametrize("source", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_conversions_round_once(dtype: torch.dtype, source: torch.dtype) -> None:
+def test_float8_conversion_rounds_once(dtype: torch.dtype, source: torch.dtype) -> None:
     x = numbers(dtype).to(source)
     assert_same(xf.jit(lambda x: x.to(dtype))(x), x.to(dtype))
     # Within a program, where XLA's converter is another.
@@ -54,7 +54,7 @@ def test_conversions_round_once(dtype: torch.dtype, source: torch.dtype) -> None
 
 
 @BOTH
-def test_conversions_of_integers_and_back(dtype: torch.dtype) -> None:
+def test_float8_conversion_of_integers_and_back(dtype: torch.dtype) -> None:
     whole = torch.arange(-600, 600)
     held = every(dtype).float()
     held = held[held.abs() < 3e4].to(dtype)
@@ -89,7 +89,7 @@ def _with_row(x: Tensor) -> Tensor:
 
 @BOTH
 @pytest.mark.parametrize("name", EXACT)
-def test_what_is_exact(name: str, dtype: torch.dtype) -> None:
+def test_float8_moves_and_comparisons_are_exact(name: str, dtype: torch.dtype) -> None:
     x = drawn(4, 4).to(dtype)
     assert_same(xf.jit(EXACT[name])(x), EXACT[name](x))
 
@@ -111,13 +111,13 @@ def test_what_is_exact(name: str, dtype: torch.dtype) -> None:
         "Tensor.add_": lambda x: x.clone().add_(1),
     }.items(),
 )
-def test_what_would_compute_in_8_bits(name: str, compute: Callable[[Tensor], Tensor]) -> None:
+def test_float8_arithmetic_is_refused(name: str, compute: Callable[[Tensor], Tensor]) -> None:
     for x in (drawn(3, 3), drawn(3, 3).to(E4)):  # converted in the trace, or an argument
         with pytest.raises(UnsupportedOpError, match=rf"{name}_? .*float8_e4m3fn.*not supported"):
             xf.jit(lambda x: compute(x.to(E4)))(x)
 
 
-def test_numbers_that_overflow() -> None:
+def test_float8_fill_with_overflowing_number_raises() -> None:
     for fill in (lambda x: torch.full_like(x, 1e9), lambda x: x.clone().fill_(1e9)):
         with pytest.raises(RuntimeError, match="without overflow"):
             fill(drawn(2).to(E4))
@@ -127,7 +127,7 @@ def test_numbers_that_overflow() -> None:
             xf.jit(fill)(drawn(2).to(E4))
 
 
-def test_other_transforms() -> None:
+def test_float8_in_vmap_grad_scan_and_cond() -> None:
     def compute(x: Tensor) -> Tensor:
         return (x.to(E4).float() ** 2).sum()
 
@@ -149,7 +149,7 @@ A, B = drawn(5, 16), drawn(7, 16, seed=1)
 
 @pytest.mark.parametrize("out", [torch.float32, torch.bfloat16, E4, None])
 @pytest.mark.parametrize("left", [E4, E5])
-def test_products(left: torch.dtype, out: torch.dtype | None) -> None:
+def test_scaled_mm_matches_torch(left: torch.dtype, out: torch.dtype | None) -> None:
     a, b, bias = A.to(left), B.to(E4), drawn(7)
 
     def product(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def test_products(left: torch.dtype, out: torch.dtype | None) -> None:
     assert "f32[5,7]" in dot.partition(" dot(")[0]
 
 
-def test_scales_of_rows_and_columns() -> None:
+def test_scaled_mm_with_row_and_column_scales() -> None:
     a, b, rows, columns = A.to(E4), B.to(E4), drawn(5, 1).abs(), drawn(1, 7).abs()
 
     def product(a: Tensor, b: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ def test_scales_of_rows_and_columns() -> None:
     torch.testing.assert_close(xf.device_get(xf.jit(product)(a, b)), wide.float())
 
 
-def test_products_of_a_batch() -> None:
+def test_scaled_mm_under_vmap() -> None:
     many = drawn(3, 5, 16).to(E4)
     one, half = torch.tensor(1.0), torch.tensor(0.5)
 
@@ -192,13 +192,13 @@ def test_products_of_a_batch() -> None:
         ((A.to(E4)[0], B.to(E4).t()), "cannot multiply arrays of shapes"),
     ],
 )
-def test_wrong_products(arguments: tuple[Tensor, Tensor], says: str) -> None:
+def test_scaled_mm_of_wrong_operands_raises(arguments: tuple[Tensor, Tensor], says: str) -> None:
     one = torch.tensor(1.0)
     with pytest.raises(RuntimeError, match=says):
         xf.jit(lambda a, b: torch._scaled_mm(a, b, one, one))(*arguments)
 
 
-def test_wrong_scales() -> None:
+def test_scaled_mm_wrong_options_and_grad_raise() -> None:
     def product(a: Tensor, b: Tensor, **options: Any) -> Tensor:
         one = torch.tensor(1.0)
         return torch._scaled_mm(a, b.t(), options.pop("scale", one), one, **options)

@@ -4,6 +4,7 @@ The judge is float64. Sums in the narrow dtypes themselves would be wrong by far
 allowed: 256 + 1 is 256 in bfloat16, and 70,000 is no number of float16.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,10 @@ import xfunc as xf
 
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 HALF = pytest.mark.parametrize("dtype", [BF16, F16], ids=["bfloat16", "float16"])
+
+
+def same(found: Any, expected: Any, rtol: float | None = None, atol: float | None = None) -> None:
+    torch.testing.assert_close(xf.device_get(found), expected, rtol=rtol, atol=atol, equal_nan=True)
 
 
 def numbers(*shape, low=0.0, high=1.0, seed=0):
@@ -107,7 +112,7 @@ TWICE = {"l1_loss", "cov", "addcdiv", "cross_entropy", "kl_div", "binary_cross_e
 
 @HALF
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_result_is_rounded_once(name, dtype):
+def test_half_result_is_rounded_once(name, dtype):
     function, x = FUNCTIONS[name]
     x = x.to(dtype)
     exact = function(x.double())
@@ -135,7 +140,7 @@ DIFFERENTIABLE = """
 
 @HALF
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
-def test_a_gradient_is_near_the_exact_one(name, dtype):
+def test_half_gradient_is_near_exact(name, dtype):
     function, x = FUNCTIONS[name]
     x = x.to(dtype)
     exact = torch.func.grad(total(function))(x.double())
@@ -149,7 +154,7 @@ def test_a_gradient_is_near_the_exact_one(name, dtype):
 
 
 @HALF
-def test_a_gradient_that_is_added_up_over_what_was_broadcast(dtype):
+def test_half_gradient_of_broadcast_operand(dtype):
     x, b = numbers(3000, 3).to(dtype), numbers(3).to(dtype)
     exact = x.double().sum(0)
     for loss in (
@@ -161,7 +166,7 @@ def test_a_gradient_that_is_added_up_over_what_was_broadcast(dtype):
 
 
 @HALF
-def test_the_gradient_of_an_embedding(dtype):
+def test_half_gradient_of_embedding(dtype):
     x, w = numbers(6000, 2).to(dtype), numbers(3, 2).to(dtype)
     exact = torch.zeros(3, 2, dtype=F64).index_add(0, PLACES, x.double())
     found = xf.grad(lambda w: (F.embedding(PLACES, w) * x).float().sum())(w)
@@ -169,14 +174,14 @@ def test_the_gradient_of_an_embedding(dtype):
 
 
 @HALF
-def test_the_gradient_of_a_bias_of_a_convolution(dtype):
+def test_half_gradient_of_conv_bias(dtype):
     x, w, b = (numbers(*s).to(dtype) for s in ((1, 1, 50, 50), (2, 1, 1, 1), (2,)))
     found = xf.grad(lambda b: F.conv2d(x, w, b).float().sum())(b)
     assert xf.device_get(found).tolist() == [2500.0, 2500.0] if dtype == F16 else [2496.0, 2496.0]
 
 
 @HALF
-def test_sums_in_loops_and_branches(dtype):
+def test_half_sums_in_loops_and_branches(dtype):
     rows = ROWS.to(dtype)
     exact = rows.double().sum(1)
 
@@ -201,7 +206,7 @@ def test_sums_in_loops_and_branches(dtype):
 
 
 @HALF
-def test_sums_of_every_transform(dtype):
+def test_half_sums_under_transforms(dtype):
     x = numbers(4000).to(dtype)
     tangent = numbers(4000, seed=1).to(dtype)
     exact = x.double() @ tangent.double() * 2
@@ -219,7 +224,7 @@ def test_sums_of_every_transform(dtype):
         assert ulps(xf.device_get(value), exact, dtype) <= 2, name
 
 
-def test_what_no_longer_fits_is_infinite_only_at_the_end():
+def test_float16_overflow_only_in_final_result():
     x = torch.full((70000,), 2.0, dtype=F16)
 
     def several(x):
@@ -256,7 +261,7 @@ SCALARS = {
 
 @HALF
 @pytest.mark.parametrize("name", SCALARS)
-def test_numbers_are_rounded_where_torch_rounds_them(name, dtype):
+def test_half_with_python_number_rounds_as_torch(name, dtype):
     x = torch.cat([numbers(500), torch.tensor([0.6])]).to(dtype)
     found, expected = xf.device_get(xf.jit(SCALARS[name])(x)), SCALARS[name](x)
     assert found.dtype == expected.dtype
@@ -266,7 +271,7 @@ def test_numbers_are_rounded_where_torch_rounds_them(name, dtype):
 
 
 @HALF
-def test_layer_norm_says_the_dtypes_that_torch_says(dtype):
+def test_native_layer_norm_result_dtypes(dtype):
     x, w = numbers(2, 8).to(dtype), numbers(8)
     for weight in (None, w.to(dtype), w):
         args = (x, (8,), weight, weight, 1e-5)
@@ -277,7 +282,7 @@ def test_layer_norm_says_the_dtypes_that_torch_says(dtype):
 
 
 @pytest.mark.parametrize("norm", ["layer", "group"])
-def test_a_norm_of_numbers_far_from_zero(norm):
+def test_layer_and_group_norm_far_from_zero(norm):
     function = {
         "layer": lambda x: F.layer_norm(x, (500,)),
         "group": lambda x: F.group_norm(x[None], 4)[0],
@@ -293,10 +298,50 @@ def test_a_norm_of_numbers_far_from_zero(norm):
     torch.testing.assert_close(xf.device_get(found).double(), jacobian, rtol=0, atol=1e-4)
 
 
-def test_a_program_of_float32_has_no_conversion():
+def test_float32_program_has_no_conversion_to_half():
     def several(x):
         return x.sum(), x.softmax(0), F.layer_norm(x, (40,)), x.cumsum(0), F.gelu(x), x / 3
 
     text = xf.jit(several).lower(torch.ones(40)).as_text()
     assert "bf16" not in text
     assert "f16" not in text
+
+
+TANGENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "renorm": lambda x: torch.renorm(x, 2, 0, 1.0),
+    "frexp": lambda x: torch.frexp(x)[0],
+    "vector_norm": lambda x: torch.linalg.vector_norm(x, 3.5),
+    "softmax": lambda x: x.softmax(0),
+    "cumprod": lambda x: x.cumprod(0),
+}
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("name", TANGENTS)
+def test_half_tangents_keep_dtype(name: str, dtype: torch.dtype) -> None:
+    f, x = TANGENTS[name], (torch.arange(6.0).reshape(2, 3) / 4 + 0.3)
+    theirs: Any = torch.func.jvp(f, (x.to(dtype).double(),), (torch.ones(2, 3, dtype=F64),))
+    digits = 2**-6 if dtype is BF16 else 2**-9
+    x = x.to(dtype)
+    ours: Any = xf.jvp(f, (x,), (torch.ones_like(x),))
+    same(ours[1], theirs[1].to(dtype), rtol=digits, atol=digits)
+    assert xf.jacfwd(f)(x).dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32, F64], ids=str)
+def test_histc_bins_are_not_rounded(dtype: torch.dtype) -> None:
+    for step in (3, 7, 10):
+        x = (torch.arange(300.0) / step).to(dtype)
+        exact = torch.histc(x if dtype is F32 else x.double(), 17).to(dtype)
+        same(xf.jit(lambda x: torch.histc(x, 17))(x), exact, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("other", [1.5, 3.0, -1.75])
+def test_half_gradient_of_batch_norm_is_rounded_once(other: float) -> None:
+    x, w = torch.tensor([[3.25], [other]], dtype=F16), torch.tensor([-2.5], dtype=F16)
+
+    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.native_batch_norm(x, w, None, None, None, True, 0.1, 1e-5)[0]
+        return (y * torch.tensor([[1.0], [0.5]], dtype=F16, device=x.device)).sum()
+
+    same(xf.grad(loss)(x, w), torch.func.grad(loss)(x, w), rtol=2**-10, atol=1e-6)

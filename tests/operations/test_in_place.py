@@ -16,7 +16,7 @@ M = torch.tensor([[0.5, 0.25, 1.0], [1.0, 2.0, 4.0], [3.0, 1.0, 2.0]])
 
 
 @pytest.mark.filterwarnings("error")
-def test_masked_scatter_in_place_in_a_hessian() -> None:
+def test_masked_scatter_in_place_under_hessian() -> None:
     mask = torch.tensor([True, False, True])
 
     def fun(x: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def test_masked_scatter_in_place_in_a_hessian() -> None:
         lambda x: torch.where(x > 1, x, x * 2, out=x),
     ],
 )
-def test_changes_have_derivatives(change: Callable[[Tensor], Any]) -> None:
+def test_in_place_operation_derivatives(change: Callable[[Tensor], Any]) -> None:
     """Next to the same change without a transform, by differences."""
 
     def fun(x: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def test_changes_have_derivatives(change: Callable[[Tensor], Any]) -> None:
     torch.testing.assert_close((xf.device_get(back) * direction).sum(), (want * direction).sum())
 
 
-def test_out_is_what_is_returned() -> None:
+def test_out_argument_holds_the_results() -> None:
     def fun(x: Tensor) -> tuple[Tensor, ...]:
         values, places = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
         found = torch.max(x, 0, out=(values, places))
@@ -75,7 +75,7 @@ def test_out_is_what_is_returned() -> None:
     torch.testing.assert_close(xf.device_get(xf.jit(fun)(M)), fun(M))
 
 
-def test_out_of_another_dtype_is_torchs_error() -> None:
+def test_out_argument_of_integer_dtype_raises() -> None:
     def fun(x: Tensor) -> Tensor:
         return torch.add(x, 1.5, out=torch.zeros(3, 3, dtype=torch.int64))
 
@@ -86,7 +86,7 @@ def test_out_of_another_dtype_is_torchs_error() -> None:
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.uint8, torch.bool])
 @pytest.mark.parametrize("word", "sum nansum prod cumsum cumprod all any mean".split())
-def test_a_reduction_into_another_dtype(word: str, dtype: torch.dtype) -> None:
+def test_out_argument_of_other_dtype_in_reductions(word: str, dtype: torch.dtype) -> None:
     """torch computes some in the dtype of `out`, and lets others cast as nowhere else."""
     func = getattr(torch, word)
 
@@ -104,13 +104,13 @@ def test_a_reduction_into_another_dtype(word: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3,)])
-def test_a_running_product_in_a_narrow_dtype(shape: tuple[int, ...]) -> None:
+def test_cumprod_in_int8(shape: tuple[int, ...]) -> None:
     x = torch.ones(shape)
     got = xf.jit(lambda x: torch.cumprod(x, 0, dtype=torch.int8))(x)
     torch.testing.assert_close(xf.device_get(got), torch.cumprod(x, 0, dtype=torch.int8))
 
 
-def test_other_memory_under_vmap_is_refused() -> None:
+def test_tensor_set_under_vmap_is_refused() -> None:
     """torch.func leaves the tensor as it was, without an error."""
     with pytest.raises(xf.errors.UnsupportedOpError, match="gives a tensor other memory"):
         xf.vmap(lambda x: (x * 2).set_(torch.ones(3)))(M)
@@ -130,7 +130,7 @@ def test_other_memory_under_vmap_is_refused() -> None:
         lambda z, a: z.copy_(a),
     ],
 )
-def test_what_differs_between_examples_into_what_the_function_makes(
+def test_vmap_in_place_write_into_tensor_made_inside(
     write: Callable[[Tensor, Tensor], Any],
 ) -> None:
     def fun(a: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ def test_what_differs_between_examples_into_what_the_function_makes(
 
 
 @pytest.mark.parametrize("inner", [xf.checkpoint, xf.jit])
-def test_jvp_of_a_part_without_floating_results(inner: Callable[..., Any]) -> None:
+def test_jvp_of_inner_function_with_integer_result(inner: Callable[..., Any]) -> None:
     def fun(x: Tensor) -> Tensor:
         return x * inner(lambda a, n: n + 1)(x, torch.arange(3)).sum()
 
@@ -186,9 +186,7 @@ def _resized(x: Tensor) -> Tensor:
         ),
     ],
 )
-def test_changes_that_nothing_can_follow_are_refused_by_name(
-    run: Callable[[], Any], says: str
-) -> None:
+def test_in_place_change_without_support_is_refused(run: Callable[[], Any], says: str) -> None:
     with pytest.raises(xf.errors.UnsupportedOpError, match=says):
         run()
 
@@ -196,7 +194,7 @@ def test_changes_that_nothing_can_follow_are_refused_by_name(
 ONES = torch.ones(4)
 
 
-def test_an_example_without_dimensions_is_squeezed_in_place() -> None:
+def test_jacfwd_of_squeeze_in_place_of_scalar() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = xf.fori_loop(0, 2, lambda i, c: torch.tanh(x.clone()), torch.tanh(x))
         y.squeeze_()
@@ -218,7 +216,7 @@ def test_an_example_without_dimensions_is_squeezed_in_place() -> None:
     ],
 )
 @pytest.mark.parametrize("transform", [lambda f: xf.grad(f), lambda f: xf.jit(xf.grad(f))])
-def test_a_change_by_itself_that_nothing_reads_is_no_leak(
+def test_in_place_change_by_own_value_is_no_leak(
     change: Callable[[Tensor], Any], transform: Callable[[Any], Any]
 ) -> None:
     """What such a change keeps for its derivative is its own result: a cycle in C++."""
@@ -231,7 +229,7 @@ def test_a_change_by_itself_that_nothing_reads_is_no_leak(
     assert transform(f)(torch.ones(2, 2)).tolist() == [[3.0, 3.0], [3.0, 3.0]]
 
 
-def test_a_change_by_itself_does_not_hide_a_leak() -> None:
+def test_in_place_change_by_own_value_does_not_hide_leak() -> None:
     kept = []
 
     def f(x: Tensor) -> Tensor:

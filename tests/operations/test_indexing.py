@@ -53,7 +53,7 @@ WRITES = {
 
 @pytest.mark.parametrize(("i", "j"), [(0, 2), (1, 1), (-1, -2)])
 @pytest.mark.parametrize("name", [*READS, *WRITES])
-def test_as_with_python_numbers(name: str, i: int, j: int) -> None:
+def test_traced_index_matches_python_numbers(name: str, i: int, j: int) -> None:
     if "narrow" in name:
         i, j = abs(i), abs(j)
     run = READS.get(name) or WRITES[name]
@@ -64,7 +64,7 @@ def test_as_with_python_numbers(name: str, i: int, j: int) -> None:
     assert f.cache_info().traces == made  # The numbers are arguments of the program.
 
 
-def test_out_of_bounds() -> None:
+def test_traced_index_out_of_bounds_clamps_or_drops() -> None:
     x = torch.arange(4.0)
     read = xf.jit(lambda x, i: x[i])
     assert [read(x, i).item() for i in (3, 4, 9, -9)] == [3.0, 3.0, 3.0, 0.0]
@@ -74,7 +74,7 @@ def test_out_of_bounds() -> None:
     assert [window(x, i).tolist() for i in (0, 3, 9)] == [[0.0, 1.0], [2.0, 3.0], [2.0, 3.0]]
 
 
-def test_under_transforms() -> None:
+def test_traced_index_in_grad_vmap_and_scan() -> None:
     x = torch.arange(4.0)
     assert xf.grad(lambda x, i: x[i] ** 2)(x, 3).tolist() == [0.0, 0.0, 0.0, 6.0]
     assert xf.vmap(lambda i: x[i])(torch.tensor([2, 0])).tolist() == [2.0, 0.0]
@@ -110,7 +110,7 @@ MIXED: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.mark.parametrize("name", MIXED)
-def test_indices_of_several_dtypes(name: str) -> None:
+def test_index_tensors_of_several_dtypes(name: str) -> None:
     x, at = torch.arange(24.0).reshape(2, 3, 4), MIXED[name]
 
     def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -123,7 +123,7 @@ def test_indices_of_several_dtypes(name: str) -> None:
         torch.testing.assert_close(xf.device_get(found), want)
 
 
-def test_what_is_put_is_of_the_dtype_of_the_tensor() -> None:
+def test_index_put_of_other_dtype_raises() -> None:
     def f(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         return torch.zeros(3).index_put((at,), x)
 
@@ -134,7 +134,7 @@ def test_what_is_put_is_of_the_dtype_of_the_tensor() -> None:
     assert not found.any()
 
 
-def test_constants_that_are_uploaded_reach_the_linear_function() -> None:
+def test_linearize_with_boolean_list_index() -> None:
     """torch makes a tensor of a list of truth values, which is no input of the program."""
 
     def f(x: torch.Tensor) -> torch.Tensor:
@@ -146,7 +146,7 @@ def test_constants_that_are_uploaded_reach_the_linear_function() -> None:
     assert xf.linearize(f, x)[1](x).tolist() == [2.0, 1.0, 2.0]
 
 
-def test_one_number_is_put_where_a_mask_is_true_whatever_its_dtype() -> None:
+def test_mask_assignment_of_scalar_of_other_dtype() -> None:
     def f(x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         x = x.clone()
         x[None, [True, False]] = value
@@ -173,7 +173,7 @@ TO_PARTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("transform", ["jit", "grad", "vmap", "scan"])
 @pytest.mark.parametrize("name", TO_PARTS)
-def test_what_is_written_to_a_part_is_written_to_the_whole(name: str, transform: str) -> None:
+def test_view_at_traced_index_written_in_place(name: str, transform: str) -> None:
     def f(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         y = x * 2
         TO_PARTS[name](y, i)
@@ -196,7 +196,7 @@ def test_what_is_written_to_a_part_is_written_to_the_whole(name: str, transform:
     torch.testing.assert_close(found.cpu(), want)
 
 
-def test_an_argument_is_not_written_to_by_a_part_of_it() -> None:
+def test_view_of_argument_written_in_place_raises() -> None:
     with pytest.raises(xf.errors.PurityError, match="in place"):
         xf.jit(lambda x, i: x[i].zero_() + x.sum())(torch.ones(3, 3), torch.tensor(1))
 
@@ -204,7 +204,7 @@ def test_an_argument_is_not_written_to_by_a_part_of_it() -> None:
 @pytest.mark.parametrize(
     "index", [[True, False], torch.tensor([True, False]), torch.tensor([[True, False, True]] * 2)]
 )
-def test_one_number_of_each_example_is_put_where_a_mask_is_true(index: Any) -> None:
+def test_mask_assignment_of_scalars_under_vmap(index: Any) -> None:
     x = torch.arange(6, dtype=torch.int32).reshape(2, 3)
 
     def put(value: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What is multiplied by nothing stays nothing, and what is multiplied by zero does not."""
+"""Infinities, NaN and zeros: 0 times infinity is NaN, but a missing tangent stays missing."""
 
 import operator
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def along(f: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.T
 
 
 @pytest.mark.parametrize("name", WITH_CONSTANTS)
-def test_a_constant_has_no_tangent(name: str) -> None:
+def test_jvp_constant_factor_has_no_tangent(name: str) -> None:
     f = WITH_CONSTANTS[name]
     want = along(f, X)
     for batched in (False, True):
@@ -61,7 +61,7 @@ def test_a_constant_has_no_tangent(name: str) -> None:
         torch.testing.assert_close(xf.device_get(found), want, equal_nan=True)
 
 
-def test_zeros_that_are_no_missing_tangent_are_numbers() -> None:
+def test_jvp_zero_tangent_times_infinity_is_nan() -> None:
     zero = torch.zeros(3)
     found = xf.jvp(lambda x: x * X, (zero,), (zero,))[1]
     assert xf.device_get(found).isnan().tolist() == [True, False, False]
@@ -78,7 +78,7 @@ def test_zeros_that_are_no_missing_tangent_are_numbers() -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_a_truth_value_is_a_factor_and_no_choice(
+def test_multiplication_by_bool_keeps_nan(
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], dtype: torch.dtype
 ) -> None:
     mask = torch.tensor([False, True, False, True, False])
@@ -88,7 +88,7 @@ def test_a_truth_value_is_a_factor_and_no_choice(
 
 
 @pytest.mark.parametrize("reduce", ["amax", "amin"])
-def test_gradients_of_maxima_that_are_nan(reduce: str) -> None:
+def test_scatter_reduce_amax_gradient_with_nan(reduce: str) -> None:
     x = torch.tensor([[1.0, NAN, 2.0], [3.0, 4.0, NAN]])
     src = torch.tensor([[NAN, 1.0, 2.0], [0.5, -1.0, 5.0]])
     index = torch.tensor([[0, 1, 1], [0, 1, 0]])
@@ -103,7 +103,7 @@ def test_gradients_of_maxima_that_are_nan(reduce: str) -> None:
 
 @pytest.mark.parametrize("name", ["sort", "stable", "argsort", "msort", "topk", "kthvalue"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_nan_comes_last_whatever_its_sign(name: str, dtype: torch.dtype) -> None:
+def test_sort_puts_nan_last_for_either_sign(name: str, dtype: torch.dtype) -> None:
     order: Callable[[torch.Tensor], Any] = {
         "sort": lambda x: tuple(x.sort()),
         "stable": lambda x: tuple(x.sort(stable=True, descending=True)),
@@ -120,7 +120,7 @@ def test_nan_comes_last_whatever_its_sign(name: str, dtype: torch.dtype) -> None
 @pytest.mark.parametrize(
     "x", [[-INF, -INF, 1.0, 2.0], [INF, 1.0, 2.0], [1.0, -INF, 2.0], [1e30, 1.0, -1e30]]
 )
-def test_logcumsumexp_changes_as_in_torch_beside_infinities(x: list[float]) -> None:
+def test_logcumsumexp_jvp_with_infinities(x: list[float]) -> None:
     at, direction = torch.tensor(x), torch.tensor([0.5, 2.0, -1.0, 3.0][: len(x)])
 
     def f(x: torch.Tensor) -> torch.Tensor:
@@ -132,7 +132,7 @@ def test_logcumsumexp_changes_as_in_torch_beside_infinities(x: list[float]) -> N
 
 
 @pytest.mark.parametrize("exponent", [0, 0j, 1, 2, -1, -0.5, 0.5, 1 + 1j, 1j, -1j, 2 - 1j])
-def test_powers_of_complex_zero_are_those_of_torch(exponent: complex) -> None:
+def test_pow_of_complex_zero_matches_torch(exponent: complex) -> None:
     z = torch.tensor([0j, 1 + 1j, 0j, -2j])
     got = xf.jit(lambda z: z**exponent)(z).cpu()
     torch.testing.assert_close(
@@ -140,7 +140,7 @@ def test_powers_of_complex_zero_are_those_of_torch(exponent: complex) -> None:
     )
 
 
-def test_logcumsumexp_changes_twice() -> None:
+def test_logcumsumexp_grad_of_jvp() -> None:
     x = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
 
     def pushed(x: torch.Tensor) -> torch.Tensor:
@@ -178,7 +178,7 @@ CONSTRUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", CONSTRUCTS)
-def test_what_a_construct_computes_from_constants_has_no_tangent(name: str) -> None:
+def test_jvp_constant_through_construct_has_no_tangent(name: str) -> None:
     """JAX gives 0 here: there is no tangent to multiply with the infinite slope of 1 / x at 0."""
 
     def f(y: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -217,9 +217,7 @@ COMPLEX: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 
 @pytest.mark.parametrize("of", [torch.tensor, float], ids=["arrays", "numbers"])
 @pytest.mark.parametrize("name", COMPLEX)
-def test_products_and_quotients_of_complex_and_real_numbers(
-    name: str, of: Callable[[float], Any]
-) -> None:
+def test_complex_times_and_over_real_with_infinities(name: str, of: Callable[[float], Any]) -> None:
     """As torch has them, but for quotients of numbers whose parts are both infinite."""
     z = torch.tensor([complex(a, b) for a in EDGES for b in EDGES])
     z = z[torch.view_as_real(z).isfinite().any(-1)]
@@ -234,7 +232,7 @@ def test_products_and_quotients_of_complex_and_real_numbers(
 
 
 @pytest.mark.parametrize("r", [INF, -INF, NAN])
-def test_a_real_number_added_to_a_complex_one_leaves_the_imaginary_part(r: float) -> None:
+def test_complex_plus_infinite_real_keeps_imaginary_part(r: float) -> None:
     """As in JAX and numpy; eager torch multiplies by an `alpha` of 1 + 0j, and gives NaN."""
     z = torch.tensor([1 + 2j, -0.5j])
     sums: tuple[Any, ...] = (operator.add, operator.sub, lambda z, r: r - z, torch.add)
@@ -245,7 +243,7 @@ def test_a_real_number_added_to_a_complex_one_leaves_the_imaginary_part(r: float
             assert not got.real.isfinite().any()
 
 
-def test_an_infinite_factor_meets_each_product_of_a_batch() -> None:
+def test_addbmm_with_infinite_alpha() -> None:
     x, a, b = torch.zeros(1, 1), torch.tensor([[[1.0]], [[-2.0]]]), torch.ones(2, 1, 1)
     for alpha in (INF, -INF, NAN):
         got = xf.jit(lambda x, a, b, f=alpha: torch.addbmm(x, a, b, alpha=f))(x, a, b)

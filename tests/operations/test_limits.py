@@ -1,8 +1,9 @@
-"""Functions are at their limits for large numbers, and exactly zero where torch's are."""
+"""tanh, erf, lgamma, zeta and polygamma at their limits, zeros and poles, as in torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,15 @@ import torch
 import xfunc as xf
 
 Tensor = torch.Tensor
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+INF, NAN = float("inf"), float("nan")
 LARGE = torch.tensor([20.0, 50.0, 100.0, 6e4, torch.inf])
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def same(found: Any, expected: Any, rtol: float | None = None, atol: float | None = None) -> None:
+    torch.testing.assert_close(xf.device_get(found), expected, rtol=rtol, atol=atol, equal_nan=True)
+
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
@@ -30,7 +38,7 @@ EXPECTED = dict.fromkeys(FUNCTIONS, lambda x: torch.sign(x)) | {
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_far_from_zero(dtype: torch.dtype) -> None:
+def test_tanh_and_erf_far_from_zero(dtype: torch.dtype) -> None:
     x = torch.cat([LARGE, -LARGE]).to(dtype)
     found = xf.jit(lambda x: {name: f(x) for name, f in FUNCTIONS.items()})(x)
     expected = {name: f(x) for name, f in EXPECTED.items()}
@@ -38,7 +46,7 @@ def test_far_from_zero(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_around_the_limit(dtype: torch.dtype) -> None:
+def test_tanh_erf_and_ndtr_near_their_limits(dtype: torch.dtype) -> None:
     x = torch.linspace(-20, 20, 801, dtype=torch.float64).to(dtype)
     x = torch.cat([x, x.new_tensor([torch.nan, -0.0, 1e-3])])
     names = ("tanh", "erf")
@@ -56,6 +64,26 @@ def test_around_the_limit(dtype: torch.dtype) -> None:
     assert xf.jit(torch.special.ndtr)(torch.tensor([-torch.inf, torch.inf])).tolist() == [0, 1]
 
 
-def test_the_logarithm_of_gamma_is_zero_at_one_and_two() -> None:
+def test_lgamma_is_zero_at_one_and_two() -> None:
     for dtype in DTYPES:
         assert xf.jit(torch.lgamma)(torch.tensor([1.0, 2.0], dtype=dtype)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, F32, F64], ids=str)
+def test_zeta_at_poles_and_edges(dtype: torch.dtype) -> None:
+    numbers = torch.tensor([-3, -2, -1.5, -1, 0, 0.5, 1, 2, 2.5, 3, 20])
+    edges = [numbers, torch.tensor([INF, NAN])] if dtype.is_floating_point else [numbers]
+    x = torch.cat(edges).to(dtype)
+    pairs = torch.meshgrid(x, x, indexing="ij")
+    same(xf.jit(torch.special.zeta)(*pairs), torch.special.zeta(*pairs))
+
+
+@pytest.mark.parametrize("order", range(4))
+@pytest.mark.parametrize("dtype", [torch.int64, F32, F64, BF16, F16], ids=str)
+def test_polygamma_at_poles_and_edges(order: int, dtype: torch.dtype) -> None:
+    numbers = torch.tensor([-4, -2, -1.25, -1, -0.5, -0.0, 0, 0.25, 0.5, 1, 2, 3.5, 30])
+    edges = [numbers, torch.tensor([INF, NAN])] if dtype.is_floating_point else [numbers]
+    x = torch.cat(edges).to(dtype)
+    digits = {BF16: 2**-7, F16: 2**-10}.get(dtype, 1e-5)
+    f = lambda x: torch.polygamma(order, x)  # noqa: E731
+    same(xf.jit(f)(x), f(x), rtol=digits, atol=1e-6)

@@ -67,7 +67,7 @@ def on_host(x: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_cases(name: str) -> None:
+def test_disable_jit_with_mixed_devices(name: str) -> None:
     f, x = CASES[name], torch.ones(3) + 0.5
     wanted = on_host(xf.jit(f)(x))
     with xf.disable_jit():
@@ -86,7 +86,7 @@ def samples(name: str) -> Iterator[Any]:
 @pytest.mark.sample(6, seed=0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", RIGHT)
-def test_operations(name: str) -> None:
+def test_disable_jit_operations_with_mixed_devices(name: str) -> None:
     """Of torch's samples, the first argument on the device; values wherever all there has them."""
     op = database()[name]
     if torch.float32 not in op.dtypes:
@@ -105,7 +105,7 @@ def test_operations(name: str) -> None:
         torch.testing.assert_close(on_host(found), wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
-def test_outside_nothing_is_moved(device: torch.device) -> None:
+def test_mixed_devices_raise_without_disable_jit(device: torch.device) -> None:
     x = torch.ones(3, device=device)
     if device.type != "xla":
         return

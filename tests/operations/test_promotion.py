@@ -1,4 +1,4 @@
-"""Operands of different dtypes: results have the dtypes of eager torch, in name and in fact."""
+"""Operands and factors of different dtypes: results have the dtypes of eager torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,10 +7,16 @@ import pytest
 import torch
 
 import xfunc as xf
-from xfunc.torchlib.promotion import result_type
 
+F32 = torch.float32
 HALF = torch.tensor([1.5, 2.0]).bfloat16()
 INTS = torch.tensor([1, 2], dtype=torch.int32)
+
+
+def same(found: Any, expected: Any, rtol: float | None = None, atol: float | None = None) -> None:
+    torch.testing.assert_close(xf.device_get(found), expected, rtol=rtol, atol=atol, equal_nan=True)
+
+
 OPERANDS = {
     "bfloat16, float32 scalar": (HALF, torch.tensor(1.25)),
     "float32 scalar, bfloat16": (torch.tensor(1.25), HALF),
@@ -47,7 +53,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_as_in_eager_torch(name: str) -> None:
+def test_promotion_matches_eager_torch(name: str) -> None:
     operation = OPERATIONS[name]
 
     def every(operands: dict[str, Any]) -> dict[str, Any]:
@@ -69,7 +75,7 @@ def test_as_in_eager_torch(name: str) -> None:
         torch.testing.assert_close(got[kind], want, rtol=2e-2, atol=1e-2, msg=kind)
 
 
-def test_under_transforms() -> None:
+def test_promotion_in_grad_vmap_and_scan() -> None:
     scale = torch.tensor(0.5)
     grads = xf.grad(lambda x: (x + scale).float().sum())(HALF)
     assert grads.dtype == torch.bfloat16
@@ -77,15 +83,6 @@ def test_under_transforms() -> None:
     carry, _ = xf.scan(lambda c, x: (c + x, None), HALF, torch.ones(3))
     assert carry.dtype == torch.bfloat16
     assert carry.tolist() == [4.5, 5.0]
-
-
-def test_result_type_of_many() -> None:
-    scalar, half, whole = torch.tensor(1.0), HALF, INTS
-    assert result_type([half, scalar]) == torch.bfloat16
-    assert result_type([whole, scalar]) == torch.float32
-    assert result_type([whole, torch.tensor(2), half]) == torch.bfloat16
-    assert result_type([scalar, torch.tensor(1.0, dtype=torch.float64)]) == torch.float64
-    assert result_type([whole, torch.tensor(1j)]) == torch.complex64
 
 
 Tensor = torch.Tensor
@@ -102,7 +99,7 @@ COUNTED: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64, torch.bool])
 @pytest.mark.parametrize("name", COUNTED)
-def test_what_is_counted_is_converted_first(name: str, dtype: torch.dtype) -> None:
+def test_reduction_with_dtype_converts_first(name: str, dtype: torch.dtype) -> None:
     """And has no derivative: torch's formulas fail."""
     x = torch.tensor([[-1.5, 2.75, 0.5], [0.75, 3.9, -2.2]])
     reduce = COUNTED[name]
@@ -138,7 +135,7 @@ PUT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         (torch.float32, torch.bfloat16),
     ],
 )
-def test_what_is_put_into_a_tensor_takes_its_dtype(
+def test_scatter_into_tensor_takes_its_dtype(
     name: str, into: torch.dtype, dtype: torch.dtype
 ) -> None:
     x, y = torch.arange(9).reshape(3, 3).to(into), (torch.arange(9).reshape(3, 3) / 4).to(dtype)
@@ -167,7 +164,7 @@ def test_what_is_put_into_a_tensor_takes_its_dtype(
         lambda x, n: x.clone().floor_divide_(n),
     ],
 )
-def test_numbers_that_a_narrow_integer_does_not_hold_wrap(compute: Any, dtype: torch.dtype) -> None:
+def test_narrow_integer_with_large_number_wraps(compute: Any, dtype: torch.dtype) -> None:
     x = torch.tensor([100, 3, 7, 1], dtype=dtype)
     for n in (1_000_000, 70_000, 300, 2**33 + 5):
         got = xf.device_get(xf.jit(lambda x, n=n: compute(x, n))(x))
@@ -177,3 +174,60 @@ def test_numbers_that_a_narrow_integer_does_not_hold_wrap(compute: Any, dtype: t
         for g, w in zip(got, want, strict=True):
             assert g.dtype == w.dtype
             assert torch.equal(g, w)
+
+
+# -- factors ------------------------------------------------------------------------------------
+
+I = torch.arange(6).reshape(2, 3) - 2  # noqa: E741
+PRODUCTS: dict[str, Callable[..., torch.Tensor]] = {
+    "addmv": lambda i: torch.addmv(i[:, 0], i, i[0], beta=1.6, alpha=2.7),
+    "addmm": lambda i: torch.addmm(i[:, :2], i, i.T, beta=1.6, alpha=2.7),
+    "baddbmm": lambda i: torch.baddbmm(i[None, :, :2], i[None], i.T[None], beta=1.6, alpha=2.7),
+    "addbmm": lambda i: torch.addbmm(i[:, :2], i[None], i.T[None], beta=0.2, alpha=2.7),
+    "no first": lambda i: torch.addmm(i[:, :2], i, i.T, beta=0.2),
+}
+COMPLEX_FACTORS: dict[str, Callable[..., torch.Tensor]] = {
+    "addmm": lambda z, f, g: torch.addmm(z, z, z, beta=f, alpha=g),
+    "addmv": lambda z, f, g: torch.addmv(z[0], z, z[1], beta=f, alpha=g),
+    "addr": lambda z, f, g: torch.addr(z, z[0], z[1], beta=f, alpha=g),
+    "addbmm": lambda z, f, g: torch.addbmm(z, z[None], z[None], beta=f, alpha=g),
+    "baddbmm": lambda z, f, g: torch.baddbmm(z[None], z[None], z[None], beta=f, alpha=g),
+    "addcmul": lambda z, f, g: torch.addcmul(z * f, z, z, value=g),
+    "addcdiv": lambda z, f, g: torch.addcdiv(z * f, z, z + 3, value=g),
+    "lerp": lambda z, f, g: torch.lerp(z * f, z, g),
+    "add": lambda z, f, g: torch.add(z * f, z, alpha=g),
+}
+
+
+@pytest.mark.parametrize("name", COMPLEX_FACTORS)
+def test_complex_alpha_and_beta_under_vmap_and_jvp(name: str) -> None:
+    z = torch.tensor([[1 + 2j, -0.5j], [0.25, 3 - 1j]])
+
+    def f(z: torch.Tensor) -> torch.Tensor:
+        return COMPLEX_FACTORS[name](z, 0.5 + 1j, 2 - 1j)
+
+    torch.testing.assert_close(xf.device_get(xf.vmap(f)(z[None])), f(z)[None])
+    torch.testing.assert_close(
+        xf.device_get(xf.jvp(f, (z,), (z,))), torch.func.jvp(f, (z,), (z,)), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_integer_products_with_float_alpha_and_beta_under_vmap(name: str) -> None:
+    f, batch = PRODUCTS[name], torch.stack([I, 2 * I, -I])
+    same(xf.vmap(f)(batch), torch.stack([f(i) for i in batch]), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, F32], ids=str)
+@pytest.mark.parametrize("shape", [(), (3,)], ids=str)
+def test_sort_keeps_dtype(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.tensor([3, 0, 1])[: 1 if not shape else 3].reshape(shape).to(dtype)
+
+    def sorted_(x: torch.Tensor) -> Any:
+        return x.sort().values, x.sort(stable=True).values, x.kthvalue(1).values, x.topk(1).values
+
+    if dtype is torch.bool:  # torch has no kthvalue of them.
+        same(xf.jit(lambda x: x.sort().values)(x), x.sort().values)
+    else:
+        for found, expected in zip(xf.jit(sorted_)(x), sorted_(x), strict=True):
+            same(found, expected)

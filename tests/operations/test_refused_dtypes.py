@@ -1,4 +1,4 @@
-"""What eager torch refuses, and XLA would end the process on, is refused by name."""
+"""Dtypes that eager torch refuses, and on which XLA would end the process, are refused by name."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 import xfunc as xf
 
 F = torch.nn.functional
+F16 = torch.float16
 Z = torch.ones(4, 4, dtype=torch.complex64)
 B = torch.ones(4, 4, dtype=torch.bool)
 I = torch.zeros(4, 4, dtype=torch.int64)  # noqa: E741
@@ -63,7 +64,7 @@ COMPLEX: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", COMPLEX)
-def test_complex_numbers(name: str) -> None:
+def test_complex_argument_is_refused(name: str) -> None:
     with pytest.raises((RuntimeError, NotImplementedError), match=r"omplex|not implemented"):
         COMPLEX[name](Z)
     with pytest.raises(xf.errors.UnsupportedOpError, match="was given complex64"):
@@ -86,7 +87,7 @@ INTEGERS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
 @pytest.mark.parametrize("name", INTEGERS)
-def test_integers(name: str, dtype: torch.dtype) -> None:
+def test_integer_argument_is_refused(name: str, dtype: torch.dtype) -> None:
     """XLA rounds the slopes and the logarithms."""
     with pytest.raises((RuntimeError, NotImplementedError), match="not implemented"):
         INTEGERS[name](I.to(dtype))
@@ -95,14 +96,14 @@ def test_integers(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("of", [torch.gcd, torch.lcm])
-def test_divisors_of_floating_point_numbers(of: Callable[..., Any]) -> None:
+def test_gcd_and_lcm_of_floats_are_refused(of: Callable[..., Any]) -> None:
     with pytest.raises(NotImplementedError, match="not implemented"):
         of(torch.ones(3), torch.ones(3))
     with pytest.raises(xf.errors.UnsupportedOpError, match=r"given float32(.|\n)*x.long\(\)"):
         xf.jit(of)(torch.ones(3), torch.ones(3))
 
 
-def test_means_of_complex_numbers_at_indices() -> None:
+def test_scatter_reduce_mean_of_complex_is_refused() -> None:
     with pytest.raises(xf.errors.UnsupportedOpError, match="means of complex numbers"):
         xf.jit(lambda z: z.scatter_reduce(0, I.to(z.device), z, "mean"))(Z)
 
@@ -124,7 +125,7 @@ PRODUCTS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_of_booleans(name: str) -> None:
+def test_matrix_products_of_booleans_are_refused(name: str) -> None:
     with pytest.raises(RuntimeError, match=r"not implemented|must have the same dtype"):
         PRODUCTS[name](B)
     with pytest.raises(xf.errors.UnsupportedOpError, match="was given bool"):
@@ -154,13 +155,13 @@ OWN = "uint16 uint32 uint64 float8_e4m3fnuz float8_e8m0fnu".split()
         *((n, d) for n in FOREIGN if n != "literal" for d in ("quint8", "bits8", "uint1")),
     ],
 )
-def test_dtypes_that_xla_does_not_hold(name: str, dtype: str) -> None:
+def test_dtype_unknown_to_xla_is_refused(name: str, dtype: str) -> None:
     compute, d = FOREIGN[name], getattr(torch, dtype)
     with pytest.raises(xf.errors.UnsupportedOpError, match=f"{dtype}.* not supported"):
         xf.jit(lambda x: compute(x, d))(torch.ones(4))
 
 
-def test_dtypes_that_xla_does_not_hold_on_the_host() -> None:
+def test_dtype_unknown_to_xla_on_host_is_allowed() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         table = torch.ones(3, dtype=torch.uint16, device="cpu")
         return x + torch.ones_like(table, dtype=torch.uint16).to(torch.float32)
@@ -168,9 +169,19 @@ def test_dtypes_that_xla_does_not_hold_on_the_host() -> None:
     assert xf.jit(f)(torch.ones(3)).tolist() == [2.0, 2.0, 2.0]
 
 
-def test_nested_tensors() -> None:
+def test_nested_tensor_argument_is_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a prototype
         nested = torch.nested.nested_tensor([torch.ones(2)])
     with pytest.raises(xf.errors.UnsupportedOpError, match="x cannot be used: it is a nested"):
         xf.jit(lambda x: x)(nested)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [lambda x: torch.complex(x, x), lambda x: torch.view_as_complex(torch.stack([x, x], -1))],
+    ids=["complex", "view_as_complex"],
+)
+def test_complex_of_float16_is_refused(f: Callable[..., Any]) -> None:
+    with pytest.raises(xf.errors.UnsupportedOpError, match=r"complex numbers of float16"):
+        xf.jit(f)(torch.ones(2, dtype=F16))

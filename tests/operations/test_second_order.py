@@ -67,9 +67,25 @@ WAYS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_second_derivatives_along_a_line(name: str, way: str) -> None:
+def test_second_derivative_along_a_direction(name: str, way: str) -> None:
     f, step = FUNCTIONS[name], 1e-3
     values = [f(A + k * step * V).item() for k in (-2, -1, 0, 1, 2)]
     weights = (-1 / 12, 4 / 3, -5 / 2, 4 / 3, -1 / 12)
     want = sum(w * v for w, v in zip(weights, values, strict=True)) / step**2
     assert WAYS[way](f).item() == pytest.approx(want, rel=1e-6, abs=1e-7)
+
+
+def test_eigh_complex_second_derivative_is_refused() -> None:
+    """Eager torch raises an internal error; once it does not, the refusal goes."""
+    scale = torch.arange(9.0).reshape(3, 3)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        z = torch.complex(x, x.flip(0))
+        values, vectors = torch.linalg.eigh(z + z.mH)
+        return (vectors.abs().square() * scale.to(x.device)).sum() + values.pow(3).sum()
+
+    x = torch.eye(3) + scale / 7
+    with pytest.raises(RuntimeError, match="input_is_complex == grad_is_complex"):
+        torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum())(x)
+    with pytest.raises(xf.errors.UnsupportedOpError, match="complex one of what is real"):
+        xf.grad(lambda x: xf.grad(loss)(x).square().sum())(x)

@@ -1,4 +1,4 @@
-"""What shares memory with what, in results and after changes in place, as in plain torch."""
+"""Views, copies and results share memory as in plain torch, also after changes in place."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ M = torch.tensor([[0.5, 0.25, 1.0], [1.0, 2.0, 4.0], [3.0, 1.0, 2.0]])
         (lambda w: xf.checkpoint(lambda a: a)(w), X),
     ],
 )
-def test_results_share_memory_with_nothing(
+def test_transform_results_share_no_memory(
     transformed: Callable[[Tensor], Tensor], want: Tensor
 ) -> None:
     """A gradient may be one number seen many times, a result of vmap one example."""
@@ -57,7 +57,7 @@ def test_results_share_memory_with_nothing(
 
 
 @pytest.mark.parametrize("bounds", [(None, -4), (-5, 1), (-9, None), (-9, -5), (2, -9), (5, 9)])
-def test_slices_that_reach_beyond_the_beginning(bounds: tuple[int | None, int | None]) -> None:
+def test_slice_beyond_the_beginning(bounds: tuple[int | None, int | None]) -> None:
     part = slice(*bounds)
 
     def fun(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,7 +78,7 @@ def test_slices_that_reach_beyond_the_beginning(bounds: tuple[int | None, int | 
         lambda x: torch.view_as_real(x.to(torch.complex64)), lambda x: x.squeeze()[::2],
     ],
 )  # fmt: skip
-def test_a_view_returned_after_its_base_was_changed(view: Callable[[Tensor], Tensor]) -> None:
+def test_view_returned_after_change_of_base(view: Callable[[Tensor], Tensor]) -> None:
     """It is made again while the program is lowered, which ended the process."""
 
     def fun(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ def test_a_view_returned_after_its_base_was_changed(view: Callable[[Tensor], Ten
     torch.testing.assert_close(xf.device_get(xf.jit(fun)(M)), fun(M))
 
 
-def test_a_complex_array_seen_as_real() -> None:
+def test_view_as_real_permuted_and_changed() -> None:
     """torch_xla took its shape to be that of the complex one; to permute it ended the process."""
 
     def fun(x: Tensor) -> tuple[Tensor, ...]:
@@ -114,7 +114,7 @@ def test_a_complex_array_seen_as_real() -> None:
         lambda x, *a: torch.narrow_copy(x, 0, 0, 2), lambda x, *a: torch.view_copy(x, (9,)),
     ],
 )  # fmt: skip
-def test_the_tangent_of_a_copy_is_a_copy(copy: Callable[..., Tensor]) -> None:
+def test_jvp_of_copy_shares_no_memory(copy: Callable[..., Tensor]) -> None:
     def fun(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x * 2
         z = copy(y, 0) if copy is torch.unsqueeze_copy else copy(y)
@@ -126,7 +126,7 @@ def test_the_tangent_of_a_copy_is_a_copy(copy: Callable[..., Tensor]) -> None:
 
 
 @pytest.mark.parametrize("rest", [lambda x: x % 2, torch.frac, lambda x: torch.fmod(x, 2)])
-def test_a_remainder_has_a_tangent_of_its_own(rest: Callable[[Tensor], Tensor]) -> None:
+def test_jvp_of_remainder_shares_no_memory(rest: Callable[[Tensor], Tensor]) -> None:
     def fun(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x * 2
         z = rest(y)
@@ -139,7 +139,7 @@ def test_a_remainder_has_a_tangent_of_its_own(rest: Callable[[Tensor], Tensor]) 
 
 
 @pytest.mark.parametrize("word", ["t_", "squeeze_", "unsqueeze_", "transpose_"])
-def test_a_view_that_changes_its_shape(word: str) -> None:
+def test_view_with_shape_changed_in_place(word: str) -> None:
     """Without derivatives it may; with them torch would forget the change."""
     more = {"unsqueeze_": (0,), "transpose_": (0, 1)}.get(word, ())
 
@@ -159,7 +159,7 @@ def test_a_view_that_changes_its_shape(word: str) -> None:
 @pytest.mark.parametrize(
     "parts", [lambda y: y.unbind(0), lambda y: y.split(1), lambda y: torch.chunk(y, 2)]
 )
-def test_one_of_several_views_is_not_changed_where_it_is_differentiated(
+def test_grad_of_change_to_one_of_several_views_is_refused(
     parts: Callable[[Tensor], Any],
 ) -> None:
     """As in torch; without derivatives, it is."""
@@ -175,7 +175,7 @@ def test_one_of_several_views_is_not_changed_where_it_is_differentiated(
         xf.grad(f)(x)
 
 
-def test_as_strided_beyond_an_example() -> None:
+def test_as_strided_beyond_an_example_under_vmap_is_refused() -> None:
     """Here an example's elements lie apart."""
     x = torch.zeros(3, 2, 3)
     says = r"as_strided within vmap reads beyond(.|\n)*Hint: index the elements"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from tests.support import processes
+from tests.processes import distributed_program as processes
 from tests.support.fresh import Server
 from tests.support.processes import free_port
 
@@ -29,7 +29,7 @@ def start(fresh: Server, folder: Path) -> list[dict[str, Any]]:
         "WORLD_SIZE": str(count),
     }
     code = "import os; [os.environ.pop(v, None) for v in ('NPROC', 'TF_CPP_MIN_LOG_LEVEL')]; "
-    code += "from tests.support import processes; processes.write()"
+    code += "from tests.processes import distributed_program; distributed_program.write()"
     running = [
         fresh.start(code, folder, "torchrun", k, count, env={**env, "RANK": str(k)})
         for k in range(count)
@@ -48,14 +48,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory, fresh: Server) -> Found:
     return folder, start(fresh, folder)
 
 
-def test_they_know_each_other(pair: Found) -> None:
+def test_initialize_process_and_device_counts(pair: Found) -> None:
     assert [f["counts"] for f in pair[1]] == [[2, k, 4, "cpu"] for k in range(2)]
     for f in pair[1]:
         assert f["twice"].startswith("RuntimeError: xf.distributed.initialize was called before")
         assert "Hint: call it once" in f["twice"]
 
 
-def test_one_program_on_all_devices(pair: Found) -> None:
+def test_jit_on_devices_of_all_processes(pair: Found) -> None:
     w, x = processes.weights(), processes.rows()
     grad, loss = torch.func.grad_and_value(processes.loss)(w, x)
     for f in pair[1]:
@@ -67,7 +67,7 @@ def test_one_program_on_all_devices(pair: Found) -> None:
     assert pair[1][0]["grad"] == pair[1][1]["grad"]
 
 
-def test_which_part_is_whose(pair: Found) -> None:
+def test_process_local_indices(pair: Found) -> None:
     for k, f in enumerate(pair[1]):
         (rows, all_columns), (all_rows, columns) = f["indices"]
         assert rows == [*range(8 * k, 8 * k + 8)]
@@ -76,14 +76,14 @@ def test_which_part_is_whose(pair: Found) -> None:
         assert all_rows == [*range(16)]
 
 
-def test_what_others_hold_is_not_read(pair: Found) -> None:
+def test_device_get_of_remote_shards_raises(pair: Found) -> None:
     for f in pair[1]:
         assert f["read"].startswith("ShardingError: a tensor of shape (16, 8) was read")
         assert "process_allgather" in f["read"]
         assert f["shown"] == "tensor(<parts in several processes>, size=(16, 8))"
 
 
-def test_values_of_all(pair: Found) -> None:
+def test_process_allgather_and_broadcast_values(pair: Found) -> None:
     for f in pair[1]:
         assert f["stacked"] == [[[0, 0], [1, 10]], [[0.5], [1.5]]]
         assert f["tiled"] == [[0, 0, 1, 10], [0.5, 1.5]]
@@ -91,7 +91,7 @@ def test_values_of_all(pair: Found) -> None:
         assert f["last"] == 1.0
 
 
-def test_calls_of_python(pair: Found) -> None:
+def test_callbacks_in_several_processes(pair: Found) -> None:
     for f in pair[1]:
         total, shapes = f["called"]
         assert total == pytest.approx(processes.rows().sum().item(), abs=1e-4)
@@ -102,7 +102,7 @@ def test_calls_of_python(pair: Found) -> None:
         assert shapes == [[8, 8]] * 2
 
 
-def test_a_call_that_fails_in_one_process(pair: Found) -> None:
+def test_callback_failing_in_one_process(pair: Found) -> None:
     for key, failing in ("failing effect", 0), ("failing call", 1):
         own, other = pair[1][failing][key], pair[1][1 - failing][key]
         assert own.startswith("ValueError: no more rows")
@@ -111,7 +111,7 @@ def test_a_call_that_fails_in_one_process(pair: Found) -> None:
     assert pair[1][0]["after it"] == pair[1][1]["after it"] == pair[1][0]["called"][0]
 
 
-def test_errors(pair: Found) -> None:
+def test_distributed_errors(pair: Found) -> None:
     for f in pair[1]:
         assert f["unlike"].startswith("TreeMismatchError: process_allgather was given")
         assert f["no source"].startswith("ValueError: broadcast_one_to_all: the processes []")
@@ -122,7 +122,7 @@ def test_errors(pair: Found) -> None:
         )
 
 
-def test_arguments_are_compared(pair: Found) -> None:
+def test_process_allgather_unlike_arguments_raise(pair: Found) -> None:
     for f in pair[1]:
         for key, said in (
             ("unlike on devices", "float32[8] in 2 parts"),
@@ -135,7 +135,7 @@ def test_arguments_are_compared(pair: Found) -> None:
             assert said in f[key]
 
 
-def test_all_raise_if_one_does(pair: Found) -> None:
+def test_distributed_error_in_one_process_raises_in_all(pair: Found) -> None:
     for key, name in (
         ("no tensor", "process_allgather"),
         ("no tensor to send", "broadcast_one_to_all"),
@@ -149,7 +149,7 @@ def test_all_raise_if_one_does(pair: Found) -> None:
     assert other.startswith("RuntimeError: broadcast_one_to_all failed in process 1: RuntimeError")
 
 
-def test_checkpoints_of_all_are_read_by_others(pair: Found) -> None:
+def test_checkpoint_across_process_counts(pair: Found) -> None:
     """By the same two, by one process; and those of one by two."""
     folder, found = pair
     for f in found:
@@ -163,7 +163,7 @@ def test_checkpoints_of_all_are_read_by_others(pair: Found) -> None:
     assert xf.sharding.load_extra(folder / "step") == {"at": [1, 2]}
 
 
-def test_checkpoints_of_some_only(pair: Found) -> None:
+def test_checkpoint_errors_in_some_processes(pair: Found) -> None:
     """What one of them does not see, or has otherwise, is an error in all of them."""
     for f in pair[1]:
         assert f["other tree"].startswith("TreeMismatchError: save_checkpoint was given ")
@@ -181,13 +181,7 @@ def test_checkpoints_of_some_only(pair: Found) -> None:
     assert [f["left on its disk"] for f in pair[1]] == [[], []]
 
 
-def test_work_that_failed_elsewhere(pair: Found) -> None:
-    other, own = (f["failed work"] for f in pair[1])
-    assert own == "ArithmeticError: no result"
-    assert other.startswith("RuntimeError: sync_global_devices failed in process 1: ArithmeticErr")
-
-
-def test_one_process() -> None:
+def test_distributed_functions_in_one_process() -> None:
     x = {"a": torch.arange(3), "b": 2.0}
     assert not xf.distributed.is_initialized()
     assert xf.distributed.process_allgather(x)["a"].tolist() == [[0, 1, 2]]
@@ -219,7 +213,7 @@ def test_one_process() -> None:
     xf.distributed.shutdown()
 
 
-def test_what_cannot_be_sent() -> None:
+def test_distributed_invalid_values_are_refused() -> None:
     quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
     with pytest.raises(TypeError, match=r"broadcast_one_to_all was .* \(3,\) that is quantized"):
         xf.distributed.broadcast_one_to_all({"a": quantized})

@@ -1,7 +1,8 @@
-"""Processes that come together, and that end: `initialize`, groups of torch, and signals."""
+"""`xf.distributed.initialize`: its arguments, the environment, and how processes end after it."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -10,11 +11,10 @@ import torch
 import xfunc as xf
 from tests.support.fresh import Server
 from tests.support.processes import free_port
-from xfunc.backends import active
 
 
-def test_it_is_too_late_when_the_backend_has_started() -> None:
-    before = active.runtime().name
+def test_initialize_after_backend_start_raises() -> None:
+    before = os.environ.get("XFUNC_BACKEND", "torch_xla")
     xf.config.set_backend("pjrt")
     xf.block_until_ready(xf.jit(torch.sin)(torch.ones(2)))
     try:
@@ -37,7 +37,7 @@ def test_it_is_too_late_when_the_backend_has_started() -> None:
         (("127.0.0.1:1", 2, 2), ValueError, "process_id is 2, and num_processes is 2"),
     ],
 )
-def test_invalid_arguments(arguments: Any, kind: type[Exception], problem: str) -> None:
+def test_initialize_invalid_arguments(arguments: Any, kind: type[Exception], problem: str) -> None:
     with pytest.raises(kind, match=rf"initialize: {problem}(.|\n)*Hint: "):
         xf.distributed.initialize(*arguments)
     assert not xf.distributed.is_initialized()
@@ -55,7 +55,7 @@ ALONE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "0", "WORLD_SIZ
         ("RANK", "1", "process_id is 1, and num_processes is 1"),
     ],
 )
-def test_invalid_environment(
+def test_initialize_invalid_environment(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, problem: str
 ) -> None:
     for key, text in {**ALONE, name: value}.items():
@@ -65,7 +65,7 @@ def test_invalid_environment(
     assert not xf.distributed.is_initialized()
 
 
-def test_arguments_count_more_than_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initialize_arguments_override_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in ALONE.items():
         monkeypatch.setenv(name, text)
     with pytest.raises(ValueError, match="process_id is 3, and num_processes is 1"):
@@ -88,7 +88,7 @@ print(mine.tolist(), xf.jit(lambda x, y: x @ y)(x, y).item())
 """
 
 
-def test_devices_may_be_fewer_in_one(fresh: Server) -> None:
+def test_initialize_uneven_device_counts(fresh: Server) -> None:
     address, running = f"127.0.0.1:{free_port()}", []
     for index, devices in enumerate((2, 1)):
         env = {"JAX_PLATFORMS": "cpu", "CPU_NUM_DEVICES": str(devices)}
@@ -97,51 +97,6 @@ def test_devices_may_be_fewer_in_one(fresh: Server) -> None:
         done = process.wait()
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.splitlines()[-1] == f"{mine} 70.0"
-
-
-BESIDE_A_GROUP = """
-import os, sys, torch, xfunc as xf
-from xfunc.backends import active
-torch.distributed.init_process_group("gloo")
-rank, how, address = int(os.environ["RANK"]), *sys.argv[1:]
-if how == "pod":  # Here torch's own runtime would connect them.
-    where = active.use("torch_xla")
-    where.process_count, where.process_index = lambda: 2, lambda: rank
-    os.environ["PJRT_DEVICE"] = "TPU"
-try:
-    xf.distributed.initialize(*([address, 2, 1 - rank] if how == "swapped" else []))
-except RuntimeError as error:
-    print(error)
-print(xf.distributed.is_initialized(), active.chosen())
-if how == "pod" and rank:
-    raise KeyError("on a pod")
-torch.distributed.barrier()
-"""
-
-
-@pytest.mark.parametrize(
-    ("how", "said", "statuses"),
-    [
-        ("same", "True pjrt", [0, 0]),
-        ("swapped", "False None", [0, 0]),
-        pytest.param("pod", "True torch_xla", [69, 1], marks=pytest.mark.torch_xla),
-    ],
-)
-def test_a_group_of_torch_exists(fresh: Server, how: str, said: str, statuses: list[int]) -> None:
-    env = {"JAX_PLATFORMS": "cpu", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2"}
-    env |= {"MASTER_PORT": str(free_port()), "XFUNC_BACKEND": ""}
-    address = f"127.0.0.1:{free_port()}"
-    running = [
-        fresh.start(BESIDE_A_GROUP, how, address, env={**env, "RANK": str(k)}) for k in range(2)
-    ]
-    done = [process.wait() for process in running]
-    for each in done:
-        assert each.stdout.splitlines()[-1] == said, each.stdout + each.stderr
-        problem = "process 0 of 2 of torch's process group was told that it is process 1 ("
-        assert (problem in each.stdout) == (how == "swapped")
-    assert [each.returncode for each in done] == statuses
-    if how == "pod":
-        assert "error: process 1 failed: KeyError: 'on a pod'" in done[0].stderr
 
 
 TERMINATED = """
@@ -163,7 +118,7 @@ print("alive", flush=True)
 @pytest.mark.parametrize(
     ("catch", "status", "printed"), [(0, -15, []), (1, 0, ["caught", "alive"])]
 )
-def test_sigterm_does_what_it_did(
+def test_initialize_keeps_sigterm_handling(
     fresh: Server, catch: int, status: int, printed: list[str], leave: int
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
@@ -191,7 +146,7 @@ for step in range(1000):
 """
 
 
-def test_the_other_process_ends(fresh: Server) -> None:
+def test_execution_error_after_end_of_other_process(fresh: Server) -> None:
     address = f"127.0.0.1:{free_port()}"
     env = {"JAX_PLATFORMS": "cpu", "CPU_NUM_DEVICES": "1"}
     running = [fresh.start(LEFT_ALONE, address, k, env=env) for k in range(2)]
@@ -199,3 +154,48 @@ def test_the_other_process_ends(fresh: Server) -> None:
     assert (alone.returncode, other.returncode) == (7, 8), alone.stdout + alone.stderr
     assert "<lambda> failed while it ran: " in alone.stdout
     assert "Hint: another process has ended" in alone.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "problem"),
+    [
+        ({"local_device_ids": "0,1"}, TypeError, "local_device_ids is '0,1'"),
+        ({"local_device_ids": [0, "1"]}, TypeError, "local_device_ids is '1'"),
+        ({"local_device_ids": [0, -1]}, ValueError, "local_device_ids is -1"),
+        ({"initialization_timeout": "5"}, TypeError, "initialization_timeout is '5'"),
+        ({"initialization_timeout": 0}, ValueError, "initialization_timeout is 0"),
+    ],
+)
+def test_initialize_invalid_device_ids_or_timeout(
+    arguments: Any, kind: type[Exception], problem: str
+) -> None:
+    with pytest.raises(kind, match=rf"initialize: {problem}, not a valid int(.|\n)*Hint: pass an"):
+        xf.distributed.initialize("127.0.0.1:1", 1, 0, **arguments)
+    assert not xf.distributed.is_initialized()
+
+
+REFUSED = """
+import sys, torch, xfunc as xf
+try:
+    xf.distributed.initialize(sys.argv[1], 2, 1, initialization_timeout=1)
+except RuntimeError as error:
+    print(error)
+print(xf.distributed.is_initialized(), torch.distributed.is_initialized())
+xf.distributed.initialize(sys.argv[1], 1, 0)  # It may try again.
+print(xf.process_count())
+"""
+
+
+@pytest.fixture
+def address() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+def test_initialize_after_failed_initialize(fresh: Server, address: str) -> None:
+    done = fresh.run(REFUSED, address, env={"JAX_PLATFORMS": "cpu"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if "Gloo" not in line]
+    assert lines[0].startswith(f"xf.distributed.initialize: no process 0 answers at {address}")
+    assert "in <module>" in lines[1]
+    assert lines[2].startswith("Hint: start as many processes as num_processes says")
+    assert lines[3:] == ["False False", "1"]

@@ -30,7 +30,7 @@ def evaluated(call: str) -> torch.Tensor:
 
 @pytest.mark.sample(8, seed=0)
 @pytest.mark.parametrize("call", RECORDED)
-def test_draws_what_jax_draws(call: str) -> None:
+def test_distributions_match_jax(call: str) -> None:
     want, got = torch.from_numpy(RECORDED[call]), evaluated(call).cpu()
     if "choice" in call:
         want = want.long()
@@ -58,18 +58,18 @@ IN_JIT = [
 
 @pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("call", IN_JIT)
-def test_draws_the_same_inside_jit(call: str) -> None:
+def test_distributions_inside_jit(call: str) -> None:
     torch.testing.assert_close(xf.jit(lambda: evaluated(call))(), evaluated(call))
 
 
 @pytest.mark.parametrize("method", ["eigh", "svd"])
-def test_roots_of_a_covariance(method: str) -> None:
+def test_multivariate_normal_methods(method: str) -> None:
     drawn = xr.multivariate_normal(xr.key(0), ROW, COV, (4000,), method=method).cpu()
     torch.testing.assert_close(drawn.mean(0), ROW, rtol=0, atol=0.15)
     torch.testing.assert_close(drawn.T.cov(), COV, rtol=0, atol=0.25)
 
 
-def test_gradients_flow_to_scales() -> None:
+def test_rayleigh_gradient_by_scale() -> None:
     def total(scale):
         return xr.rayleigh(xr.key(1), scale, (5,)).sum()
 
@@ -77,7 +77,7 @@ def test_gradients_flow_to_scales() -> None:
     torch.testing.assert_close(xf.grad(total)(2.0), want)
 
 
-def test_slopes_of_gamma_numbers_are_those_of_their_ranks() -> None:
+def test_gamma_derivative_by_shape_parameter() -> None:
     a = torch.tensor([0.3, 2.0, 9.0, 60.0], dtype=torch.float64)
     x, slope = xf.jvp(lambda a: xr.gamma(xr.key(3), a, (4,)).double(), (a,), (torch.ones_like(a),))
     x, slope = x.cpu(), slope.cpu()
@@ -87,7 +87,7 @@ def test_slopes_of_gamma_numbers_are_those_of_their_ranks() -> None:
     torch.testing.assert_close(slope, -along / across, rtol=2e-4, atol=0)
 
 
-def test_a_slope_of_a_gamma_number_has_none_in_reverse_mode() -> None:
+def test_gamma_second_gradient_is_refused() -> None:
     def second(a):
         return xf.grad(xf.grad(lambda a: xr.gamma(xr.key(1), a, (5,)).sum()))(a)
 
@@ -118,6 +118,6 @@ def test_a_slope_of_a_gamma_number_has_none_in_reverse_mode() -> None:
         ("multivariate_normal(key(0), row, cov, method='lu')", ValueError, "method='lu'"),
     ],
 )
-def test_errors(call: str, error: type[Exception], match: str) -> None:
+def test_distributions_errors(call: str, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         eval(call, NAMES)

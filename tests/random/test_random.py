@@ -66,18 +66,18 @@ def check(call: str, got: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_draws_what_jax_draws(call: str) -> None:
+def test_random_matches_jax(call: str) -> None:
     check(call, compute(call))
 
 
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("call", CALLS)
-def test_draws_the_same_inside_jit(call: str) -> None:
+def test_random_inside_jit(call: str) -> None:
     check(call, xf.jit(lambda: compute(call))())
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_draws_the_same_eagerly(call: str) -> None:
+def test_random_under_disable_jit(call: str) -> None:
     with xf.disable_jit():
         got = compute(call)
     assert got.device.type == "cpu"
@@ -92,13 +92,13 @@ BATCHED = [c for c in CALLS if c.startswith("vmap(lambda k")]
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("call", BATCHED)
 @pytest.mark.parametrize("wrap", [lambda f: f, xf.checkpoint, xf.jit])
-def test_a_scan_over_keys_draws_what_vmap_draws(call: str, wrap: Any) -> None:
+def test_random_scan_over_keys_matches_vmap(call: str, wrap: Any) -> None:
     draw = wrap(eval(call.partition("vmap(")[2].rpartition(")(split")[0], NAMES))
     _, got = xf.scan(lambda c, k: (c, draw(k)), 0, xr.split(xr.key(8), 5))
     check(call, got)
 
 
-def test_seeds_may_be_traced() -> None:
+def test_key_of_traced_seed() -> None:
     seeds = [0, -1, 123456789, 2**32 + 5, -(2**63)]
     made = xf.jit(xr.key)
     for seed in seeds:
@@ -108,7 +108,7 @@ def test_seeds_may_be_traced() -> None:
     assert batch.tolist() == [xr.key(s).tolist() for s in seeds]
 
 
-def test_gradients_of_bounds() -> None:
+def test_uniform_gradient_by_bounds() -> None:
     def f(low: torch.Tensor, high: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return xr.uniform(key, (100,), None, low, high).sum()
 
@@ -118,7 +118,7 @@ def test_gradients_of_bounds() -> None:
     assert high.item() == pytest.approx(unit, rel=1e-5)
 
 
-def test_gradients_of_truncation() -> None:
+def test_truncated_normal_gradient_by_bounds() -> None:
     def f(bounds: Any, key: torch.Tensor) -> torch.Tensor:
         return xr.truncated_normal(key, bounds[0], bounds[1], (64,), torch.float64).sum()
 
@@ -133,7 +133,7 @@ def test_gradients_of_truncation() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, xf.checkpoint, xf.jit])
-def test_what_is_drawn_in_a_gradient_is_drawn_once(wrap: Any) -> None:
+def test_random_inside_grad_is_drawn_once(wrap: Any) -> None:
     def loss(x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return (x.sin() * xr.normal(key, (6,))).sum()
 
@@ -141,7 +141,7 @@ def test_what_is_drawn_in_a_gradient_is_drawn_once(wrap: Any) -> None:
     torch.testing.assert_close(got.cpu(), X.cos() * xr.normal(xr.key(5), (6,)).cpu())
 
 
-def test_a_captured_key_draws_the_same_again_and_new_keys_do_not_retrace() -> None:
+def test_key_captured_repeats_and_new_keys_do_not_retrace() -> None:
     def f(key: torch.Tensor) -> torch.Tensor:
         return xr.normal(key, (3,)) + xr.uniform(key, (3,))
 
@@ -152,7 +152,7 @@ def test_a_captured_key_draws_the_same_again_and_new_keys_do_not_retrace() -> No
     assert xf.trace_count(f) == 1
 
 
-def test_a_key_is_a_plain_leaf() -> None:
+def test_key_is_a_plain_leaf() -> None:
     state = {"key": xr.key(7), "x": X}
     value, grads = xf.value_and_grad(lambda x, s: (x * xr.uniform(s["key"], (6,))).sum())(X, state)
     again = xf.device_get(xf.jit(lambda s: s)(state))
@@ -161,7 +161,7 @@ def test_a_key_is_a_plain_leaf() -> None:
     assert again["key"].dtype is torch.int32
 
 
-def test_broadcast_bounds() -> None:
+def test_random_bounds_broadcast() -> None:
     low = torch.tensor([[0.0], [10.0]])
     drawn = xr.uniform(xr.key(0), (2, 50), None, low, low + torch.ones(50)).cpu()
     assert torch.equal(drawn.floor(), low.expand(2, 50))
@@ -171,7 +171,7 @@ def test_broadcast_bounds() -> None:
     assert xr.bernoulli(xr.key(0), torch.tensor([0.0, 1.0]), (3, 2)).tolist() == [[False, True]] * 3
 
 
-def test_truncation_stays_inside_its_bounds() -> None:
+def test_truncated_normal_stays_inside_bounds() -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
         got = xr.truncated_normal(xr.key(0), 1.0, 1.0625, (2000,), dtype)
         assert 1.0 < got.min().item() <= got.max().item() < 1.0625
@@ -218,7 +218,7 @@ def test_truncation_stays_inside_its_bounds() -> None:
         (lambda k: xr.categorical(k, X, shape=(7,), replace=False), ValueError, "7 different ones"),
     ],
 )
-def test_errors(call: Any, error: type[Exception], match: str) -> None:
+def test_random_errors(call: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         call(xr.key(0))
     with pytest.raises(error, match=match):

@@ -86,7 +86,7 @@ CALLS: dict[str, tuple[Callable[[], Any], float, float]] = {
 
 @pytest.mark.sample(5, seed=0)
 @pytest.mark.parametrize("name", CALLS)
-def test_distribution_and_agreement_of_all_ways(name: str) -> None:
+def test_implicit_distributions_in_jit_and_eager(name: str) -> None:
     call, mean, deviation = CALLS[name]
     key = xr.key(11)
     got = drawn(call, key)
@@ -104,13 +104,13 @@ def test_distribution_and_agreement_of_all_ways(name: str) -> None:
         assert not torch.equal(traced(xr.key(12)).cpu(), got)
 
 
-def test_multinomial_without_replacement_draws_each_once() -> None:
+def test_implicit_multinomial_without_replacement() -> None:
     found = xf.jit(lambda k, p: drawn(lambda: torch.multinomial(p, 3), k))(xr.key(0), P)
     assert sorted(found[0].tolist()) == [0, 1, 3]  # The third has weight 0.
     assert len(set(found[1].tolist())) == 3
 
 
-def test_every_draw_differs_and_is_a_fold_of_the_key() -> None:
+def test_implicit_draws_fold_in_a_counter() -> None:
     def f(key: torch.Tensor) -> Any:
         with xr.implicit(key):
             return torch.rand(3), torch.rand(3)
@@ -121,7 +121,7 @@ def test_every_draw_differs_and_is_a_fold_of_the_key() -> None:
             assert got[i].tolist() == xr.uniform(xr.fold_in(key, i), (3,)).tolist()
 
 
-def test_new_keys_do_not_retrace() -> None:
+def test_implicit_new_keys_do_not_retrace() -> None:
     def f(key: torch.Tensor) -> torch.Tensor:
         with xr.implicit(key):
             return F.dropout(ONES, 0.5).sum()
@@ -131,7 +131,7 @@ def test_new_keys_do_not_retrace() -> None:
     assert xf.trace_count(f) == 1
 
 
-def test_of_features_drops_whole_features() -> None:
+def test_implicit_dropout1d_drops_whole_features() -> None:
     kept = drawn(lambda: F.dropout1d(ONES, 0.5), xr.key(0))
     assert set(kept.sum(-1).unique().tolist()) == {0.0, 16.0}
 
@@ -150,7 +150,7 @@ class Block(nn.Module):
         return self.norm(x + self.dropout(torch.relu(self.linear(x))))
 
 
-def test_a_module_with_dropout_in_a_scan() -> None:
+def test_implicit_dropout_module_in_scan() -> None:
     """Other masks at each step; gradients are those of eager torch with the same masks."""
     torch.manual_seed(0)
     block, x, keys = Block(), torch.randn(2, 5, 8), xr.split(xr.key(3), 4)
@@ -185,7 +185,7 @@ def test_a_module_with_dropout_in_a_scan() -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, xf.jit, xf.checkpoint, lambda f: xf.jit(xf.jit(f))])
-def test_gradient_is_that_of_the_mask(wrap: Any) -> None:
+def test_implicit_dropout_gradient_uses_the_same_mask(wrap: Any) -> None:
     def f(x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         with xr.implicit(key):
             return (F.dropout(x, 0.3) * F.alpha_dropout(x, 0.3)).sum()
@@ -197,7 +197,7 @@ def test_gradient_is_that_of_the_mask(wrap: Any) -> None:
     torch.testing.assert_close(got.cpu(), leaf.grad)
 
 
-def test_vmap_draws_alike_but_for_batched_keys() -> None:
+def test_implicit_vmap_draws_differ_for_batched_keys_only() -> None:
     def f(x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         with xr.implicit(key):
             return F.dropout(x, 0.5) + torch.rand(5)
@@ -215,9 +215,7 @@ def test_vmap_draws_alike_but_for_batched_keys() -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_with_dropout_is_attention_where_nothing_drops(
-    causal: bool, masked: bool
-) -> None:
+def test_implicit_attention_with_negligible_dropout(causal: bool, masked: bool) -> None:
     q, k, v = (torch.randn(2, h, 6, 4) for h in (4, 2, 2))
     mask = torch.ones(6, 6).tril().bool() if masked and not causal else None
 
@@ -243,19 +241,19 @@ KEYED = r"Hint: draw with a key \(xf\.random\.uniform\(key, shape\) and the like
         (lambda: RECURRENT(torch.zeros(2, 3)), "torch.lstm"),
     ],
 )
-def test_without_a_key_the_error_shows_the_keyed_way(call: Any, name: str) -> None:
+def test_draw_without_key_error_hints_at_keys(call: Any, name: str) -> None:
     with pytest.raises(
         PurityError, match=rf"({name}) draws from the global [^\n]*\n  at .*\n{KEYED}"
     ):
         xf.jit(lambda: call())()
 
 
-def test_draws_that_only_the_lowering_shows_are_refused() -> None:
+def test_draw_without_key_found_in_lowering_is_refused() -> None:
     with pytest.raises(PurityError, match=rf"something draws from the global .*\n{KEYED}"):
         xf.jit(lambda x: torch.ops.aten.bernoulli.p(x, 0.5))(ONES)
 
 
-def test_a_generator_is_refused() -> None:
+def test_implicit_with_generator_is_refused() -> None:
     def f(key: torch.Tensor) -> torch.Tensor:
         with xr.implicit(key):
             return torch.rand(3, generator=torch.Generator())
@@ -275,7 +273,7 @@ def test_a_generator_is_refused() -> None:
         (lambda: nn.LSTM(3, 3, 2, dropout=0.5)(torch.zeros(2, 3))[0], "torch.lstm"),
     ],
 )
-def test_what_is_not_covered_is_named(call: Any, name: str) -> None:
+def test_implicit_unsupported_draw_is_refused(call: Any, name: str) -> None:
     match = rf"({name}) draws from .*, and xf\.random\.implicit does not cover it"
     with pytest.raises(PurityError, match=match):
         xf.jit(lambda key: drawn(call, key))(xr.key(0))
@@ -294,7 +292,7 @@ def draw(x: torch.Tensor) -> torch.Tensor:
     ],
 )
 @pytest.mark.parametrize("outer", [xf.jit, lambda f: f])
-def test_a_context_of_an_outer_trace_is_refused(inner: Any, outer: Any) -> None:
+def test_implicit_of_outer_trace_is_refused(inner: Any, outer: Any) -> None:
     def f(x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         with xr.implicit(key):
             return inner(x)
@@ -308,7 +306,7 @@ def test_a_context_of_an_outer_trace_is_refused(inner: Any, outer: Any) -> None:
     torch.rand(3)  # And nothing is left behind.
 
 
-def test_contexts_nest() -> None:
+def test_implicit_contexts_nest() -> None:
     def f(a: torch.Tensor, b: torch.Tensor) -> Any:
         with xr.implicit(a):
             first = torch.rand(2)
@@ -323,7 +321,7 @@ def test_contexts_nest() -> None:
         assert [t.tolist() for t in g(*keys)] == want
 
 
-def test_a_context_that_is_open_cannot_be_opened_again() -> None:
+def test_implicit_entered_twice_raises() -> None:
     context = xr.implicit(xr.key(0))
     with context, pytest.raises(RuntimeError, match="this implicit context is already open"):
         context.__enter__()
@@ -333,7 +331,7 @@ def test_a_context_that_is_open_cannot_be_opened_again() -> None:
         xr.implicit(0)  # pyright: ignore[reportArgumentType]
 
 
-def test_a_context_that_was_never_closed_does_no_harm() -> None:
+def test_implicit_never_closed_does_no_harm() -> None:
     def f(key: torch.Tensor) -> torch.Tensor:
         xr.implicit(key).__enter__()
         return torch.rand(2)
@@ -344,7 +342,7 @@ def test_a_context_that_was_never_closed_does_no_harm() -> None:
         xf.jit(lambda: torch.rand(2))()
 
 
-def test_an_argument_is_not_drawn_into() -> None:
+def test_implicit_draw_into_argument_raises() -> None:
     def f(x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         with xr.implicit(key):
             return x.normal_()

@@ -14,7 +14,7 @@ import inspect
 import json
 from typing import Any
 
-from tests.support.coming_from_jax import (
+from tests.docs.coming_from_jax import (
     DATA,
     INPUTS,
     RAISES,

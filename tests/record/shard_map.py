@@ -23,9 +23,9 @@ def main() -> None:
     import jax.numpy as jnp  # pyright: ignore[reportMissingImports]
     import numpy as np
 
-    from tests.support.named_axis_programs import named_programs
     from tests.support.shard_map_programs import programs
     from tests.support.varying_type_programs import typed_programs
+    from tests.vectorize.named_axis_programs import named_programs
 
     jax.config.update("jax_enable_x64", True)
 

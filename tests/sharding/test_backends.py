@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,17 @@ import torch
 
 import xfunc as xf
 from tests.support.compilations import compilations
-from xfunc.backends import active
-from xfunc.backends.prepare import prepare_to_run
 from xfunc.sharding import NamedSharding, P
 
 
 @pytest.fixture(autouse=True)
 def backend_of_before() -> Iterator[None]:
-    before = active.runtime().name
     yield
-    xf.config.set_backend(before)
+    xf.config.set_backend(os.environ.get("XFUNC_BACKEND", "torch_xla"))
 
 
 MESH = ("x", "y")
+BACKENDS = ("torch_xla", "pjrt")
 
 
 def mesh() -> Any:
@@ -85,8 +84,8 @@ def run(backend: str, f: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize("f", PROGRAMS.values(), ids=PROGRAMS)
-def test_programs_are_partitioned_alike(f: Callable[..., Any]) -> None:
-    found = {name: xf.tree.leaves(run(name, f)) for name in active.NAMES}
+def test_backends_partition_programs_alike(f: Callable[..., Any]) -> None:
+    found = {name: xf.tree.leaves(run(name, f)) for name in BACKENDS}
     shardings = {}
     for name, leaves in found.items():
         xf.config.set_backend(name)
@@ -100,7 +99,7 @@ def test_programs_are_partitioned_alike(f: Callable[..., Any]) -> None:
         torch.testing.assert_close(a.cpu(), b.cpu(), rtol=3e-5, atol=3e-5)
 
 
-def test_donated_arrays_are_reused_in_parts() -> None:
+def test_pjrt_donated_sharded_buffers_are_reused() -> None:
     xf.config.set_backend("pjrt")
     step = xf.jit(
         lambda p, x: xf.tree.map(lambda w, g: w - g, p, xf.grad(loss)(p, x)), donate_argnums=0
@@ -119,11 +118,11 @@ def test_donated_arrays_are_reused_in_parts() -> None:
         _ = p["up"] + 1
 
 
-def test_each_takes_what_the_other_divided() -> None:
+def test_backends_take_sharded_tensors_of_each_other() -> None:
     double = xf.jit(lambda x: x * 2)
     x = rows()
     want = x.cpu()
-    for name in (*active.NAMES, *reversed(active.NAMES)):
+    for name in (*BACKENDS, *reversed(BACKENDS)):
         xf.config.set_backend(name)
         x, want = double(x), want * 2
         assert torch.equal(x.cpu(), want)
@@ -134,7 +133,7 @@ def test_each_takes_what_the_other_divided() -> None:
         assert torch.equal(xf.device_get(x), want)
 
 
-def test_what_torch_writes_to_stays_divided() -> None:
+def test_pjrt_in_place_write_keeps_sharding() -> None:
     xf.config.set_backend("pjrt")
     x = rows()
     x[0] = 7.0
@@ -144,7 +143,7 @@ def test_what_torch_writes_to_stays_divided() -> None:
     assert x.cpu()[0].tolist() == [7.0] * 16
 
 
-def test_what_is_put_in_parts_is_a_copy() -> None:
+def test_pjrt_device_put_copies() -> None:
     xf.config.set_backend("pjrt")
     given = torch.ones(1024, 64)
     x = xf.device_put(given, NamedSharding(mesh(), P(MESH)))
@@ -153,30 +152,8 @@ def test_what_is_put_in_parts_is_a_copy() -> None:
     assert float(x.sum()) == float(whole.sum()) == 1024 * 64
 
 
-def test_groups_of_devices_are_listed() -> None:
-    x = torch.ones(8, 8)
-    spec = P("y", "x")
-
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return xf.sharding.psum(x, "x")
-
-    run = xf.sharding.shard_map(f, mesh=mesh(), in_specs=spec, out_specs=P("y"))
-    proto = xf.jit(run).lower(x).module.proto
-    prepare_to_run("f", proto, 8, True)
-    found = [
-        i.collective_device_list
-        for c in proto.computations
-        for i in c.instructions
-        if i.opcode == "all-reduce"
-    ]
-    assert [[list(g.replica_ids) for g in groups.replica_groups] for groups in found] == [
-        [[0, 2, 4, 6], [1, 3, 5, 7]]
-    ]
-    assert not any(g.HasField("iota_replica_group_list") for g in found)
-
-
-@pytest.mark.parametrize("backend", active.NAMES)
-def test_a_host_call_that_fails(backend: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_pure_callback_error_on_several_devices(backend: str) -> None:
     """The program runs to its end on all devices; what it returns must not be taken for results."""
 
     def refuse(x: torch.Tensor) -> torch.Tensor:
@@ -199,8 +176,10 @@ def two_results(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("shardy", [False, True])
-@pytest.mark.parametrize("backend", active.NAMES)
-def test_effects_happen_once(backend: str, shardy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_io_callback_runs_once_on_several_devices(
+    backend: str, shardy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not on each device; and all of them get the results."""
     seen: list[torch.Tensor] = []
 
@@ -234,7 +213,7 @@ def test_effects_happen_once(backend: str, shardy: bool, monkeypatch: pytest.Mon
         assert any(torch.allclose(wanted, s, rtol=1e-4) for s in seen)
 
 
-def test_programs_of_several_devices_are_kept(tmp_path: Path) -> None:
+def test_compilation_cache_of_sharded_programs(tmp_path: Path) -> None:
     import jax
 
     def moved(p: dict[str, torch.Tensor], x: torch.Tensor) -> Any:

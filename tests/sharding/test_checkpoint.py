@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pathlib
 import subprocess
 import sys
 from typing import Any
@@ -53,7 +54,7 @@ def stored(folder):
     return {name: sorted(starts) for name, starts in found.items()}
 
 
-def test_from_every_spec_to_every_spec_of_another_mesh(tmp_path, mesh, other):
+def test_load_checkpoint_on_another_mesh(tmp_path, mesh, other):
     value = torch.arange(128, dtype=torch.float64).reshape(8, 16)
     saved = [device_put(value, NamedSharding(mesh, spec)) for spec in FIRST]
     save_checkpoint(tmp_path / "step", saved)
@@ -66,7 +67,7 @@ def test_from_every_spec_to_every_spec_of_another_mesh(tmp_path, mesh, other):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_dtypes(tmp_path, mesh, other, dtype):
+def test_save_and_load_checkpoint_dtypes(tmp_path, mesh, other, dtype):
     value = torch.arange(32).reshape(8, 4).sub(5).to(dtype)
     saved = [value, device_put(value), device_put(value, NamedSharding(mesh, P("x", "y")))]
     save_checkpoint(tmp_path / "step", saved)
@@ -85,7 +86,7 @@ def test_dtypes(tmp_path, mesh, other, dtype):
         ((8, 1, 2, 1, 2, 4), P("y", None, None, None, None, "x")),
     ],
 )
-def test_shapes(tmp_path, mesh, shape, spec):
+def test_save_and_load_checkpoint_shapes(tmp_path, mesh, shape, spec):
     value = torch.randn(shape)
     save_checkpoint(tmp_path / "step", device_put(value, NamedSharding(mesh, spec)))
     check(load_checkpoint(tmp_path / "step", value), value)
@@ -93,7 +94,7 @@ def test_shapes(tmp_path, mesh, shape, spec):
     check(load_checkpoint(tmp_path / "step", SHAPE(shape, value.dtype, wanted)), value)
 
 
-def test_trees(tmp_path, mesh):
+def test_save_and_load_checkpoint_of_a_tree(tmp_path, mesh):
     w = torch.randn(8, 4)
     whole = {
         "layers": [Layer(w, None), Layer(w + 1, torch.randn(4))],
@@ -118,7 +119,7 @@ def test_trees(tmp_path, mesh):
     assert on_host["layers"][0].w.device.type == "cpu"
 
 
-def test_each_part_is_written_once(tmp_path, mesh):
+def test_save_checkpoint_writes_each_part_once(tmp_path, mesh):
     value = torch.randn(8, 4)
     specs = {"both": P("x", "y"), "rows": P("x"), "columns": P(None, "y"), "whole": P()}
     save_checkpoint(
@@ -132,7 +133,7 @@ def test_each_part_is_written_once(tmp_path, mesh):
     }
 
 
-def test_results_of_a_program(tmp_path, mesh):
+def test_save_and_load_checkpoint_of_jit_results(tmp_path, mesh):
     x = torch.randn(8, 8, dtype=torch.float64)
     step = xf.jit(lambda a, b: (a @ b, a + b), donate_argnums=0)
     with use_mesh(mesh):
@@ -143,7 +144,7 @@ def test_results_of_a_program(tmp_path, mesh):
     torch.testing.assert_close(out[0].cpu(), x @ x)
 
 
-def test_lazy_tensors_and_padding_of_torch_xla(tmp_path, mesh):
+def test_save_and_load_checkpoint_of_torch_xla_tensors(tmp_path, mesh):
     from torch_xla.distributed import spmd
 
     theirs = spmd.Mesh(list(range(8)), (4, 2), ("x", "y"))
@@ -155,7 +156,7 @@ def test_lazy_tensors_and_padding_of_torch_xla(tmp_path, mesh):
 
 
 @QUIETLY
-def test_readable_by_torch(tmp_path, mesh):
+def test_save_checkpoint_is_readable_by_torch(tmp_path, mesh):
     value = torch.randn(8, 4)
     layer = Layer(device_put(value, NamedSharding(mesh, P("y"))), None)
     save_checkpoint(tmp_path / "step", {"layers": [layer], "n": 3, "by number": {7: 1}})
@@ -170,7 +171,7 @@ def test_readable_by_torch(tmp_path, mesh):
 
 
 @QUIETLY
-def test_written_by_torch(tmp_path, mesh):
+def test_load_checkpoint_written_by_torch(tmp_path, mesh):
     value = torch.randn(8, 4)
     dcp.save({"model": {"w": value}, "note": "text"}, checkpoint_id=tmp_path / "step")
     wanted = SHAPE((8, 4), value.dtype, NamedSharding(mesh, P("x", "y")))
@@ -197,7 +198,7 @@ def in_processes(code, folder, devices, n=1):
         assert process.returncode == 0, errors.decode()
 
 
-def test_on_one_device(tmp_path, mesh):
+def test_load_checkpoint_on_one_device(tmp_path, mesh):
     value = torch.arange(32.0).reshape(8, 4)
     save_checkpoint(tmp_path / "step", device_put(value, NamedSharding(mesh, P("x", "y"))))
     code = """
@@ -215,7 +216,7 @@ save_checkpoint_async(sys.argv[1] + "/again", found, "at the end nobody waits")
     assert load_extra(tmp_path / "again") == "at the end nobody waits"
 
 
-def test_several_processes_share_the_work(tmp_path):
+def test_save_checkpoint_in_several_processes(tmp_path):
     code = """
 import sys, torch
 from torch import distributed
@@ -251,3 +252,43 @@ distributed.destroy_process_group()
         files = dcp.FileSystemReader(folder).read_metadata().storage_data.values()
         assert sorted(f.relative_path for f in files) == ["__0_0.distcp"] * 2 + ["__1_0.distcp"] * 2
     assert load_extra(tmp_path / "step") == "of 0"
+
+
+def test_save_checkpoint_extra(tmp_path):
+    extra = {"seed": 2**100, "rate": 0.1, "names": ["a", None, True], "text": "\u00e9\n"}
+    save_checkpoint(tmp_path / "step", torch.ones(2), extra)
+    assert load_extra(tmp_path / "step") == extra
+    save_checkpoint(tmp_path / "none", torch.ones(2))
+    assert load_extra(tmp_path / "none") is None
+    with pytest.raises(TypeError, match="extra cannot be written as JSON: Object of type Tensor"):
+        save_checkpoint(tmp_path / "more", torch.ones(2), {"x": torch.ones(2)})
+    with pytest.raises(FileNotFoundError, match=r"there is no checkpoint at .*more"):
+        load_extra(tmp_path / "more")
+
+
+def test_save_checkpoint_syncs_before_rename(tmp_path, monkeypatch):
+    happened = []
+    fsync, rename = os.fsync, pathlib.Path.rename
+
+    def logged_fsync(handle):
+        happened.append(os.readlink(f"/proc/self/fd/{handle}"))
+        fsync(handle)
+
+    def logged_rename(path, to):
+        happened.append(f"{path} -> {to}")
+        return rename(path, to)
+
+    monkeypatch.setattr(os, "fsync", logged_fsync)
+    monkeypatch.setattr(pathlib.Path, "rename", logged_rename)
+    save_checkpoint(tmp_path / "step", {"a": torch.ones(2)})
+    part = tmp_path / "step.partial"
+    assert happened == [
+        f"{part}/__0_0.distcp",
+        f"{part}/.metadata.tmp",
+        f"{part}/.metadata.tmp -> {part}/.metadata",
+        f"{part}/extra.json",
+        f"{part}/manifest.json",
+        f"{part}",
+        f"{part} -> {tmp_path}/step",
+        f"{tmp_path}",
+    ]

@@ -1,19 +1,26 @@
-"""Every collective under every transform, against plain torch (`devices`) in float64."""
+"""Every collective under every transform, against plain torch in float64.
+
+Plain torch computes device by device on a *stack*: the arrays of all devices, whose first
+dimensions are the axes of the mesh.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 import xfunc as xf
-from tests.support import devices
 from tests.support.cases import OURS, PLAIN
 from xfunc import sharding
 from xfunc.errors import ShardingError
-from xfunc.sharding import P, make_mesh, shard_map
+from xfunc.sharding import AbstractMesh, P, make_mesh, shard_map
+
+Tensor = torch.Tensor
 
 MESH = make_mesh((4, 2), ("x", "y"))
 RING = [(i, (i + 1) % 4) for i in range(4)]
@@ -34,6 +41,109 @@ CALLS: dict[str, tuple[str, Any, dict[str, Any]]] = {
     "ppermute of some": ("ppermute", ("y", "x"), {"perm": [(0, 3), (3, 7), (7, 1)]}),
     "all_to_all": ("all_to_all", "x", {"split_axis": 1, "concat_axis": 0}),
     "all_to_all tiled": ("all_to_all", "y", {"split_axis": 1, "concat_axis": 0, "tiled": True}),
+}
+
+
+def stacked(x: Tensor, spec: tuple[Any, ...], mesh: AbstractMesh) -> Tensor:
+    """What each device holds of an array."""
+    rows = []
+    for where in itertools.product(*map(range, mesh.axis_sizes)):
+        at = dict(zip(mesh.axis_names, where, strict=True))
+        part = x
+        for d, entry in enumerate(spec):
+            for name in (entry,) if isinstance(entry, str) else entry or ():
+                part = part.chunk(mesh.shape[name], d)[at[name]]
+        rows.append(part)
+    return torch.stack(rows).unflatten(0, mesh.axis_sizes)
+
+
+def on_each(fun: Callable[..., Tensor], mesh: AbstractMesh, *stacks: Tensor) -> Tensor:
+    """A function of what each device holds."""
+    flat = [s.flatten(0, mesh.ndim - 1) for s in stacks]
+    rows = [fun(*row) for row in zip(*flat, strict=True)]
+    return torch.stack(rows).unflatten(0, mesh.axis_sizes)
+
+
+def in_groups(fun: Callable[[Tensor], Tensor], axes: Any, mesh: AbstractMesh, s: Tensor) -> Tensor:
+    """A function from the arrays of a group of devices, stacked, to what each one gets."""
+    axes = (axes,) if isinstance(axes, str) else axes
+    own = [mesh.axis_names.index(n) for n in axes]
+    rest = [a for a in range(mesh.ndim) if a not in own]
+    order = [*rest, *own]
+    sizes = [mesh.axis_sizes[a] for a in order]
+    s = s.permute([*order, *range(mesh.ndim, s.ndim)])
+    groups = s.flatten(len(rest), mesh.ndim - 1)
+    groups = groups.flatten(0, len(rest) - 1) if rest else groups[None]
+    out = torch.stack([fun(g) for g in groups])
+    out = out.flatten(0, 1).unflatten(0, sizes)
+    back = [order.index(a) for a in range(mesh.ndim)]
+    return out.permute([*back, *range(mesh.ndim, out.ndim)])
+
+
+def _to_all(fun: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda g: (one := fun(g)).expand(len(g), *one.shape)
+
+
+def psum() -> Any:
+    return _to_all(lambda g: g.sum(0))
+
+
+def pmean() -> Any:
+    return _to_all(lambda g: g.mean(0))
+
+
+def pmax() -> Any:
+    return _to_all(lambda g: g.amax(0))
+
+
+def pmin() -> Any:
+    return _to_all(lambda g: g.amin(0))
+
+
+def all_gather(axis: int = 0, tiled: bool = False) -> Any:
+    return _to_all(lambda g: torch.cat([*g], axis) if tiled else torch.stack([*g], axis))
+
+
+def psum_scatter(scatter_dimension: int = 0, tiled: bool = False) -> Any:
+    def scatter(g: Tensor) -> Tensor:
+        parts = torch.stack(g.sum(0).chunk(len(g), scatter_dimension))
+        return parts if tiled else parts.squeeze(scatter_dimension + 1)
+
+    return scatter
+
+
+def ppermute(perm: Any) -> Any:
+    def permute(g: Tensor) -> Tensor:
+        source = {t: s for s, t in perm}
+        return torch.stack(
+            [g[source[k]] if k in source else torch.zeros_like(g[0]) for k in range(len(g))]
+        )
+
+    return permute
+
+
+def all_to_all(split_axis: int, concat_axis: int, tiled: bool = False) -> Any:
+    def exchange(g: Tensor) -> Tensor:
+        parts = [x.chunk(len(g), split_axis) for x in g]
+        got = [[p[k] for p in parts] for k in range(len(g))]
+        if tiled:
+            return torch.stack([torch.cat(row, concat_axis) for row in got])
+        return torch.stack(
+            [torch.stack([p.squeeze(split_axis) for p in row], concat_axis) for row in got]
+        )
+
+    return exchange
+
+
+MEANINGS: dict[str, Callable[..., Any]] = {
+    "psum": psum,
+    "pmean": pmean,
+    "pmax": pmax,
+    "pmin": pmin,
+    "all_gather": all_gather,
+    "psum_scatter": psum_scatter,
+    "ppermute": ppermute,
+    "all_to_all": all_to_all,
 }
 
 
@@ -64,12 +174,12 @@ def ours(call: str) -> Any:
 
 def plain(call: str) -> Any:
     name, axes, options = CALLS[call]
-    collective = getattr(devices, name)(**{k: v % 3 if v == -1 else v for k, v in options.items()})
+    collective = MEANINGS[name](**{k: v % 3 if v == -1 else v for k, v in options.items()})
 
     def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        a, b = (devices.stacked(*s, MESH) for s in ((x, ("x",)), (w, ("x", "y"))))
-        got = devices.in_groups(collective, axes, MESH, devices.on_each(before, MESH, a, b))
-        return devices.on_each(after, MESH, got, a).pow(2).sum()
+        a, b = (stacked(*s, MESH) for s in ((x, ("x",)), (w, ("x", "y"))))
+        got = in_groups(collective, axes, MESH, on_each(before, MESH, a, b))
+        return on_each(after, MESH, got, a).pow(2).sum()
 
     return run
 
@@ -82,7 +192,7 @@ def close(got: Any, want: Any) -> None:
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("transform", OURS)
 @pytest.mark.parametrize("call", CALLS)
-def test_under_transforms(call: str, transform: str) -> None:
+def test_collectives_under_transforms(call: str, transform: str) -> None:
     x, w = arguments()
     close(OURS[transform](ours(call))(x, w), PLAIN[transform](plain(call))(x, w))
 
@@ -101,7 +211,7 @@ FORMS: dict[str, Any] = {
 
 @pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("form", FORMS)
-def test_on_every_mesh(form: str, any_mesh: Any) -> None:
+def test_collectives_on_meshes_of_1_to_3_axes(form: str, any_mesh: Any) -> None:
     names = any_mesh.axis_names
     x = torch.linspace(-1, 1, 64, dtype=torch.float64)
     for axes in (*names, tuple(reversed(names)), names[:2]):
@@ -116,11 +226,11 @@ def test_on_every_mesh(form: str, any_mesh: Any) -> None:
             P(names),
             P(names),
         )
-        meaning = getattr(devices, form)(**options)
+        meaning = MEANINGS[form](**options)
 
         def plain(x: torch.Tensor, axes: Any = axes, meaning: Any = meaning) -> torch.Tensor:
-            stack = devices.stacked(x, (names,), any_mesh)
-            return torch.sin(devices.in_groups(meaning, axes, any_mesh, stack * stack)).flatten()
+            stack = stacked(x, (names,), any_mesh)
+            return torch.sin(in_groups(meaning, axes, any_mesh, stack * stack)).flatten()
 
         ours, theirs = f(x), plain(x)
         close(ours, theirs)
@@ -135,7 +245,7 @@ DTYPES = """
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dtypes(dtype: str) -> None:
+def test_collectives_dtypes(dtype: str) -> None:
     x = (torch.arange(64).reshape(16, 4) % 5).to(getattr(torch, dtype))
 
     def each(a: torch.Tensor) -> Any:
@@ -160,7 +270,7 @@ def test_dtypes(dtype: str) -> None:
         torch.testing.assert_close(found, getattr(parts, name)(0).repeat(4, 1))
 
 
-def test_extrema_of_nan_and_infinity() -> None:
+def test_pmax_and_pmin_of_nan_and_infinity() -> None:
     x = torch.tensor([1.0, math.nan, -math.inf, 3.0, -0.0, math.inf, -2.0, 5.0]).repeat(4, 1)
     x[1:, 1], x[2, 4], x[3, 7] = 7.0, -1.0, math.nan
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
@@ -170,7 +280,7 @@ def test_extrema_of_nan_and_infinity() -> None:
             torch.testing.assert_close(got.cpu(), want, equal_nan=True)
 
 
-def test_python_numbers_and_trees() -> None:
+def test_psum_of_python_numbers_and_trees() -> None:
     def each(a: torch.Tensor) -> Any:
         assert sharding.axis_size(("x", "y")) == 8
         assert sharding.psum(1, "x") == 4
@@ -186,14 +296,14 @@ def test_python_numbers_and_trees() -> None:
     close(got, {"a": total, "b": [total * 2, None, positive]})
 
 
-def test_no_axes() -> None:
+def test_psum_over_no_axes() -> None:
     x = torch.linspace(-1, 2, 8, dtype=torch.float64)
     f = shard_map(lambda a: sharding.psum(a, ()) * sharding.axis_size(()), MESH, P("x"), P("x"))
     close(f(x), x)
     close(xf.grad(lambda x: f(x).sum())(x), torch.ones_like(x))
 
 
-def test_empty_arrays() -> None:
+def test_collectives_of_empty_arrays() -> None:
     def each(a: torch.Tensor) -> Any:
         return sharding.psum(a, "x"), sharding.all_gather(a, "x"), sharding.ppermute(a, "x", RING)
 
@@ -201,7 +311,7 @@ def test_empty_arrays() -> None:
     assert [tuple(t.shape) for t in got] == [(2, 0), (4, 2, 0), (8, 0)]
 
 
-def test_devices_in_any_order() -> None:
+def test_psum_and_axis_index_with_permuted_devices() -> None:
     order = torch.tensor([3, 1, 0, 2, 7, 5, 6, 4]).reshape(2, 2, 2)
     mesh = sharding.Mesh(order.numpy(), ("x", "y", "z"))
     every = P(("x", "y", "z"))
@@ -219,7 +329,7 @@ def test_devices_in_any_order() -> None:
         close(shard_map(each, mesh, every, every)(x), want.flatten())
 
 
-def test_many_at_a_time() -> None:
+def test_collectives_more_than_threads() -> None:
     """More collectives are ready at once than there are threads."""
 
     def each(a: torch.Tensor) -> list[torch.Tensor]:
@@ -234,7 +344,7 @@ def test_many_at_a_time() -> None:
         close(f(x), first)
 
 
-def test_a_hundred_steps() -> None:
+def test_collectives_in_loop_of_100_steps() -> None:
     def each(a: torch.Tensor) -> torch.Tensor:
         def step(i: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
             return torch.tanh(sharding.ppermute(c, "x", RING) + sharding.psum(c, "y") / 4)
@@ -242,7 +352,7 @@ def test_a_hundred_steps() -> None:
         return xf.fori_loop(0, 100, step, a)
 
     def plain(w: torch.Tensor) -> torch.Tensor:
-        c = devices.stacked(w, ("x", "y"), MESH)
+        c = stacked(w, ("x", "y"), MESH)
         for _ in range(100):
             c = torch.tanh(c.roll(1, 0) + c.sum(1, keepdim=True) / 4)
         return c.pow(2).sum()
@@ -281,11 +391,11 @@ THREE: Any = 3
         (lambda a: sharding.all_gather(a, "x", axis=4), "all_gather has axis=4 for float32"),
     ],
 )
-def test_refused(f: Any, match: str) -> None:
+def test_collectives_errors(f: Any, match: str) -> None:
     refused(f, match)
 
 
-def test_axes_that_are_not_manual() -> None:
+def test_collectives_over_non_manual_axis_raise() -> None:
     refused(
         lambda a: sharding.psum(a, "y"), "not manual over 'y', but over 'x' only", axis_names="x"
     )
@@ -296,7 +406,7 @@ def test_axes_that_are_not_manual() -> None:
             getattr(sharding, name)(*args, "x")
 
 
-def test_leaves_that_are_no_arrays() -> None:
+def test_psum_of_non_array_leaf_raises() -> None:
     refused(lambda a: sharding.psum({"k": "hi"}, "x"), r"'hi' \(a str\) at x\['k'\]", TypeError)
 
 
@@ -315,7 +425,7 @@ WAITING = "inside a (branch|loop), and devices along 'x'.* decide for themselves
         lambda a: xf.switch(sharding.axis_index("x"), [torch.sin, gathered], a),
     ],
 )
-def test_devices_that_would_wait_for_ever(f: Any) -> None:
+def test_collectives_in_divergent_branch_or_loop_raise(f: Any) -> None:
     refused(f, WAITING, check_vma=False)
     refused(lambda a: xf.jvp(f, (a,), (a,))[1], WAITING, check_vma=False)
 
@@ -324,7 +434,7 @@ def gathered(a: torch.Tensor) -> torch.Tensor:
     return sharding.all_gather(a, "x").sum(0)
 
 
-def test_devices_that_decide_alike() -> None:
+def test_collectives_in_uniform_branch_and_loop() -> None:
     def each(a: torch.Tensor) -> torch.Tensor:
         def shrink(v: torch.Tensor) -> torch.Tensor:
             return v - sharding.pmean(v, "x") / 2

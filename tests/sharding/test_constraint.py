@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import xfunc as xf
 from tests.support.divided import MESH, is_divided, on
 from tests.support.table import TABLE, base
 from xfunc.errors import ShardingError, TreeMismatchError
-from xfunc.hlo import hlo_pb2 as pb
 from xfunc.sharding import (
     AbstractMesh,
     NamedSharding,
@@ -23,7 +21,6 @@ from xfunc.sharding import (
     use_mesh,
     with_sharding_constraint,
 )
-from xfunc.torchlib.values import SUPPORTED
 
 X = torch.arange(64, dtype=torch.float64).reshape(8, 8) / 10
 
@@ -31,7 +28,7 @@ X = torch.arange(64, dtype=torch.float64).reshape(8, 8) / 10
 @pytest.mark.parametrize(
     "spec", [("fsdp", "tensor"), ("tensor", "fsdp"), (None, ("fsdp", "tensor")), ("tensor",), ()]
 )
-def test_value_and_gradient_are_divided(spec: tuple[Any, ...]) -> None:
+def test_sharding_constraint_shards_value_and_gradient(spec: tuple[Any, ...]) -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
         return (with_sharding_constraint(x, on(*spec)) ** 2).sum()
 
@@ -43,7 +40,7 @@ def test_value_and_gradient_are_divided(spec: tuple[Any, ...]) -> None:
     torch.testing.assert_close(gradient.cpu(), X * 2)
 
 
-def test_gradient_alone_is_divided() -> None:
+def test_sharding_constraint_shards_cotangent() -> None:
     """The value is used as a constant; what is divided is the cotangent."""
 
     def loss(x: torch.Tensor) -> torch.Tensor:
@@ -52,7 +49,7 @@ def test_gradient_alone_is_divided() -> None:
     assert is_divided(xf.grad(loss)(X), "tensor")
 
 
-def test_tangent_is_divided() -> None:
+def test_sharding_constraint_shards_tangent() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return with_sharding_constraint(x.sin(), on("tensor", "fsdp"))
 
@@ -63,7 +60,7 @@ def test_tangent_is_divided() -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_mapped_axis_is_free(dim: int) -> None:
+def test_sharding_constraint_under_vmap_leaves_axis_free(dim: int) -> None:
     batch = torch.stack([X, -X], dim)
     f = xf.vmap(lambda x: with_sharding_constraint(x, on("fsdp", None)) + 1, dim, dim)
     found = f(batch)
@@ -75,7 +72,7 @@ def test_mapped_axis_is_free(dim: int) -> None:
     assert entries[0] == "fsdp"
 
 
-def test_unconstrained_dimension_keeps_its_division() -> None:
+def test_sharding_constraint_unconstrained_dimension() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = with_sharding_constraint(x, on(None, "tensor")) + 1
         return with_sharding_constraint(y, on("fsdp", P.UNCONSTRAINED))
@@ -101,7 +98,7 @@ def unconstrained(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_in_every_transform(name: str) -> None:
+def test_sharding_constraint_in_every_transform(name: str) -> None:
     x = torch.tensor([0.3, -0.8, 0.7], dtype=torch.float64)
     got = xf.jit(TABLE[name].ours(constrained))(x)
     want = TABLE[name].plain(unconstrained)(x)
@@ -111,7 +108,7 @@ def test_in_every_transform(name: str) -> None:
 @pytest.mark.parametrize(
     "twice", [lambda f: xf.grad(lambda x: xf.grad(f)(x).sum()), lambda f: xf.hessian(f)]
 )
-def test_second_order(twice: Any) -> None:
+def test_sharding_constraint_second_order(twice: Any) -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
         return (with_sharding_constraint(x, on("fsdp")) ** 3).sum()
 
@@ -123,25 +120,7 @@ def test_second_order(twice: Any) -> None:
         assert is_divided(got, "fsdp")
 
 
-@pytest.mark.parametrize("dtype", sorted(SUPPORTED, key=str), ids=str)
-@pytest.mark.parametrize("shape", [(), (0, 4), (8,), (4, 2, 8)], ids=str)
-def test_one_instruction(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """It is no call of another computation, has the name of no other, and changes nothing."""
-    x = torch.arange(math.prod(shape)).reshape(shape).to(dtype)
-    f = xf.jit(lambda x: with_sharding_constraint(x, on(*("fsdp",) * (len(shape) == 1))))
-    (computation,) = f.lower(x).module.computations
-    (call,) = [i for i in computation.instructions if i.opcode == "custom-call"]
-    assert call.proto.custom_call_target == "Sharding"
-    assert call.proto.metadata.op_name == "xfunc__constraint"
-    assert not call.proto.frontend_attributes.map
-    kind = pb.OpSharding.OTHER if len(shape) == 1 else pb.OpSharding.REPLICATED
-    assert call.proto.sharding.type == kind
-    made = f(x)
-    assert (made.dtype, made.shape) == (dtype, x.shape)
-    assert torch.equal(made.cpu().to(torch.complex128), x.to(torch.complex128))
-
-
-def test_trees_and_prefixes() -> None:
+def test_sharding_constraint_trees_and_prefixes() -> None:
     tree = {"a": X, "b": [X.long(), X > 2], "c": 1.5}
     with use_mesh(MESH):
         found = xf.jit(
@@ -160,7 +139,7 @@ def test_trees_and_prefixes() -> None:
     assert found["c"].item() == 1.5
 
 
-def test_outside_of_a_trace_data_moves() -> None:
+def test_sharding_constraint_outside_a_trace_reshards() -> None:
     found = with_sharding_constraint(X, on("fsdp", "tensor"))
     assert is_divided(found, "fsdp", "tensor")
     again = with_sharding_constraint(found, on("tensor"))
@@ -168,7 +147,7 @@ def test_outside_of_a_trace_data_moves() -> None:
     torch.testing.assert_close(again.cpu(), X)
 
 
-def test_in_plain_torch_func() -> None:
+def test_sharding_constraint_in_torch_func_grad() -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
         return (with_sharding_constraint(x, on("fsdp")) ** 2).sum()
 
@@ -176,7 +155,7 @@ def test_in_plain_torch_func() -> None:
     torch.testing.assert_close(found.cpu(), 2 * X)
 
 
-def test_without_jit_it_is_the_identity() -> None:
+def test_sharding_constraint_with_disable_jit() -> None:
     with xf.disable_jit():
         found = xf.grad(lambda x: (with_sharding_constraint(x, on("fsdp")) ** 2).sum())(X)
         with pytest.raises(ShardingError, match=r"not a multiple of 4"):
@@ -184,7 +163,7 @@ def test_without_jit_it_is_the_identity() -> None:
     torch.testing.assert_close(found, 2 * X)
 
 
-def test_one_trace_for_equal_shardings() -> None:
+def test_sharding_constraint_equal_shardings_trace_once() -> None:
     def step(x: torch.Tensor, mesh: Any) -> torch.Tensor:
         return with_sharding_constraint(x, NamedSharding(mesh, P("fsdp"))) + 1
 
@@ -194,7 +173,7 @@ def test_one_trace_for_equal_shardings() -> None:
     assert xf.trace_count(f) == 1
 
 
-def test_mesh_of_no_devices_lowers_and_does_not_run() -> None:
+def test_sharding_constraint_on_abstract_mesh_only_lowers() -> None:
     big = NamedSharding(AbstractMesh((64, 4), ("fsdp", "tensor")), P("fsdp", "tensor"))
     f = xf.jit(lambda x: with_sharding_constraint(x, big) + 1)
     x = xf.ShapeDtypeStruct((64, 64), torch.float32)
@@ -217,7 +196,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refusals(case: str) -> None:
+def test_sharding_constraint_errors(case: str) -> None:
     x, shardings, error, message = REFUSED[case]
 
     def f(y: torch.Tensor) -> Any:
@@ -231,7 +210,7 @@ def test_refusals(case: str) -> None:
 
 
 @pytest.mark.parametrize("axes", [{"fsdp", "tensor"}, {"tensor"}])
-def test_refused_in_a_manual_region(axes: set[str]) -> None:
+def test_sharding_constraint_in_manual_region_raises(axes: set[str]) -> None:
     def local(x: torch.Tensor) -> torch.Tensor:
         return with_sharding_constraint(x, on("fsdp"))
 
@@ -240,7 +219,7 @@ def test_refused_in_a_manual_region(axes: set[str]) -> None:
         f(X)
 
 
-def test_products_that_xla_divides_wrongly() -> None:
+def test_sharding_constraint_wrong_matmul_of_xla() -> None:
     """Axes of a batch in an order that XLA's partitioner confuses, and in one that it does not.
 
     Where this fails, the bug is gone: the notes in docs/sharding.md and examples/llama/sharding.py

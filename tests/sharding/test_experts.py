@@ -53,7 +53,7 @@ def on_one_device() -> Any:
     [{"expert": 4, "tensor": 2}, {"expert": 2, "fsdp": 2, "data": 2}],
     ids=str,
 )
-def test_same_loss_and_gradients(axes: dict[str, int]) -> None:
+def test_experts_loss_and_gradients_equal_one_device(axes: dict[str, int]) -> None:
     sharding = Sharding.of(axes)
     places = sharding.params(model.weights(CONFIG))
     params = xf.device_put(xf.device_get(model.init(CONFIG)), places)
@@ -69,7 +69,7 @@ def test_same_loss_and_gradients(axes: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("form", "features", "parts"), [("int8", 6, 2), ("nf4", 64, 1), ("nf4", 128, 2)]
 )
-def test_experts_in_codes(form: Any, features: int, parts: int) -> None:
+def test_experts_quantised_equal_one_device(form: Any, features: int, parts: int) -> None:
     """They are divided like plain ones, but no block of NF4 is. Against one device, which computes
     with what the codes stand for.
     """
@@ -122,7 +122,7 @@ def test_experts_in_codes(form: Any, features: int, parts: int) -> None:
     [{"expert": 4, "tensor": 2}, {"expert": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 8}],
     ids=str,
 )
-def test_adapters_of_experts(axes: dict[str, int], form: Any) -> None:
+def test_experts_adapters_equal_one_device(axes: dict[str, int], form: Any) -> None:
     """Loss and gradients. The optimizer's state for adapters is divided as the experts are."""
     if form == "nf4":
         pytest.importorskip("bitsandbytes")
@@ -171,7 +171,7 @@ def _shard(leaf: Any) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("policy", ["full", "everything"])
-def test_what_a_policy_keeps(policy: str) -> None:
+def test_experts_kept_by_checkpoint_policy(policy: str) -> None:
     config = dataclasses.replace(CONFIG, layers=7)
     sharding = Sharding.of({"expert": 4, "fsdp": 2}, abstract=True)
     plan = Plan(policy, attention="dense", block=4, sharding=sharding)
@@ -184,7 +184,7 @@ def test_what_a_policy_keeps(policy: str) -> None:
     assert bool(kept) == (policy == "everything")
 
 
-def test_same_tokens() -> None:
+def test_experts_generate_equals_one_device() -> None:
     """Two rows, which the mesh does not divide."""
     sharding = Sharding.of({"expert": 4, "tensor": 2})
     params, prompt = xf.device_get(model.init(CONFIG, 3)), batch().tokens[:2]

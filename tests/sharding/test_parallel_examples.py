@@ -18,7 +18,7 @@ def close(got: Any, want: Any) -> None:
     torch.testing.assert_close(*leaves, rtol=1e-9, atol=1e-9)
 
 
-def test_ring_attention() -> None:
+def test_ring_attention_equals_plain_attention() -> None:
     mesh = xf.make_mesh((8,), "ring")
     f = xf.shard_map(ring.ring_attention, mesh, in_specs=P("ring"), out_specs=P("ring"))
     q, k, v = torch.randn(3, 32, 2, 4, dtype=torch.float64)
@@ -36,7 +36,7 @@ def test_ring_attention() -> None:
     close(xf.jvp(xf.grad(loss(f), every), (q, k, v), dots), want)
 
 
-def test_ring_attention_beside_data_parallelism() -> None:
+def test_ring_attention_with_data_parallelism() -> None:
     mesh = xf.make_mesh((2, 4), ("data", "ring"))
     spec = P("data", "ring")
     f = xf.shard_map(xf.vmap(ring.ring_attention), mesh, in_specs=spec, out_specs=spec)
@@ -59,7 +59,7 @@ def divided(capacity: int) -> Any:
     )
 
 
-def test_mixture_of_experts(layer: Any) -> None:
+def test_mixture_of_experts_equals_dense(layer: Any) -> None:
     params, x = layer
 
     def loss(f: Any) -> Any:
@@ -76,7 +76,7 @@ def test_mixture_of_experts(layer: Any) -> None:
     close(got, torch.func.grad(plain, argnums=tuple(range(len(leaves))))(*leaves))
 
 
-def test_an_expert_that_is_full(layer: Any) -> None:
+def test_mixture_of_experts_over_capacity(layer: Any) -> None:
     params, x = layer
     got, whole = divided(1)(params, x).cpu(), moe.dense(params, x)
     chosen = (x @ params.router).argmax(-1).reshape(8, 8)  # of each device's tokens
@@ -86,7 +86,7 @@ def test_an_expert_that_is_full(layer: Any) -> None:
 
 
 @pytest.mark.parametrize("example", [ring, moe], ids=["ring", "experts"])
-def test_main(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parallel_examples_main(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     example.main()
     lines = capsys.readouterr().out.splitlines()
     results = [line.partition(": ")[2] for line in lines[1:3]]

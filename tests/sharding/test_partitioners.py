@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,18 +17,75 @@ import torch
 import xfunc as xf
 from tests.support.divided import on
 from tests.support.jax_names import names
-from tests.support.partitioned import NAMES, Partitioned, partitioned, pjrt
 from tests.support.shard_map_programs import programs
-from xfunc.aot import compiled as ahead
-from xfunc.aot.request import Request
-from xfunc.backends.pjrt import executable
-from xfunc.hlo import Module, opcodes
 from xfunc.sharding import Mesh, NamedSharding, P, sharding_of
 
 ROOT = Path(__file__).parents[2]
 RECORDED = np.load(ROOT / "tests" / "data" / "shard_map.npz")
 PAGE = ROOT / "docs" / "partitioners.md"
 PROGRAMS = programs(names())
+NAMES = {"GSPMD": False, "Shardy": True}
+COLLECTIVES = "all-gather all-reduce all-to-all collective-permute reduce-scatter".split()
+
+
+class Partitioned(NamedTuple):
+    """A program of several devices.
+
+    Attributes:
+        leaves: of its result.
+        shapes: what each device has of them.
+        collectives: how many instructions of each kind one device runs.
+    """
+
+    leaves: list[torch.Tensor]
+    shapes: list[tuple[int, ...]]
+    collectives: Counter[str]
+
+    def communication(self) -> str:
+        """The collectives, as a table has them."""
+        found = (f"{n} {kind}" for kind, n in sorted(self.collectives.items()))
+        return ", ".join(found) or "none"
+
+    def parts(self) -> str:
+        """The shapes, as a table has them."""
+        found = dict.fromkeys("x".join(map(str, s)) or "()" for s in self.shapes)
+        return ", ".join(found)
+
+
+@contextmanager
+def pjrt(partitioner: str = "Shardy") -> Iterator[None]:
+    """Run and partition programs in this way in a block."""
+    before = xf.config.use_shardy_partitioner
+    xf.config.set_backend("pjrt")
+    xf.config.use_shardy_partitioner = NAMES[partitioner]
+    try:
+        yield
+    finally:
+        xf.config.set_backend(os.environ.get("XFUNC_BACKEND", "torch_xla"))
+        xf.config.use_shardy_partitioner = before
+
+
+def partitioned(f: Callable[..., Any], *args: Any) -> dict[str, Partitioned]:
+    """The program of a function, by each of the partitioners."""
+    found: dict[str, Partitioned] = {}
+    with pjrt():
+        lowered = xf.jit(f).lower(*args)
+    for name in NAMES:
+        with pjrt(name):
+            compiled = lowered.compile()
+            leaves = xf.tree.leaves(compiled(*args))
+            shapes = [tuple(x.shape) for x in leaves]
+            for k, x in enumerate(leaves):
+                if sharding := xf.sharding_of(x):
+                    shapes[k] = sharding.shard_shape(shapes[k])
+            found[name] = Partitioned(
+                [x.cpu() for x in leaves], shapes, _collectives(compiled.as_text() or "")
+            )
+    return found
+
+
+def _collectives(text: str) -> Counter[str]:
+    return Counter(re.findall(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(", text))
 
 
 def row(name: str, found: dict[str, Partitioned]) -> str:
@@ -43,7 +103,7 @@ def table() -> str:
 
 @pytest.mark.sample(6, seed=0)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_both_partition_alike(name: str) -> None:
+def test_partitioners_agree_and_match_page(name: str) -> None:
     found = partitioned(PROGRAMS[name])
     want = [torch.from_numpy(RECORDED[k]) for k in RECORDED if k.rpartition("/")[0] == name]
     for one in found.values():
@@ -52,51 +112,7 @@ def test_both_partition_alike(name: str) -> None:
     assert row(name, found) in PAGE.read_text(encoding="utf-8").splitlines()
 
 
-class _Enough(BaseException):
-    """In place of a compiler's answer."""
-
-
-def handed_over(f: Any, monkeypatch: pytest.MonkeyPatch) -> list[Module]:
-    """What JAX is given to compile, for either partitioner, and libtpu."""
-    given: list[bytes] = []
-    xf.clear_caches()
-
-    def to_jax(name: str, module: Module, *rest: object) -> None:
-        given.append(module.to_bytes())
-        raise _Enough
-
-    def to_libtpu(request: Request, *rest: object) -> None:
-        given.append(request.module)
-        raise _Enough
-
-    monkeypatch.setattr(executable, "_exported", to_jax)
-    monkeypatch.setattr(ahead, "result_of", to_libtpu)
-    with pjrt():
-        lowered = xf.jit(f).lower()
-    for name in NAMES:
-        with pjrt(name), contextlib.suppress(_Enough):
-            lowered.compile()
-    with contextlib.suppress(_Enough):
-        lowered.compile(target="tpu:v6e:2x4")
-    assert len(given) == 3
-    return list(map(Module.from_bytes, given))
-
-
-@pytest.mark.sample(6, seed=0)
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_groups_of_devices_are_listed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Newer releases of jaxlib lose the compact form, ``replica_groups=[2,4]<=[8]``."""
-    for module in handed_over(PROGRAMS[name], monkeypatch):
-        assert not re.search(r"replica_groups=\[[\d,]+\]<=", str(module))
-        for i in (i for c in module.proto.computations for i in c.instructions):
-            if i.opcode in opcodes.COLLECTIVES - {"collective-permute"}:
-                groups = i.collective_device_list
-                assert not groups.HasField("iota_replica_group_list")
-                devices = [d for g in groups.replica_groups for d in g.replica_ids]
-                assert sorted(devices) == list(range(8))
-
-
-def test_the_table_has_all_programs() -> None:
+def test_partitioners_page_lists_all_programs() -> None:
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     found = [line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("| ")]
     assert [n for n in found if ": " in n] == [*PROGRAMS]
@@ -129,13 +145,13 @@ def stacked_gradient(ties: bool) -> Any:
     return [one.shapes[0] for one in found.values()]
 
 
-def test_ties_hold() -> None:
+def test_scan_ties_hold_in_both_partitioners() -> None:
     """Without them both shard the gradient of a stack over one axis."""
     assert stacked_gradient(ties=True) == [(3, 4, 8)] * 2
     assert (3, 4, 8) not in stacked_gradient(ties=False)
 
 
-def test_what_has_no_common_mesh_is_partitioned_by_gspmd() -> None:
+def test_partitioners_without_common_mesh() -> None:
     """Devices in two orders."""
     other = Mesh(np.array([[3, 1], [0, 2], [7, 5], [6, 4]]), ("fsdp", "tensor"))
     x = torch.arange(64.0).reshape(8, 8)
@@ -152,7 +168,7 @@ def test_what_has_no_common_mesh_is_partitioned_by_gspmd() -> None:
 
 @pytest.mark.parametrize("partitioner", NAMES)
 @pytest.mark.parametrize("dim", [0, 1])
-def test_scatters_into_sharded_arrays(dim: int, partitioner: str) -> None:
+def test_scatter_into_sharded_array(dim: int, partitioner: str) -> None:
     """XLA would end the process: see `narrow_scatter_indices`."""
     x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     i = torch.tensor([3, 0, 7, 3, 1, 1, 6, 2]).expand(8, 8)
@@ -172,7 +188,7 @@ def test_scatters_into_sharded_arrays(dim: int, partitioner: str) -> None:
     torch.testing.assert_close(leaves, want)
 
 
-def test_python_is_called_from_sharded_programs(capfd: pytest.CaptureFixture[str]) -> None:
+def test_debug_print_in_sharded_program(capfd: pytest.CaptureFixture[str]) -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = xf.with_sharding_constraint(x * 2, on("fsdp"))
         xf.debug.print("the sum is {}", y.sum())

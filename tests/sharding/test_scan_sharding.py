@@ -120,7 +120,7 @@ TIED = [
 
 
 @pytest.mark.parametrize("name", TIED)
-def test_stacked_gradients_lie_as_their_weights(name: str) -> None:
+def test_scan_gradients_are_sharded_like_weights(name: str) -> None:
     step = xf.value_and_grad(decoder_loss(VARIANTS[name]))
     found = step(ON_MESH, X_ON_MESH)
     check(found, EXPECTED)
@@ -128,7 +128,7 @@ def test_stacked_gradients_lie_as_their_weights(name: str) -> None:
         assert lies(g) == (None, *SPECS[n]), n
 
 
-def test_without_ties_they_do_not() -> None:
+def test_scan_gradients_without_shard_as_in_scan() -> None:
     """If this fails, XLA divides them by itself, and `scan` need not tie anything."""
     step = xf.value_and_grad(decoder_loss(scan_layers))
     assert lies(step(ON_MESH, X_ON_MESH)[1]["up"]) == (None, *IN)
@@ -141,13 +141,13 @@ def test_without_ties_they_do_not() -> None:
     assert lies(step(ON_MESH, X_ON_MESH)[1]["up"]) == (None, *IN)
 
 
-def test_switch_leaves_ties_by_hand() -> None:
+def test_shard_as_without_shard_as_in_scan() -> None:
     xf.config.shard_as_in_scan = False
     found = xf.jit(lambda x, y: xf.sharding.shard_as(x, y * 2)[1])(X_ON_MESH, X)
     assert lies(found) == ("fsdp", None, "tensor")
 
 
-def test_gradient_of_the_carry() -> None:
+def test_scan_gradient_of_carry() -> None:
     """Nothing but the first carry is divided; the body does not keep it."""
 
     def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -159,7 +159,7 @@ def test_gradient_of_the_carry() -> None:
     assert lies(of_x) == IN
 
 
-def test_closed_over_weight() -> None:
+def test_scan_gradient_of_closed_over_weight() -> None:
     def scanned(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return xf.scan(lambda h, _: (torch.tanh(h @ w), None), x, None, length=3)[0]
 
@@ -174,7 +174,7 @@ def test_closed_over_weight() -> None:
     assert lies(found) == IN
 
 
-def test_tied_weights() -> None:
+def test_scan_gradient_of_shared_weights() -> None:
     """The same weights as xs, closed over, and outside the loop."""
 
     def loss(run: Callable[..., Any]) -> Callable[..., torch.Tensor]:
@@ -203,7 +203,7 @@ def test_tied_weights() -> None:
     assert lies(found[1]["embed"]) == OUT
 
 
-def test_nested_scans() -> None:
+def test_scan_nested_gradients() -> None:
     def scanned(w: Tree, x: torch.Tensor) -> torch.Tensor:
         return xf.scan(lambda h, v: (scan_layers(v, h), None), x, w)[0]
 
@@ -218,7 +218,7 @@ def test_nested_scans() -> None:
         assert lies(g) == (None, None, *SPECS[n]), n
 
 
-def test_map() -> None:
+def test_map_gradients() -> None:
     def loss(w: torch.Tensor, xs: torch.Tensor) -> torch.Tensor:
         return xf.map(lambda x: torch.tanh(x @ w) @ w.T, xs).pow(2).sum()
 
@@ -233,7 +233,7 @@ def test_map() -> None:
     assert lies(found[1]) == (None, "fsdp", "tensor")
 
 
-def test_one_function_on_arguments_divided_differently() -> None:
+def test_scan_on_arguments_sharded_differently() -> None:
     """Pairs of one shape in one program, which are no group together."""
 
     def loss(weights: Any, x: torch.Tensor) -> torch.Tensor:
@@ -252,7 +252,7 @@ def test_one_function_on_arguments_divided_differently() -> None:
         assert lies(found[1][1][n]) == (None, *turned[n]), n
 
 
-def test_two_leaves_of_one_shape_divided_differently() -> None:
+def test_scan_leaves_of_one_shape_sharded_differently() -> None:
     def scanned(w: Tree, x: torch.Tensor) -> torch.Tensor:
         body = lambda h, v: (torch.tanh(h @ v["a"]) @ v["b"], None)  # noqa: E731
         return xf.scan(body, x, w)[0]
@@ -270,7 +270,7 @@ def test_two_leaves_of_one_shape_divided_differently() -> None:
     assert lies(found["b"]) == (None, None, OUT)
 
 
-def test_second_order() -> None:
+def test_scan_second_order_gradients() -> None:
     def along(loss: Any, grad: Any, w: Tree, x: torch.Tensor) -> Any:
         return grad(lambda w: sum((g * v).sum() for g, v in zip(
             grad(loss)(w, x).values(), w.values(), strict=True)))(w)  # fmt: skip
@@ -282,7 +282,7 @@ def test_second_order() -> None:
         assert lies(g) == (None, *SPECS[n]), n
 
 
-def test_forward_over_reverse() -> None:
+def test_scan_forward_over_reverse() -> None:
     grad = xf.grad(decoder_loss(scan_layers))
     out, dots = xf.jvp(lambda w: grad(w, X_ON_MESH), (ON_MESH,), (ON_MESH,))
     plain_grad = torch.func.grad(decoder_loss(loop_layers))
@@ -291,7 +291,7 @@ def test_forward_over_reverse() -> None:
     assert lies(out["up"]) == (None, *IN)
 
 
-def test_gradients_of_each_example() -> None:
+def test_scan_gradients_under_vmap() -> None:
     """Gradients under vmap have an axis more than the weights: they are not tied."""
     found = xf.vmap(xf.grad(decoder_loss(scan_layers)), (None, 0))(ON_MESH, X[:, None])
     want = torch.func.vmap(torch.func.grad(decoder_loss(loop_layers)), (None, 0))(
@@ -300,7 +300,7 @@ def test_gradients_of_each_example() -> None:
     check(found, want)
 
 
-def test_gradient_of_a_batch() -> None:
+def test_scan_gradient_of_vmap() -> None:
     def over(run: Any, vmap: Any) -> Any:
         return lambda w, x: decoder_loss(lambda w, x: vmap(run, (None, 0))(w, x[:, None]))(w, x)
 
@@ -310,7 +310,7 @@ def test_gradient_of_a_batch() -> None:
         assert lies(g) == (None, *SPECS[n]), n
 
 
-def test_integers_and_unused_leaves() -> None:
+def test_scan_gradient_with_integer_leaves() -> None:
     def loss(w: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
         def body(c: Any, x: Any) -> Any:
             h, count = c
@@ -336,7 +336,7 @@ def sharded(shape: tuple[int, ...], mesh: Any, *spec: Any) -> xf.ShapeDtypeStruc
     return xf.ShapeDtypeStruct(shape, torch.float32, sharding=NamedSharding(mesh, P(*spec)))
 
 
-def test_126_layers_on_a_pod() -> None:
+def test_scan_of_126_layers_on_a_pod() -> None:
     mesh = AbstractMesh((64, 4), IN)
     shapes = layer_shapes(256, 512)
     weights = {n: sharded((126, *s), mesh, None, *SPECS[n]) for n, s in shapes.items()}
@@ -346,13 +346,13 @@ def test_126_layers_on_a_pod() -> None:
     assert sorted(numbers) == sorted([*map(str, range(1, 12))] * 2)  # ten weights, and the carry
 
 
-def test_without_a_mesh_there_are_no_ties() -> None:
+def test_scan_without_mesh_has_no_ties() -> None:
     step = xf.jit(xf.value_and_grad(decoder_loss(scan_layers)))
     assert "Sharding" not in step.lower(WEIGHTS, X).as_text()
     check(step(WEIGHTS, X), EXPECTED)
 
 
-def test_in_a_manual_region() -> None:
+def test_scan_in_manual_region() -> None:
     def local(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return xf.scan(lambda h, v: (torch.tanh(h @ v), None), x, w)[0]
 
@@ -368,7 +368,7 @@ def test_in_a_manual_region() -> None:
 
 
 @pytest.mark.parametrize("policy", [None, xf.checkpoint_policies.nothing_saveable])
-def test_nothing_is_kept_for_a_tie(policy: Any) -> None:
+def test_scan_keeps_no_residuals_for_ties(policy: Any) -> None:
     """The inner scan's backward pass has no use for its xs: the outer one does not stack them."""
 
     def layer(h: torch.Tensor, w: torch.Tensor) -> Any:

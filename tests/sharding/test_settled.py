@@ -1,6 +1,6 @@
 """Derivatives and places of maxima of computed values, on several devices.
 
-They compare values that are computed once: see `tests/operations/test_settled.py`.
+They compare values that are computed once: see `tests/operations/test_maxima.py`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def x(mesh: Any) -> Tensor:
     return xf.device_put(X, NamedSharding(mesh, P("x", "y")))
 
 
-def test_partitioned(x: Tensor) -> None:
+def test_amax_gradient_and_argmax_partitioned(x: Tensor) -> None:
     found, place = xf.device_get(xf.jit(lambda x: (slope(x), chain(x).argmax(-1)))(x))
     torch.testing.assert_close(found.double(), exact(X), rtol=1e-4, atol=1e-6)
     assert place.tolist() == chain(X.double()).argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("axes", [{"x", "y"}, {"x"}], ids=["all axes", "one axis"])
-def test_in_a_shard_map(mesh: Any, x: Tensor, axes: set[str]) -> None:
+def test_amax_gradient_in_shard_map(mesh: Any, x: Tensor, axes: set[str]) -> None:
     spec = P("x", None)
     rows = xf.shard_map(slope, mesh=mesh, in_specs=spec, out_specs=spec, axis_names=axes)
     found = xf.device_get(xf.jit(rows)(x))
@@ -51,7 +51,7 @@ def test_in_a_shard_map(mesh: Any, x: Tensor, axes: set[str]) -> None:
     torch.testing.assert_close(found.double(), want, rtol=1e-4, atol=1e-6)
 
 
-def test_over_devices(mesh: Any, x: Tensor) -> None:
+def test_pmax_gradient_of_computed_values(mesh: Any, x: Tensor) -> None:
     spec = P("x", "y")
     most = xf.shard_map(
         lambda x: xf.sharding.pmax(chain(x), "y"),

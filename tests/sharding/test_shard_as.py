@@ -36,7 +36,7 @@ def groups(text: str) -> list[list[str]]:
     return list(found.values())
 
 
-def test_the_second_is_divided_as_the_first() -> None:
+def test_shard_as_shards_both_operands_alike() -> None:
     y = torch.cos(X)
     for use in (0, 1):
         f = xf.jit(lambda x, y: shard_as(divided(x, "tensor", "fsdp"), y * 2)[1])
@@ -46,7 +46,7 @@ def test_the_second_is_divided_as_the_first() -> None:
         torch.testing.assert_close(found.cpu(), y * 2)
 
 
-def test_a_tie_holds_if_its_results_are_not_used() -> None:
+def test_shard_as_with_unused_results() -> None:
     """What was tied is divided, though only the operand is used afterwards."""
 
     def f(x: torch.Tensor, y: torch.Tensor) -> Any:
@@ -57,12 +57,12 @@ def test_a_tie_holds_if_its_results_are_not_used() -> None:
     assert is_divided(xf.jit(f)(X, X.cos())[1], "tensor", "fsdp")
 
 
-def test_without_a_tie_it_is_not() -> None:
+def test_shard_as_is_needed_for_sharding() -> None:
     found = xf.jit(lambda x, y: (divided(x, "tensor", "fsdp"), y * 2)[1])(X, X)
     assert not is_divided(found, "tensor", "fsdp")
 
 
-def test_cotangents_are_tied() -> None:
+def test_shard_as_ties_cotangents() -> None:
     def loss(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         first, second = shard_as(x, y)
         return (first * X).sum() + (divided(second, "fsdp", "tensor") ** 2).sum()
@@ -74,7 +74,7 @@ def test_cotangents_are_tied() -> None:
     torch.testing.assert_close(of_y.cpu(), 2 * X)
 
 
-def test_gradient_of_one_side_alone() -> None:
+def test_shard_as_gradient_of_one_operand() -> None:
     def loss(y: torch.Tensor) -> torch.Tensor:
         first, second = shard_as(y, divided(X * 1, "fsdp"))
         return (first * second).sum()
@@ -82,7 +82,7 @@ def test_gradient_of_one_side_alone() -> None:
     torch.testing.assert_close(xf.grad(loss)(X).cpu(), X)
 
 
-def test_tangents_are_tied() -> None:
+def test_shard_as_ties_tangents() -> None:
     out, dots = xf.jvp(lambda x, y: shard_as(divided(x, "tensor"), y), (X, X), (X.cos(), X.sin()))
     assert is_divided(dots[1], "tensor")
     torch.testing.assert_close(dots[1].cpu(), X.sin())
@@ -90,7 +90,7 @@ def test_tangents_are_tied() -> None:
 
 
 @pytest.mark.parametrize("dims", [(0, 0), (1, 0), (0, None), (None, 2)])
-def test_vmap(dims: tuple[int | None, int | None]) -> None:
+def test_shard_as_under_vmap(dims: tuple[int | None, int | None]) -> None:
     a, b = (X if d is None else torch.stack([X, -X], d) for d in dims)
     found = xf.vmap(lambda x, y: shard_as(divided(x, "fsdp"), y * 2), dims)(a, b)
     want = [X if d is None else torch.stack([X, -X]) for d in dims]
@@ -113,14 +113,14 @@ def untied(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_in_every_transform(name: str) -> None:
+def test_shard_as_in_every_transform(name: str) -> None:
     x = torch.tensor([0.3, -0.8, 0.7], dtype=torch.float64)
     got = xf.jit(TABLE[name].ours(tied))(x)
     want = TABLE[name].plain(untied)(x)
     torch.testing.assert_close(got.cpu(), want, rtol=1e-9, atol=1e-9)
 
 
-def test_unrelated_pairs_of_one_shape() -> None:
+def test_shard_as_unrelated_pairs_of_one_shape() -> None:
     """Each pair is a group of its own, where one function is called twice as well."""
 
     @xf.jit
@@ -140,7 +140,7 @@ def test_unrelated_pairs_of_one_shape() -> None:
     torch.testing.assert_close(second.cpu(), X.sin() * 2)
 
 
-def test_groups_in_calls_of_calls() -> None:
+def test_shard_as_groups_in_nested_jit() -> None:
     """Shapes differ between pairs: XLA would end the process if two had one number."""
 
     @xf.jit
@@ -166,7 +166,7 @@ def test_groups_in_calls_of_calls() -> None:
     torch.testing.assert_close(xf.jit(four)(X).cpu(), plain(X))
 
 
-def test_same_value_twice_and_dtypes() -> None:
+def test_shard_as_same_value_and_different_dtypes() -> None:
     def f(x: torch.Tensor, n: torch.Tensor) -> Any:
         shard_as(x, x)
         first, _ = shard_as(n, divided(x, "tensor"))
@@ -178,33 +178,33 @@ def test_same_value_twice_and_dtypes() -> None:
     assert torch.equal(flag.cpu(), X.long() > 2)
 
 
-def test_scalars_and_alias() -> None:
+def test_shard_as_scalars_and_shard_alike() -> None:
     a, b = xf.jit(lambda x: shard_alike(x[0, 1] * 2, 2.0))(X)
     assert (a.item(), b.item()) == (0.2, 2.0)
     assert shard_alike is shard_as
 
 
-def test_outside_of_a_trace() -> None:
+def test_shard_as_outside_a_trace() -> None:
     a, b = shard_as(xf.device_put(X, on("fsdp", "tensor")), X.cos())
     assert is_divided(b, "fsdp", "tensor")
     torch.testing.assert_close(a.cpu(), X)
     torch.testing.assert_close(b.cpu(), X.cos())
 
 
-def test_nothing_of_it_is_left_where_nothing_is_divided() -> None:
+def test_shard_as_without_shardings_adds_no_instruction() -> None:
     f = xf.jit(xf.grad(lambda x: (shard_as(x, x.cos())[1] * X).sum()))
     assert "Sharding" not in f.lower(X).as_text()
     torch.testing.assert_close(f(X).cpu(), -X.sin() * X)
 
 
-def test_without_jit_it_is_the_identity() -> None:
+def test_shard_as_with_disable_jit() -> None:
     with xf.disable_jit():
         a, b = shard_as(X, X + 1)
     assert torch.equal(a, X)
     assert torch.equal(b, X + 1)
 
 
-def test_refusals() -> None:
+def test_shard_as_errors() -> None:
     message = r"(?s)shard_as was given float64\[8,8\] and float64\[8\].*test_shard_as.*Hint"
     with pytest.raises(ShardingError, match=message):
         shard_as(X, X[0])
@@ -214,7 +214,7 @@ def test_refusals() -> None:
         shard_as(X, "b")  # pyright: ignore[reportArgumentType]
 
 
-def test_means_nothing_in_a_manual_region() -> None:
+def test_shard_as_in_manual_region() -> None:
     def local(x: torch.Tensor) -> torch.Tensor:
         return torch.mul(*shard_as(x, x.cos()))
 

@@ -57,7 +57,7 @@ OF_ALL = [
 ]
 
 
-def test_device_by_device(seen: Seen, mesh: xf.Mesh) -> None:
+def test_debug_callback_in_shard_map_device_by_device(seen: Seen, mesh: xf.Mesh) -> None:
     f = xf.shard_map(body(seen), mesh=mesh, in_specs=(P("x"), P("y")), out_specs=P("x"))
     g = xf.jit(f)
     for _ in range(2):
@@ -70,7 +70,7 @@ def test_device_by_device(seen: Seen, mesh: xf.Mesh) -> None:
     assert seen == OF_ALL
 
 
-def test_differentiated(seen: Seen, mesh: xf.Mesh) -> None:
+def test_debug_callback_in_shard_map_under_grad(seen: Seen, mesh: xf.Mesh) -> None:
     f = xf.shard_map(body(seen), mesh=mesh, in_specs=(P("x"), P("y")), out_specs=P("x"))
     for g in (f, xf.checkpoint(f)):
         seen.clear()
@@ -79,7 +79,7 @@ def test_differentiated(seen: Seen, mesh: xf.Mesh) -> None:
         assert seen == OF_ALL
 
 
-def test_batched_and_in_a_loop(seen: Seen, mesh: xf.Mesh) -> None:
+def test_debug_callback_in_shard_map_under_vmap_and_scan(seen: Seen, mesh: xf.Mesh) -> None:
     f = xf.shard_map(
         lambda x: xf.debug.callback(noting(seen, "part"), x) or x + 1,
         mesh=mesh,
@@ -97,7 +97,7 @@ def test_batched_and_in_a_loop(seen: Seen, mesh: xf.Mesh) -> None:
     assert seen == [("part", x) for x in parts]
 
 
-def test_nested(seen: Seen, mesh: xf.Mesh) -> None:
+def test_debug_callback_in_nested_shard_map(seen: Seen, mesh: xf.Mesh) -> None:
     def outer(x: Tensor) -> Tensor:
         inner = xf.shard_map(
             lambda x: xf.debug.callback(noting(seen, "part"), x) or x + 1,
@@ -112,7 +112,7 @@ def test_nested(seen: Seen, mesh: xf.Mesh) -> None:
     assert seen == [("part", [x]) for x in COLUMNS.tolist()]
 
 
-def test_effects_with_results(seen: Seen, mesh: xf.Mesh) -> None:
+def test_io_callback_in_shard_map(seen: Seen, mesh: xf.Mesh) -> None:
     def double(x: Tensor) -> Tensor:
         seen.append(("part", x.tolist()))
         return 2 * x
@@ -127,7 +127,7 @@ def test_effects_with_results(seen: Seen, mesh: xf.Mesh) -> None:
     assert sorted(seen) == [("part", [x]) for x in COLUMNS.tolist()]  # in any order
 
 
-def test_errors(seen: Seen, mesh: xf.Mesh) -> None:
+def test_debug_callback_in_shard_map_errors(seen: Seen, mesh: xf.Mesh) -> None:
     def check(x: Tensor) -> None:
         if x.max() > 2:
             raise ArithmeticError(f"too large: {x.tolist()}")

@@ -8,12 +8,17 @@ import pytest
 import torch
 
 import xfunc as xf
-from tests.support.shard_map_structures import MESH, close
 from xfunc import sharding
 from xfunc.errors import ShardingError, TreeMismatchError
-from xfunc.sharding import P, shard_map
+from xfunc.sharding import P, make_mesh, shard_map
 
+MESH = make_mesh((4, 2), ("x", "y"))
 X = torch.zeros(8, 4)
+
+
+def close(got: Any, want: Any) -> None:
+    leaves = xf.tree.leaves(xf.device_get(got)), xf.tree.leaves(want)
+    torch.testing.assert_close(*leaves, rtol=1e-9, atol=1e-9, check_dtype=False)
 
 
 @pytest.mark.parametrize(
@@ -31,14 +36,14 @@ X = torch.zeros(8, 4)
         (P("x", "y"), P("x"), "which does not name 'y'"),
     ],
 )  # fmt: skip
-def test_specs_that_do_not_fit(in_specs: Any, out_specs: Any, match: str) -> None:
+def test_shard_map_invalid_specs_raise(in_specs: Any, out_specs: Any, match: str) -> None:
     with pytest.raises(ShardingError, match=match) as raised:
         shard_map(lambda a: {"k": a}, MESH, in_specs, out_specs)(X)
     assert "Hint: " in str(raised.value)
     assert "test_shard_map_errors.py" in str(raised.value)
 
 
-def test_trees_that_do_not_fit() -> None:
+def test_shard_map_spec_tree_mismatch_raises() -> None:
     for in_specs, out_specs, match in (
         ((P(), P()), P(), r"in_specs is not a prefix .* at the arguments it is \(P\(\), P\(\)\)"),
         (P(), {"k": P()}, "out_specs is not a prefix .* at the result"),
@@ -47,7 +52,7 @@ def test_trees_that_do_not_fit() -> None:
             shard_map(lambda a: a, MESH, in_specs, out_specs)(X)
 
 
-def test_calls_that_make_no_sense() -> None:
+def test_shard_map_invalid_calls_raise() -> None:
     def nested(a: torch.Tensor) -> torch.Tensor:
         return shard_map(lambda b: b, MESH, P("x"), P("x"))(a)
 
@@ -86,7 +91,7 @@ def test_calls_that_make_no_sense() -> None:
     ],
     ids=lambda f: f.__name__,
 )
-def test_what_partly_manual_regions_cannot_do(f: Any) -> None:
+def test_shard_map_partly_manual_unsupported_op_raises(f: Any) -> None:
     """XLA's partitioner ends the process there. Manual over all axes, all of it works."""
     x = torch.eye(4, dtype=torch.float64).repeat(4, 1, 1) * 3
 
@@ -99,7 +104,7 @@ def test_what_partly_manual_regions_cannot_do(f: Any) -> None:
     close(shard_map(each, MESH, P("x"), P("x"))(x), each(x))
 
 
-def test_branches_in_partly_manual_regions() -> None:
+def test_shard_map_partly_manual_branch_raises() -> None:
     def each(a: torch.Tensor) -> torch.Tensor:
         return xf.cond(a.sum() > 0, torch.sin, torch.cos, a)
 

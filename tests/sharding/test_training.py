@@ -67,7 +67,7 @@ def on_one_device():
 
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("way", WAYS)
-def test_50_steps(way):
+def test_training_50_steps_equals_torch(way):
     sharding = Sharding.of(dict(zip(AXES, WAYS[way], strict=False)))
     parts = 2 if way == "fsdp x tensor" else 1  # 4 rows a part, for 4 devices
     plan = dataclasses.replace(RECIPE.plan, sharding=sharding, microbatches=parts)
@@ -95,7 +95,7 @@ def test_50_steps(way):
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("precision", ["float32", "float8", "stochastic", "compensated"])
 @pytest.mark.parametrize("name", ["adafactor", "schedule_free"])
-def test_optimizers_are_the_same_on_a_mesh(name, precision):
+def test_training_optimizers_equal_one_device(name, precision):
     recipe = dataclasses.replace(
         RECIPE, optimizer=name, schedule="constant", peak_lr=1e-2, precision=precision
     )
@@ -115,7 +115,7 @@ def test_optimizers_are_the_same_on_a_mesh(name, precision):
 
 
 @pytest.mark.parametrize("form", ["int8", "nf4"])
-def test_adapters_on_a_quantised_base(form: Any, tmp_path: Path) -> None:
+def test_training_adapters_on_quantised_base(form: Any, tmp_path: Path) -> None:
     """From files on, with a part of its blocks on each device."""
     sizes = model.Config(64, 256, 192, layers=2, heads=4, kv_heads=2)
     hf.save(tmp_path / "hub", sizes, xf.device_get(model.init(sizes)))

@@ -54,7 +54,7 @@ def seen(f: Any, spec: Any = BOTH, of: Any = None, **options: Any) -> list[str]:
         (lambda x: pcast(W, tuple(xf.typeof(x).vma), to="varying"), P("fsdp"), ["fsdp"]),
     ],
 )
-def test_axes_are_those_of_jax(f: Any, spec: Any, want: list[str]) -> None:
+def test_typeof_axes_equal_jax(f: Any, spec: Any, want: list[str]) -> None:
     assert seen(f, spec) == want
 
 
@@ -68,11 +68,11 @@ def test_axes_are_those_of_jax(f: Any, spec: Any, want: list[str]) -> None:
         lambda run: xf.hessian(lambda x: run(x).sum())(X),
     ],
 )
-def test_in_transforms(of: Any) -> None:
+def test_typeof_in_shard_map_under_transforms(of: Any) -> None:
     assert seen(lambda x: x * 2, P("fsdp"), of) == ["fsdp"]
 
 
-def test_inside_transforms_of_a_device() -> None:
+def test_typeof_under_transforms_inside_shard_map() -> None:
     def of_gradient(x: torch.Tensor) -> torch.Tensor:
         found: list[Any] = []
         xf.grad(lambda y: found.append(xf.typeof(y).vma) or y.sum())(x)
@@ -82,7 +82,7 @@ def test_inside_transforms_of_a_device() -> None:
     assert seen(of_gradient, P("fsdp")) == ["fsdp"]
 
 
-def test_the_same_function_with_other_specs() -> None:
+def test_typeof_of_one_function_with_different_specs() -> None:
     """With parts of one shape."""
     found: list[Any] = []
 
@@ -95,7 +95,7 @@ def test_the_same_function_with_other_specs() -> None:
     assert found == [{"fsdp"}, {"tensor"}]
 
 
-def test_without_a_region_or_types() -> None:
+def test_typeof_outside_shard_map_and_without_check_vma() -> None:
     kind = xf.typeof(X)
     assert (kind.shape, kind.dtype, kind.ndim, kind.vma) == ((4, 2), torch.float32, 2, frozenset())
     assert xf.typeof(xf.ShapeDtypeStruct((2,), torch.int32)).vma == frozenset()
@@ -120,6 +120,6 @@ def test_without_a_region_or_types() -> None:
         ),
     ],
 )
-def test_errors(call: Any, error: type[Exception], match: str) -> None:
+def test_typeof_errors(call: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         call()

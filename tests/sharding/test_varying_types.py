@@ -51,7 +51,7 @@ def plain_nested(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("transform", ["value", "grad", "grad of grad", "jvp of grad", "vmap"])
-def test_nested_regions(transform: str) -> None:
+def test_grad_in_nested_shard_map(transform: str) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, dtype=torch.float64, generator=generator) / 2
     w = torch.randn(8, 8, dtype=torch.float64, generator=generator) / 2
@@ -63,7 +63,7 @@ def run(f: Callable[..., Any], out: Any = None, **options: Any) -> Any:
     return shard_map(f, ONE, (P(), P("i")), out or P(), **options)(W, V)
 
 
-def test_carries_come_to_vary() -> None:
+def test_scan_carry_becomes_varying_in_shard_map() -> None:
     """JAX wants `pvary` around the beginning of a loop and what a branch leaves as it is."""
 
     def loss(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ def test_carries_come_to_vary() -> None:
     close(run(xf.grad(loss)), torch.func.grad(alone)(W))
 
 
-def test_the_older_name_of_the_check() -> None:
+def test_shard_map_check_rep_means_check_vma() -> None:
     def mean(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return xf.grad(lambda u: xf.pmean((u * u).sum(), "i"))(v)
 
@@ -95,7 +95,7 @@ def test_the_older_name_of_the_check() -> None:
         run(mean, check_vma=False, check_rep=True)
 
 
-def test_what_is_gathered_is_the_same_for_all() -> None:
+def test_all_gather_result_is_replicated() -> None:
     """JAX lets it leave only where it is not checked, or all_gather_invariant is used."""
     close(run(lambda w, v: xf.all_gather(v, "i", tiled=True)), V)
     close(run(lambda w, v: xf.all_gather_invariant(v, "i", tiled=True)), V)
@@ -103,7 +103,7 @@ def test_what_is_gathered_is_the_same_for_all() -> None:
     close(run(lambda w, v: xf.pcast(w, "i", to="varying") * v, P("i")), products)
 
 
-def test_a_rule_may_leave_the_sum_to_the_region() -> None:
+def test_custom_vjp_in_shard_map_leaves_out_the_sum() -> None:
     @xf.custom_vjp
     def product(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return (w * v).sum()
@@ -116,7 +116,7 @@ def test_a_rule_may_leave_the_sum_to_the_region() -> None:
 
 
 @pytest.mark.parametrize("jitted", [False, True])
-def test_collectives(jitted: bool) -> None:
+def test_grad_in_shard_map_collectives(jitted: bool) -> None:
     """One sum for a gradient; none for a gradient of what each device has its own part of."""
     mesh = xf.AbstractMesh((64,), ("i",))
 
@@ -165,13 +165,13 @@ def test_collectives(jitted: bool) -> None:
         (lambda w, v: xf.pvary(v, "q"), P("i"), "has no axis 'q'"),
     ],
 )
-def test_refused(f: Any, out: Any, match: str) -> None:
+def test_varying_types_errors(f: Any, out: Any, match: str) -> None:
     with pytest.raises(ShardingError, match=match) as raised:
         run(f, out)
     assert "Hint: " in str(raised.value)
 
 
-def test_named_axes_in_regions_and_around() -> None:
+def test_vmap_axis_name_in_and_around_shard_map() -> None:
     w, x = torch.tensor([0.5, -1.5], dtype=torch.float64), torch.arange(32.0).double() / 32
 
     def each(w: torch.Tensor, a: torch.Tensor) -> torch.Tensor:
@@ -228,7 +228,7 @@ def _by_autograd(loss: Callable[..., Any]) -> Callable[..., Any]:
     ],
     ids=["grad", "vjp", "jacrev", "autograd", "jit"],
 )
-def test_gradients_that_torch_takes(grad: Any) -> None:
+def test_torch_gradients_in_shard_map(grad: Any) -> None:
     def mean(w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return grad(lambda u: xf.pmean((u * u).sum(), "i"))(v)
 
@@ -237,7 +237,7 @@ def test_gradients_that_torch_takes(grad: Any) -> None:
     close(run(lambda w, v: grad(lambda u: (u * u * v).sum())(w)), 2 * W * V.sum())
 
 
-def test_rules_of_torch_that_communicate_are_refused() -> None:
+def test_autograd_function_with_collective_raises() -> None:
     class Sum(torch.autograd.Function):
         @staticmethod
         def forward(x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

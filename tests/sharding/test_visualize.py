@@ -46,12 +46,12 @@ def cells(text):
         (CUBE, (2, 8), P("y", "x"), [["0,1", "4,5"], ["2,3", "6,7"]]),
     ],
 )  # fmt: skip
-def test_cells(mesh, shape, spec, expected):
+def test_visualize_sharding_cells(mesh, shape, spec, expected):
     picture = visualize_sharding(shape, NamedSharding(mesh, spec))
     assert cells(str(picture)) == expected
 
 
-def test_text(capsys):
+def test_visualize_sharding_text(capsys):
     picture = visualize_sharding(
         xf.ShapeDtypeStruct((4, 2), torch.float32, NamedSharding(FLAT, P(None, "y")))
     )
@@ -65,20 +65,20 @@ float32[4,2] as P(None, 'y') on AbstractMesh(x=4, y=2): parts of [4,1]
     assert repr(picture) + "\n" == expected
 
 
-def test_more_than_two_divided_dimensions():
+def test_visualize_sharding_of_three_divided_dimensions():
     picture = visualize_sharding((4, 8, 3, 2), NamedSharding(CUBE, P("y", "x", None, "z")))
     assert [name for name, _ in picture.tables] == ["[0:2, :, :, :]", "[2:4, :, :, :]"]
     assert cells(str(picture)) == [["0", "1"], ["4", "5"], ["2", "3"], ["6", "7"]]
 
 
 @pytest.mark.parametrize("spec", [P("x", "y"), P("y"), P(None, ("y", "x")), P("x")])
-def test_many_devices_stay_readable(spec):
+def test_visualize_sharding_text_size_for_many_devices(spec):
     lines = str(visualize_sharding((64, 4096), NamedSharding(POD, spec))).splitlines()
     assert len(lines) < 30
     assert max(map(len, lines)) < 100
 
 
-def test_many_devices():
+def test_visualize_sharding_cells_for_many_devices():
     rows = cells(str(visualize_sharding((64, 64), NamedSharding(POD, P("x", "y")))))
     assert rows[0] == ["0", "1", "2", "3", "4", "5", "...", "63"]
     assert rows[-2:] == [
@@ -92,7 +92,7 @@ def test_many_devices():
     assert [name for name, _ in tables][5:] == ["[5:6, :, :]", "...", "[15:16, :, :]"]
 
 
-def test_tensors(capsys):
+def test_visualize_sharding_of_tensors(capsys):
     mesh = make_mesh((2, 4), ("x", "y"))
     x = device_put(torch.ones(4, 8), NamedSharding(mesh, P("y", "x")))
     assert cells(str(visualize_sharding(x))) == [["0", "4"], ["1", "5"], ["2", "6"], ["3", "7"]]
@@ -103,13 +103,13 @@ def test_tensors(capsys):
         assert cells(str(visualize_sharding(x, P("x")))) == [["0-3"], ["4-7"]]
 
 
-def test_an_interactive_session_prints_the_value_itself(monkeypatch, capsys):
+def test_visualize_sharding_in_interactive_session(monkeypatch, capsys):
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     visualize_sharding((4,), NamedSharding(FLAT, P("x")))
     assert capsys.readouterr().out == ""
 
 
-def test_html():
+def test_visualize_sharding_html():
     page = visualize_sharding((4, 2), NamedSharding(FLAT, P("y")))._repr_html_()
     assert page.count("<tr>") == page.count("<td ") == 2
     assert "&#x27;y&#x27;" in page
@@ -130,12 +130,12 @@ def test_html():
         ((-1,), NamedSharding(FLAT, P()), r"was given \(-1,\) as shape"),
     ],
 )
-def test_refusals(x, sharding, message):
+def test_visualize_sharding_errors(x, sharding, message):
     with pytest.raises(xf.errors.ShardingError, match=message):
         visualize_sharding(x, sharding)
 
 
-def test_traced_tensors():
+def test_visualize_sharding_of_traced_tensor_raises():
     def f(x):
         visualize_sharding(x.shape, NamedSharding(FLAT, P("x")))
         visualize_sharding(x)

@@ -13,16 +13,22 @@ import torch
 
 import xfunc as xf
 from tests.support.functions import vector
-from tests.support.hostile_functions.case import PURE, READ, UNSUPPORTED, assert_names_the_line
-from tests.support.hostile_functions.others import OTHERS, jitted_recursive
-from tests.support.hostile_functions.purity import PURITY
-from tests.support.hostile_functions.reading import READING
+from tests.survive.hostile_functions import (
+    OTHERS,
+    PURE,
+    PURITY,
+    READ,
+    READING,
+    UNSUPPORTED,
+    assert_names_the_line,
+    jitted_recursive,
+)
 from xfunc.errors import LeakError
 
 pytestmark = pytest.mark.usefixtures("alive_afterwards")
 
-# The user's lines are in this file and in those of the tables.
-HERE = r"test_survival\.py|hostile_functions/\w+\.py"
+# The user's lines are in this file and in that of the tables.
+HERE = r"test_survival\.py|hostile_functions\.py"
 HOSTILE = READING | PURITY | OTHERS
 
 

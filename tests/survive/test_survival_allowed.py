@@ -103,7 +103,7 @@ ALLOWED: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_allowed_function(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jit_allowed_function(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     fun = ALLOWED[name]
     got = xf.device_get(xf.jit(fun)(vector()))
     printed = capsys.readouterr().out
@@ -116,7 +116,7 @@ def test_allowed_function(name: str, capsys: pytest.CaptureFixture[str]) -> None
         assert "Traced<float32[3]>" in printed
 
 
-def test_arguments_of_every_kind() -> None:
+def test_jit_argument_of_unusual_shape_or_kind() -> None:
     double = xf.jit(lambda x: x + x)
     for x in (torch.zeros(0), torch.zeros(2, 0, 3), torch.tensor(2.0), torch.tensor(True)):
         torch.testing.assert_close(xf.device_get(double(x)), x + x)
@@ -143,7 +143,7 @@ class _Subclass(torch.Tensor):
     ],
     ids="meta sparse float8 uint16 uint32 quantized nested".split(),
 )
-def test_arguments_that_are_no_arrays_of_xla(make: Callable[[], Any], says: str) -> None:
+def test_jit_argument_of_unsupported_layout_is_refused(make: Callable[[], Any], says: str) -> None:
     x = make()
     with pytest.raises(UnsupportedOpError, match=rf"\bx\b.*({says})"):
         xf.jit(lambda x: x)(x)  # bad
@@ -152,26 +152,26 @@ def test_arguments_that_are_no_arrays_of_xla(make: Callable[[], Any], says: str)
 
 
 @pytest.mark.parametrize("value", ["text", object(), {1}, np.array(["a"]), b"x", len, 2**70])
-def test_arguments_that_are_no_tensors(value: Any) -> None:
+def test_jit_argument_that_is_no_tensor_is_refused(value: Any) -> None:
     with pytest.raises((TypeError, OverflowError), match=rf"\bx\b(.|\n)*{HERE}(.|\n)*Hint"):
         xf.jit(lambda x: x)(value)
 
 
-def test_subclass_arguments() -> None:
+def test_jit_argument_of_tensor_subclass() -> None:
     x = vector().as_subclass(_Subclass)
     assert xf.jit(lambda x: x * 2)(x).tolist() == [2.0, 4.0, 6.0]
 
 
 @pytest.mark.parametrize("value", [3, "text", None, torch.zeros(3)])
 @pytest.mark.parametrize("transform", [xf.jit, xf.grad, xf.vmap, xf.checkpoint])
-def test_transforms_of_what_is_no_function(transform: Any, value: Any) -> None:
+def test_transform_of_non_callable_raises(transform: Any, value: Any) -> None:
     if value is None and transform is xf.jit:
         return  # A decorator with arguments.
     with pytest.raises(TypeError, match="not callable"):
         transform(value)
 
 
-def test_wrong_axes_and_differentiation_at_top_level() -> None:
+def test_grad_and_vmap_wrong_arguments_raise() -> None:
     with pytest.raises(TypeError, match="floating"):
         xf.grad(lambda x: x.sum() * 1.0)(torch.arange(3))
     with pytest.raises(TypeError, match="floating"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,9 +14,8 @@ import torch
 
 import xfunc as xf
 from tests.support.functions import vector
-from tests.support.hostile_functions.case import assert_alive
+from tests.survive.hostile_functions import assert_alive
 from xfunc.errors import LeakError
-from xfunc.trace import leaks
 
 pytestmark = pytest.mark.usefixtures("alive_afterwards")
 
@@ -140,7 +138,7 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", USES)
-def test_leak_is_found_and_harmless(name: str) -> None:
+def test_leak_is_detected_and_harmless(name: str) -> None:
     import torch_xla
 
     fun, use = globals()[name], USES[name]
@@ -183,27 +181,3 @@ def test_leak_between_traces() -> None:
 
     with pytest.raises(LeakError, match="outlived"):
         xf.jit(outer)(vector())
-
-
-@pytest.mark.parametrize("leak", [False, True])
-@pytest.mark.parametrize("where", ["end", "_empty_tokens", "_survivors"])
-def test_an_interrupt_at_the_end_of_a_trace(
-    where: str, leak: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ctrl-C may come while a trace is closed: everything is as before it."""
-    whole = getattr(leaks.Made, where)
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(leaks.Made, where, whole)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(leaks.Made, where, interrupted)
-    with pytest.raises(KeyboardInterrupt, match=r"^$"):
-        xf.jit(_leak_list if leak else lambda x: x * 2)(vector())
-    assert xf.jit(lambda x: x * 3)(vector()).tolist() == [3.0, 6.0, 9.0]
-    assert (vector().to("xla") * 2).tolist() == [2.0, 4.0, 6.0]
-    with ThreadPoolExecutor(1) as pool:  # The lock is free.
-        assert pool.submit(xf.jit(lambda x: x * 5), vector()).result().tolist() == [5.0, 10.0, 15.0]
-    if leak:
-        with pytest.raises(LeakError, match=r"made by Tensor\.mul, outlived its trace"):
-            _kept.pop() + 1

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -20,7 +19,7 @@ import torch
 import xfunc as xf
 from tests.support.fresh import Server
 from tests.support.functions import vector
-from tests.support.hostile_functions.case import assert_names_the_line
+from tests.survive.hostile_functions import assert_names_the_line
 from xfunc.errors import UnsupportedOpError
 
 pytestmark = pytest.mark.usefixtures("alive_afterwards")
@@ -35,7 +34,7 @@ class _Mine(Exception):
 
 @pytest.mark.parametrize("kind", [_Mine, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError])
 @pytest.mark.parametrize("where", ["jit", "grad", "scan in grad", "vmap", "vjp", "nested jit"])
-def test_an_exception_comes_through_unchanged(where: str, kind: type[BaseException]) -> None:
+def test_exception_in_traced_function_is_unchanged(where: str, kind: type[BaseException]) -> None:
     raised = kind("mine")
 
     def stop(x: torch.Tensor) -> torch.Tensor:
@@ -57,7 +56,7 @@ def test_an_exception_comes_through_unchanged(where: str, kind: type[BaseExcepti
     assert caught.value is raised
 
 
-def test_caught_errors_leave_the_trace_usable() -> None:
+def test_trace_usable_after_caught_errors() -> None:
     def fun(x: torch.Tensor) -> torch.Tensor:
         for attempt in (float, np.asarray, torch.nonzero, pickle.dumps):
             with pytest.raises((TypeError, NotImplementedError), match=HERE):
@@ -91,7 +90,7 @@ def _run_threads(works: list[Callable[[], Any]], timeout: float = 120) -> list[A
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_threads_that_trace_at_once(n: int) -> None:
+def test_threads_tracing_concurrently(n: int) -> None:
     def work(k: int) -> list[list[float]]:
         out = []
         for i in range(5):
@@ -103,7 +102,7 @@ def test_threads_that_trace_at_once(n: int) -> None:
     assert _run_threads([functools.partial(work, k) for k in range(n)]) == want
 
 
-def test_threads_share_one_jitted_function() -> None:
+def test_threads_sharing_one_jitted_function() -> None:
     f = xf.jit(lambda x: (x * 3).cos())
     works = [lambda k=k: f(torch.full((3,), float(k))).tolist() for k in range(4)]
     want = [torch.full((3,), 3.0 * k).cos().tolist() for k in range(4)]
@@ -126,7 +125,7 @@ assert kept == [None]  # The graph of a trace is not shown.
 
 
 @pytest.mark.parametrize("name", FATAL)
-def test_what_has_killed_the_process(name: str, fresh: Server) -> None:
+def test_process_survives_formerly_fatal_program(name: str, fresh: Server) -> None:
     start = "import faulthandler, torch, torch_xla, xfunc as xf\nfaulthandler.enable()\n"
     start += "x = torch.tensor([1.0, 2.0, 3.0])\n"
     end = "torch_xla.sync()\nassert xf.jit(lambda x: x * 2)(x).sum().item() == 12\nprint('alive')\n"
@@ -134,7 +133,7 @@ def test_what_has_killed_the_process(name: str, fresh: Server) -> None:
     assert done.stdout.endswith("alive\n"), f"{done.returncode}: {done.stdout}{done.stderr}"
 
 
-def test_a_coroutine_may_call() -> None:
+def test_jit_called_from_coroutines() -> None:
     async def call(k: float) -> list[float]:
         await asyncio.sleep(0)
         return xf.jit(lambda x: x * k)(vector()).tolist()
@@ -146,7 +145,7 @@ def test_a_coroutine_may_call() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_tracing_and_calling_inside_a_grad_mode(mode: Any) -> None:
+def test_jit_of_grad_inside_grad_mode(mode: Any) -> None:
     f = xf.jit(xf.grad(lambda x: (x**3).sum()))
     for _ in range(2):
         with mode():
@@ -155,7 +154,7 @@ def test_tracing_and_calling_inside_a_grad_mode(mode: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_torch_compile_inside_works_or_is_refused() -> None:
+def test_jit_torch_compile_inside_works_or_is_refused() -> None:
     try:
         got = xf.jit(lambda x: torch.compile(lambda y: y * 2, backend="eager")(x))(vector())
     except UnsupportedOpError as error:
@@ -164,7 +163,7 @@ def test_torch_compile_inside_works_or_is_refused() -> None:
         assert got.tolist() == [2.0, 4.0, 6.0]
 
 
-def test_transforms_of_torch_func_around_and_inside() -> None:
+def test_jit_with_torch_func_around_and_inside() -> None:
     f = xf.jit(lambda x: (x**3).sum())
     x = vector()
     assert torch.func.grad(f)(xf.device_put(x)).tolist() == [3.0, 12.0, 27.0]
@@ -172,30 +171,8 @@ def test_transforms_of_torch_func_around_and_inside() -> None:
     assert xf.jit(torch.func.vmap(lambda v: v * 2))(x).tolist() == [2.0, 4.0, 6.0]
 
 
-def test_many_programs_do_not_use_up_the_memory_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a bound the process would end with SIGSEGV after some thousand programs."""
-    from xfunc.backends import active, maps
-
-    xf.jit(torch.sin)(vector())
-    limit = maps.map_limit()
-    assert int(os.environ["XLA_COMPILATION_CACHE_SIZE"]) <= limit // 100
-
-    def compile_many() -> None:
-        for n in range(17):
-            xf.jit(lambda x, n=n: x + n)(vector())
-
-    compile_many()
-    monkeypatch.setattr(maps, "map_limit", lambda: 100)
-    xf.clear_caches()
-    repair = "clear_caches" if active.runtime().name == "pjrt" else "CACHE_SIZE"
-    with pytest.raises(xf.errors.CompileError, match=rf"(?s)holds \d+ memory maps.*{repair}"):
-        compile_many()
-    monkeypatch.undo()
-    assert xf.jit(lambda x: x + 100)(vector()).shape == (3,)
-
-
 @pytest.mark.torch_xla
-def test_what_another_thread_computes_lazily_meanwhile() -> None:
+def test_lazy_tensors_of_other_thread_survive_trace() -> None:
     """It is neither run nor lost when the trace ends."""
     result, found = xf.jit(lambda x: x * 2)(vector()), []
     begun, made = threading.Event(), threading.Event()
@@ -218,7 +195,7 @@ def test_what_another_thread_computes_lazily_meanwhile() -> None:
     assert found[0].item() == 12.0
 
 
-def test_results_computed_with_and_read_in_a_pool() -> None:
+def test_grad_called_and_read_in_thread_pool() -> None:
     def work(k: int) -> float:
         return xf.grad(lambda x: (x * k).sin().sum())(vector()).cpu().sum().item()
 

@@ -18,7 +18,7 @@ class Layer:
     scale: float = dataclasses.field(metadata={"static": False}, default=1.0)
 
 
-def test_fields_that_say_that_they_are_static() -> None:
+def test_register_dataclass_static_metadata() -> None:
     def f(layer: Layer, x: torch.Tensor) -> torch.Tensor:
         return getattr(torch, layer.act)(x @ layer.w) ** layer.power * layer.scale
 
@@ -31,7 +31,7 @@ def test_fields_that_say_that_they_are_static() -> None:
     assert (grads.act, grads.power) == ("cos", 2)
 
 
-def test_given_fields_count_more() -> None:
+def test_register_dataclass_data_fields_override_metadata() -> None:
     @dataclasses.dataclass
     class Pair:
         a: object

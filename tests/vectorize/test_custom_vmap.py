@@ -64,7 +64,7 @@ TABLE: dict[str, Any] = {
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("make", [doubled, sequential])
 @pytest.mark.parametrize("name", TABLE)
-def test_a_rule_that_is_right_changes_nothing(name: str, make: Any, eager: bool) -> None:
+def test_custom_vmap_with_right_rule_changes_nothing(name: str, make: Any, eager: bool) -> None:
     want = TABLE[name](plain())
     with xf.disable_jit(eager):
         got = TABLE[name](make())
@@ -72,7 +72,7 @@ def test_a_rule_that_is_right_changes_nothing(name: str, make: Any, eager: bool)
         torch.testing.assert_close(g.cpu(), w.cpu(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_gradient_goes_through_what_the_rule_closes_over() -> None:
+def test_custom_vmap_gradient_by_closure_of_rule() -> None:
     def total(w: torch.Tensor) -> torch.Tensor:
         f = xf.custom_vmap(lambda x: x * w)
         f.def_vmap(lambda n, batched, x: (x * w * 10, True))
@@ -81,7 +81,7 @@ def test_a_gradient_goes_through_what_the_rule_closes_over() -> None:
     assert xf.grad(total)(torch.tensor(2.0)).item() == pytest.approx(10 * X.sum().item())
 
 
-def test_rules_are_part_of_the_key() -> None:
+def test_custom_vmap_redefined_rule_retraces() -> None:
     f = xf.custom_vmap(lambda x: x)
     f.def_vmap(lambda n, batched, x: (x + 1, True))
     step = xf.jit(xf.vmap(lambda x: f(x)))
@@ -92,7 +92,7 @@ def test_rules_are_part_of_the_key() -> None:
     assert step.cache_info().traces == 2
 
 
-def test_a_rule_is_traced_once_for_each_kind_of_arguments() -> None:
+def test_custom_vmap_rule_is_traced_once_per_signature() -> None:
     calls: list[Any] = []
     step = xf.jit(xf.vmap(doubled(calls), in_axes=(0, None)))
     for _ in range(2):
@@ -100,7 +100,7 @@ def test_a_rule_is_traced_once_for_each_kind_of_arguments() -> None:
     assert calls == [(3, [True, False])]
 
 
-def test_what_is_printed_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+def test_sequential_vmap_prints_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     @xf.sequential_vmap
     def f(x: torch.Tensor) -> torch.Tensor:
         xf.debug.print("{}", x)
@@ -115,7 +115,7 @@ def test_what_is_printed_in_order(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.split() == ["8", "9"]
 
 
-def test_an_error_of_the_rule_stays_what_it_is() -> None:
+def test_custom_vmap_error_in_rule_propagates() -> None:
     f = xf.custom_vmap(lambda x: x)
 
     @f.def_vmap
@@ -202,6 +202,6 @@ MISMATCH = xf.errors.TreeMismatchError
         ),
     ],
 )
-def test_errors(call: Any, error: type[Exception], match: str) -> None:
+def test_custom_vmap_errors(call: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         call()

@@ -1,4 +1,4 @@
-"""`vmap` over axes that have a name: as in JAX, in every transform, and what it refuses."""
+"""`vmap` over named axes equals JAX's in every transform, and refuses wrong collectives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import xfunc as xf
 from tests.support.cases import OURS, PLAIN
 from tests.support.jax_names import names
-from tests.support.named_axis_programs import named_programs
+from tests.vectorize.named_axis_programs import named_programs
 from xfunc.errors import ShardingError
 
 RECORDED = np.load(Path(__file__).parents[1] / "data" / "named_axes.npz")
@@ -25,7 +25,7 @@ def close(got: Any, want: Any) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_equals_jax(name: str) -> None:
+def test_named_axis_programs_match_jax(name: str) -> None:
     want = [torch.from_numpy(RECORDED[k]) for k in RECORDED if k.rpartition("/")[0] == name]
     close(PROGRAMS[name](), want)
 
@@ -126,7 +126,7 @@ def arguments() -> tuple[torch.Tensor, torch.Tensor]:
     ("name", "transform"),
     [(n, t) for n in WHOLE for t in (FORWARD if n == "rounds" else BOTH)],
 )
-def test_equals_plain_torch(name: str, transform: str) -> None:
+def test_named_axis_collectives_match_plain_torch(name: str, transform: str) -> None:
     f, plain = WHOLE[name]
 
     def ours(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -139,7 +139,7 @@ def test_equals_plain_torch(name: str, transform: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["some", "exchanged", "branches", "greatest"])
-def test_gradient_of_an_example(name: str) -> None:
+def test_named_axis_gradient_inside_vmap(name: str) -> None:
     """It is one of what all examples return, together."""
     f, plain = WHOLE[name]
     x = arguments()[1]
@@ -155,7 +155,7 @@ def test_gradient_of_an_example(name: str) -> None:
         (chosen_twice, plain_chosen_twice),
     ],
 )
-def test_second_gradient_of_an_example(f: Any, plain: Any) -> None:
+def test_named_axis_second_gradient_inside_vmap(f: Any, plain: Any) -> None:
     x = arguments()[1]
 
     def twice(grad: Any, f: Any) -> Any:
@@ -164,7 +164,7 @@ def test_second_gradient_of_an_example(f: Any, plain: Any) -> None:
     close(xf.vmap(twice(xf.grad, f), axis_name="k")(x), twice(torch.func.grad, plain)(x))
 
 
-def test_several_axes() -> None:
+def test_collectives_over_several_named_axes() -> None:
     x = torch.arange(24, dtype=torch.float64).reshape(2, 3, 4)
 
     def both(f: Any) -> Any:
@@ -182,7 +182,7 @@ def test_several_axes() -> None:
         both(lambda a: xf.all_to_all(a.expand(6, 4), ("i", "j"), 0, 0))
 
 
-def test_a_rule_that_communicates() -> None:
+def test_custom_vjp_with_psum_over_named_axis() -> None:
     @xf.custom_vjp
     def total(a: torch.Tensor) -> torch.Tensor:
         return xf.psum(a * a, "k")
@@ -195,7 +195,7 @@ def test_a_rule_that_communicates() -> None:
     close(xf.vmap(xf.grad(lambda a: total(a) ** 2), axis_name="k")(x), want)
 
 
-def test_functions_that_are_called_again() -> None:
+def test_named_axis_function_called_with_other_sizes() -> None:
     """What is kept of one call serves the next, for another axis too."""
 
     @xf.jit
@@ -228,14 +228,14 @@ X = torch.zeros(3, 4)
         (lambda a: xf.psum_scatter(a, "k"), "is 4, which is not 3"),
     ],
 )
-def test_refused(f: Any, match: str) -> None:
+def test_named_axis_collective_errors(f: Any, match: str) -> None:
     with pytest.raises(ShardingError, match=match) as raised:
         xf.vmap(f, axis_name="k")(X)
     assert "Hint: " in str(raised.value)
     assert "test_named_axes.py" in str(raised.value)
 
 
-def test_a_name_is_a_string() -> None:
+def test_named_axis_of_wrong_type_or_absent_raises() -> None:
     bad: Any = 3
     with pytest.raises(TypeError, match="was given axis_name=3"):
         xf.vmap(torch.sin, axis_name=bad)(X)

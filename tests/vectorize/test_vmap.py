@@ -139,11 +139,11 @@ def _agree(ours: Callable[..., Any], theirs: Callable[..., Any], functions: dict
 @pytest.mark.sample(2, seed=0)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of eager torch
 @pytest.mark.parametrize("mode", MODES)
-def test_writing_in_place(mode: str) -> None:
+def test_vmap_in_place_writes_under_transforms(mode: str) -> None:
     _agree(*MODES[mode], {n: _writing(n) for n in WRITES if (mode, n) not in NOT_OF_TORCH})
 
 
-def test_writing_into_what_the_function_did_not_make() -> None:
+def test_vmap_in_place_write_into_outer_tensor_raises() -> None:
     message = r"Tensor\.add_ writes values that differ along the axis of a vmap into a tensor"
 
     def into_what_is_outside(xs: torch.Tensor) -> torch.Tensor:
@@ -199,6 +199,6 @@ DERIVATIVES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", DERIVATIVES)
-def test_jacobians(name: str) -> None:
+def test_jacobians_match_torch(name: str) -> None:
     left_out = {"hardsigmoid"} if name == "hessian" else {}  # It has none in torch.
     _agree(*DERIVATIVES[name], {n: f for n, f in JACOBIANS.items() if n not in left_out})

@@ -1,9 +1,10 @@
-"""Changes in place under a vmap in a vmap, where each maps another operand of the change."""
+"""Changes in place under vmap, whose operands or tangents differ between the examples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,7 @@ def changed(change: Callable[[Tensor, Tensor], object], x: Tensor, b: Tensor) ->
 
 
 @pytest.mark.parametrize("axes", [(0, 0), (None, 0)], ids=["both", "one"])
-def test_each_vmap_maps_another_operand(axes: tuple[int | None, int]) -> None:
+def test_nested_vmap_in_place_with_different_mapped_operands(axes: tuple[int | None, int]) -> None:
     xs = XS if axes[0] == 0 else XS[0]
 
     def run(xs: Tensor, bs: Tensor) -> dict[str, Tensor]:
@@ -91,7 +92,7 @@ def test_each_vmap_maps_another_operand(axes: tuple[int | None, int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["flip", "roll"])
-def test_an_example_without_axes_stays_where_it_is(name: str) -> None:
+def test_vmap_flip_and_roll_of_scalars(name: str) -> None:
     f = getattr(torch, name)
     xs = torch.tensor([1.0, 2.0, 3.0])
     moved = (lambda x: f(x, 1)) if name == "roll" else (lambda x: f(x, [0]))
@@ -105,9 +106,43 @@ def test_an_example_without_axes_stays_where_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("exponent", [True, False])
 @pytest.mark.parametrize("name", ["pow_", "__ipow__"])
-def test_a_power_of_truth_values_stays_one(name: str, exponent: bool) -> None:
+def test_bool_power_in_place_stays_bool(name: str, exponent: bool) -> None:
     x = torch.tensor([True, False])
     expected = getattr(x.clone(), name)(exponent)
     for f in (xf.jit, xf.vmap):
         found = f(lambda v: getattr(v.clone(), name)(exponent))(x)
         torch.testing.assert_close(xf.device_get(found), expected)
+
+
+# -- values whose tangents differ between examples -----------------------------------------------
+
+
+@pytest.mark.parametrize("change", [Tensor.mul_, Tensor.add_, Tensor.div_])
+@pytest.mark.parametrize("transform", [xf.grad, xf.hessian, lambda f: xf.jit(xf.hessian(f))])
+def test_in_place_change_in_loop_under_grad_and_hessian(
+    transform: Callable[[Any], Any], change: Callable[..., Tensor]
+) -> None:
+    """A loop gives each carry a tangent, zero for one that nothing is differentiated by."""
+    plain: Any = getattr(torch.Tensor, change.__name__.removesuffix("_"))
+    k = torch.tensor([0.3, 0.4], dtype=torch.float64)
+
+    def step(v: Tensor, write: Callable[..., Tensor], c: tuple[Tensor, Tensor]) -> Any:
+        return c[0].sin(), c[1].sin() + write(torch.stack([c[0], c[0]]), v).square().sum(0)
+
+    def looped(v: Tensor) -> Tensor:
+        return xf.fori_loop(0, 2, lambda i, c: step(v, change, c), (k, v * 2))[1].sum()
+
+    def unrolled(v: Tensor) -> Tensor:
+        return step(v, plain, step(v, plain, (k, v * 2)))[1].sum()
+
+    v = torch.tensor([0.5, 0.2], dtype=torch.float64)
+    eager: Any = torch.func.grad if transform is xf.grad else torch.func.hessian
+    torch.testing.assert_close(xf.device_get(transform(looped)(v)), eager(unrolled)(v))
+
+
+def test_in_place_change_under_vmap_of_hessian_is_refused() -> None:
+    def f(v: Tensor) -> Tensor:
+        return torch.stack([torch.ones(2), v])[0].mul_(v).sum()
+
+    with pytest.raises(xf.errors.UnsupportedOpError, match=r"(?s)differ between the.*Hint: comp"):
+        xf.vmap(xf.hessian(f))(torch.ones(3, 2))

@@ -1,4 +1,4 @@
-"""vmap over one operand at a time, of what torch's own vmap cannot batch; and its silence."""
+"""`vmap` over each operand alone, of operations that torch's own vmap cannot batch."""
 
 import itertools
 import warnings
@@ -42,7 +42,7 @@ def _loop(
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_each_operand_alone_and_all(name: str) -> None:
+def test_vmap_over_each_operand_and_all(name: str) -> None:
     f, args = FUNCTIONS[name]
     found, expected = {}, {}
     for mapped in itertools.product((0, None), repeat=len(args)):
@@ -72,7 +72,7 @@ RECURRENT = {
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_modules(name: str) -> None:
+def test_vmap_of_recurrent_modules(name: str) -> None:
     module = RECURRENT[name]
     apply, params, buffers = xf.functional(module)
     xs = torch.randn(2, 4, 2, 3)
@@ -96,7 +96,7 @@ def test_recurrent_modules(name: str) -> None:
     torch.testing.assert_close(xf.device_get(found), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_nothing_is_said_of_operations_without_a_rule(capfd: pytest.CaptureFixture[str]) -> None:
+def test_vmap_without_batching_rule_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = xf.vmap(lambda x: torch.linalg.householder_product(x, x[0]))(A)

@@ -1,21 +1,27 @@
-"""The exported steps that `benchmarks.gpu` measures, tiny and on the CPU."""
+"""What `benchmarks.gpu` exports, run on the CPU by the other backend: tiny steps and operations."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks.dynamic import setting
+from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import lengths, llama
+from benchmarks.gpu import operations as gpu
+from benchmarks.operations import Finding, Unit, entries
 from examples.llama import model
+
+pytestmark = pytest.mark.usefixtures("pjrt")
 
 CONFIG = model.Config(512, 16, 32, layers=1, heads=2, kv_heads=2)
 
 
-def test_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pjrt: None) -> None:
+def test_llama_step_matches_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(model.CONFIGS, "minute", CONFIG)
     for name, value in {"MODEL": "minute", "SEQ": 8, "ROWS": 2}.items():
         monkeypatch.setattr(llama, name, value)
@@ -36,8 +42,8 @@ def test_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pjrt: None) -> 
 
 
 @pytest.mark.sample(7, seed=0)
-def test_steps_for_many_lengths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pjrt: None
+def test_llama_steps_dynamic_and_padded_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The padded step and that for all lengths train alike."""
     monkeypatch.setattr(setting, "lengths", lambda n: [5, 7, 16, 3][:n])
@@ -49,3 +55,39 @@ def test_steps_for_many_lengths(
         both = torch.tensor([dynamic.step(batch), padded.step(batch)])
         torch.testing.assert_close(*both, rtol=1e-3, atol=0)
     assert (dynamic.programs(), padded.programs()) == (2, 1)
+
+
+def judged(programs: list[gpu.Program], name: str) -> list[Finding]:
+    unit = Unit(name, "float32", tuple(t for p in programs for t in p.transforms), 1)
+    return gpu.examine(programs, entries()[name], unit)
+
+
+def test_gpu_run_without_programs_or_gpu_exits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["", "run", str(tmp_path / "none")])
+    with pytest.raises(SystemExit, match=r"none has no programs of demo: export .*none demo"):
+        command.main()
+    for name in ("demo.xz", "operations.xz"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(sys, "argv", ["", "run", str(tmp_path), "demo", "operations"])
+    with pytest.raises(SystemExit, match="demo: torch finds no GPU here; only operations"):
+        command.main()
+    assert command.missing(tmp_path, ["operations"]) is None
+
+
+def test_gpu_operations_judged_right_wrong_or_refused(tmp_path: Path) -> None:
+    gpu.export(tmp_path, ["maximum", "minimum", "nonzero"])
+    kept = gpu.read(tmp_path)
+    one, other, found = (kept[n, "float32"] for n in ("maximum", "minimum", "nonzero"))
+    assert [(f.transform, f.status) for f in judged(one, "maximum")] == [
+        (t, "right") for t in gpu.UNDER
+    ]
+    assert {f.status for f in judged(found, "nonzero")} == {"refused"}
+    one[0].made = other[0].made
+    assert {f.status for f in judged(one, "maximum")} == {"wrong"}
+    one[0].sample = ""
+    assert {f.detail for f in judged(one, "maximum")} == {
+        "this release of torch draws another sample"
+    }

@@ -1,4 +1,4 @@
-"""Trees where optree is not installed, compared with optree."""
+"""`plain_trees`, which stands in where optree is not installed, compared with optree."""
 
 import collections
 import contextlib
@@ -59,7 +59,7 @@ TREES: list[Any] = [
 
 
 @pytest.mark.parametrize("tree", TREES, ids=repr)
-def test_trees_are_as_in_optree(tree: Any) -> None:
+def test_plain_trees_equal_optree(tree: Any) -> None:
     found = []
     for library in BOTH:
         paths, leaves, structure = library.tree_flatten_with_accessor(tree, namespace="plain")
@@ -95,7 +95,7 @@ def test_trees_are_as_in_optree(tree: Any) -> None:
 
 @pytest.mark.parametrize("other", TREES, ids=repr)
 @pytest.mark.parametrize("tree", TREES, ids=repr)
-def test_what_differs_is_refused_as_by_optree(tree: Any, other: Any) -> None:
+def test_plain_trees_errors_equal_optree(tree: Any, other: Any) -> None:
     found: list[Any] = []
     for library in BOTH:
         structure = library.tree_structure(tree, namespace="plain")

@@ -43,7 +43,7 @@ def types(module: Module, opcode: str) -> list[torch.dtype | None]:
         ),
     ],
 )
-def test_what_adds_or_multiplies(lower: Lower, run: Run, opcode, function, dtype) -> None:
+def test_accumulate_wide_sums_and_products(lower: Lower, run: Run, opcode, function, dtype) -> None:
     x = torch.tensor([1.5, 2.25, -0.75, 3.0]).to(dtype)
     module = Module.from_bytes(xf.jit(function).trace(x).lower().traced.parts.lowering.hlo)
     assert set(types(module, opcode)) == {dtype}  # else the pass is no longer needed
@@ -65,19 +65,19 @@ def reduction(opcode: str, dtype: torch.dtype) -> Module:
 @pytest.mark.parametrize(
     ("opcode", "dtype"), [("maximum", BF16), ("minimum", F16), ("add", F32), ("add", torch.int32)]
 )
-def test_what_stays(opcode: str, dtype: torch.dtype) -> None:
+def test_accumulate_wide_leaves_other_reductions(opcode: str, dtype: torch.dtype) -> None:
     module = reduction(opcode, dtype)
     assert widened(module).to_bytes() == module.to_bytes()
 
 
-def test_an_operand_is_converted_once_and_the_narrow_combiners_go() -> None:
+def test_accumulate_wide_converts_operand_once() -> None:
     wide = widened(reduction("add", BF16))
     assert types(wide, "convert") == [F32, F32, BF16, F32, BF16]  # x, 0, rounded; 1, rounded
     assert set(types(wide, "add")) == {F32}
     assert wide.entry.root.shape == Shape.of_tuple([Shape(BF16, (4,)), Shape(BF16, (3,))])
 
 
-def test_shardings_hold_for_what_is_rounded_too() -> None:
+def test_accumulate_wide_keeps_shardings() -> None:
     module = reduction("add", BF16)
     first = next(i for i in module.entry.proto.instructions if i.opcode == "reduce")
     first.sharding.type = pb.OpSharding.REPLICATED
@@ -87,7 +87,7 @@ def test_shardings_hold_for_what_is_rounded_too() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "inside"), [(F16, F32), (BF16, BF16), (F32, F32)])
-def test_dots_of_float16_on_the_cpu(run: Run, dtype: torch.dtype, inside: torch.dtype) -> None:
+def test_compute_wide_float16_dot(run: Run, dtype: torch.dtype, inside: torch.dtype) -> None:
     x = torch.rand(8, 3000, generator=torch.Generator().manual_seed(0)).to(dtype)
     module = Module.from_bytes(
         xf.jit(lambda x: torch.rsqrt(x @ x.T)).lower(x).traced.parts.lowering.hlo

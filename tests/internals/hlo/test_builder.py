@@ -32,7 +32,7 @@ def sum_of_slices(b: Builder, n: int, width: int) -> Function:
     return c.build(c.tuple([c.get_tuple_element(c.while_(more, step, init), 1)]))
 
 
-def test_a_loop_that_sums_slices(run: Run):
+def test_builder_while_sums_slices(run: Run):
     b = Builder("loop")
     module = b.build(sum_of_slices(b, 5, 3))
     x = torch.randn(5, 3)
@@ -41,7 +41,7 @@ def test_a_loop_that_sums_slices(run: Run):
     assert "while(" in str(module)
 
 
-def test_names_end_in_ids_which_are_unique():
+def test_builder_names_end_in_unique_ids():
     b = Builder("loop")
     module = b.build(sum_of_slices(b, 5, 3))
     everything = [*module.computations, *(i for c in module.computations for i in c.instructions)]
@@ -50,7 +50,7 @@ def test_names_end_in_ids_which_are_unique():
 
 
 @pytest.mark.parametrize("choice", [True, False, 0, 1, 2, -1, 7])
-def test_a_conditional(run: Run, choice: int):
+def test_builder_conditional(run: Run, choice: int):
     dtype = torch.bool if isinstance(choice, bool) else torch.int32
     b = Builder("choose")
     branches = []
@@ -73,7 +73,7 @@ def test_a_conditional(run: Run, choice: int):
         "bool int8 int16 int32 int64 uint8 float16 bfloat16 float32 float64 complex64 complex128"
     ).split(),
 )
-def test_literals(run: Run, dtype: str):
+def test_builder_literal(run: Run, dtype: str):
     kind = getattr(torch, dtype)
     value = torch.tensor([[0, 1, 3], [-7 if kind.is_signed else 7, 100, 2]]).to(kind)
     if kind.is_complex:
@@ -95,7 +95,7 @@ def test_literals(run: Run, dtype: str):
     "dtype",
     "uint16 uint32 uint64 float8_e5m2 float8_e4m3fn float8_e5m2fnuz float8_e4m3fnuz".split(),
 )
-def test_literals_of_types_that_torch_xla_cannot_hold(run: Run, dtype: str):
+def test_builder_literal_of_dtypes_torch_xla_lacks(run: Run, dtype: str):
     kind = getattr(torch, dtype)
     value = torch.tensor([0.0, 1.0, 2.0, 104.0]).to(kind)
     b = Builder("literal")
@@ -106,7 +106,7 @@ def test_literals_of_types_that_torch_xla_cannot_hold(run: Run, dtype: str):
     torch.testing.assert_close(found, value.to(F32), rtol=0, atol=0)
 
 
-def test_constants_keep_all_their_digits(run: Run):
+def test_builder_constant_keeps_all_digits(run: Run):
     b = Builder("constants")
     c = b.computation("constants")
     c.parameter(Shape(F32))
@@ -116,7 +116,7 @@ def test_constants_keep_all_their_digits(run: Run):
     assert [f.item() for f in found] == [big, fine]
 
 
-def test_constants_inside_a_transform():
+def test_builder_constant_inside_torch_func_transforms():
     def fun(x: torch.Tensor) -> torch.Tensor:
         c = Builder("constants").computation("constants")
         c.constant(1.0, F32)
@@ -131,7 +131,7 @@ def test_constants_inside_a_transform():
         fun(x)
 
 
-def test_arithmetic(run: Run):
+def test_builder_arithmetic(run: Run):
     b = Builder("arithmetic")
     c = b.computation("arithmetic")
     x, y = c.parameter(Shape(F32, (4,))), c.parameter(Shape(F32, (4,)))
@@ -154,7 +154,7 @@ def test_arithmetic(run: Run):
     torch.testing.assert_close(run(module, list(args.values())), expected)
 
 
-def test_zeros_of_a_nested_tuple(run: Run):
+def test_builder_zeros_of_nested_tuple(run: Run):
     shape = Shape.of_tuple([Shape(F32, (2,)), Shape.of_tuple([Shape(torch.int32)])])
     b = Builder("zeros")
     c = b.computation("zeros")
@@ -167,7 +167,7 @@ def test_zeros_of_a_nested_tuple(run: Run):
     torch.testing.assert_close(run(module, [ANCHOR]), expected)
 
 
-def test_opt_barrier(run: Run):
+def test_builder_opt_barrier(run: Run):
     b = Builder("barrier")
     c = b.computation("barrier")
     x, y = c.opt_barrier([c.parameter(Shape(F32)), c.parameter(Shape(F32))])
@@ -177,7 +177,7 @@ def test_opt_barrier(run: Run):
     assert run(module, [torch.tensor(5.0), torch.tensor(3.0)])[0] == 2
 
 
-def test_custom_call(run: Run):
+def test_builder_custom_call(run: Run):
     b = Builder("sharding")
     c = b.computation("sharding")
     x = c.parameter(Shape(F32, (4,)))
@@ -193,7 +193,7 @@ def test_custom_call(run: Run):
     torch.testing.assert_close(run(module, [torch.arange(4.0)]), [torch.arange(4.0)])
 
 
-def test_embed_twice(run: Run, lower: Lower):
+def test_builder_embed_twice(run: Run, lower: Lower):
     x = torch.randn(3, 4)
     module = lower(lambda x: [torch.tanh(x).sum(0), x + x], [x])
     before = module.to_bytes()
@@ -214,7 +214,7 @@ def test_embed_twice(run: Run, lower: Lower):
     assert module.to_bytes() == before
 
 
-def test_embed_a_loop_that_we_built(run: Run):
+def test_builder_embed_built_while(run: Run):
     inner = Builder("inner")
     module = inner.build(sum_of_slices(inner, 5, 3))
     b = Builder("outer")
@@ -225,7 +225,7 @@ def test_embed_a_loop_that_we_built(run: Run):
     torch.testing.assert_close(run(built, [x]), [x.sum(0)])
 
 
-def test_entry_need_not_be_last(run: Run):
+def test_builder_entry_need_not_be_last(run: Run):
     b = Builder("entry")
     c = b.computation("entry")
     entry = c.build(c.tuple([c.add(x := c.parameter(Shape(F32)), x)]))
@@ -289,7 +289,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("text", ERRORS)
-def test_errors_name_the_instruction(text: str):
+def test_builder_errors_name_instruction(text: str):
     world = World()
     c = world.c
     methods = {n: getattr(c, n) for n in dir(c) if not n.startswith("_")}
@@ -297,7 +297,7 @@ def test_errors_name_the_instruction(text: str):
         eval(text, {"torch": torch}, {**methods, **vars(world)})
 
 
-def test_a_finished_computation_is_finished():
+def test_builder_finished_computation_raises():
     w = World()
     w.c.build(w.x)
     with pytest.raises(InvalidHloError, match=r"'add.\d+' in .* the computation is finished"):

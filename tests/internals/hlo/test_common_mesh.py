@@ -1,4 +1,4 @@
-"""The mesh of several shardings: what each device has by its axes is what the shardings list."""
+"""The mesh of several shardings: its axes place each device as the shardings list it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def by_tiles(found: Tiles) -> dict[int, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_axes_place_devices_as_tiles_do(seed: int) -> None:
+def test_common_mesh_axes_place_devices_like_tiles(seed: int) -> None:
     """Shardings of arrays over the axes of one random mesh."""
     r = random.Random(seed)
     sizes = r.choice([(8,), (4, 2), (2, 4), (2, 2, 2), (2, 3), (3, 2, 2), (6, 2), (16, 4, 3)])
@@ -73,7 +73,7 @@ def test_axes_place_devices_as_tiles_do(seed: int) -> None:
         assert by_axes(mesh, [*mesh.axes(t.to_proto(), len(t.dims)).dims]) == by_tiles(t), t
 
 
-def test_axes_are_split_only_where_they_must_be() -> None:
+def test_common_mesh_splits_axes_minimally() -> None:
     rows, blocks = tiles("{devices=[8,1]<=[8]}"), tiles("{devices=[4,2]<=[8]}")
     columns = tiles("{devices=[1,2,4]<=[4,2]T(1,0) last_tile_dim_replicate}")
     mesh = common_mesh([rows], 8)
@@ -87,7 +87,7 @@ def test_axes_are_split_only_where_they_must_be() -> None:
     assert mesh.axes(*columns).dims == ((), ("axis_1",))
 
 
-def test_manual_axes() -> None:
+def test_common_mesh_manual_axes() -> None:
     """As a region has them that is manual over some axes, in either order of the subgroups."""
     kinds = [pb.OpSharding.MANUAL, pb.OpSharding.REPLICATED]
     one = pb.OpSharding(
@@ -116,7 +116,7 @@ def test_manual_axes() -> None:
     assert every.dims == ((),)
 
 
-def test_without_tiles() -> None:
+def test_common_mesh_of_replicated() -> None:
     mesh = common_mesh([(pb.OpSharding(type=pb.OpSharding.REPLICATED), 2)], 8)
     assert mesh == CommonMesh((8,))
 
@@ -131,5 +131,5 @@ def test_without_tiles() -> None:
     ],
     ids=["sizes", "order", "reversed", "count"],
 )
-def test_no_mesh_has_them_all(shardings: list[tuple[pb.OpSharding, int]]) -> None:
+def test_common_mesh_incompatible_shardings(shardings: list[tuple[pb.OpSharding, int]]) -> None:
     assert common_mesh(shardings, 6) is None

@@ -38,7 +38,7 @@ def lowered(fun, *shapes):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equal_to_jax(name):
+def test_cost_equals_jax(name):
     fun, shapes, want = CASES[name]
     assert cost(lowered(fun, *shapes).module) == Cost(*want)
 
@@ -50,13 +50,13 @@ def scanned(length):
     return cost(lowered(fun, (16, 16), (16, 16)).module)
 
 
-def test_a_loop_counts_for_each_step():
+def test_cost_scan_counts_each_step():
     # JAX counts a step once: 8194 operations (two are of the counter) and 256 tanh.
     assert (scanned(5).flops, scanned(5).transcendentals) == (5 * 8194, 5 * 256)
     assert scanned(50) == scanned(5) * 10
 
 
-def test_called_functions_count():
+def test_cost_counts_called_functions():
     inner = xf.jit(torch.tanh)
     found = cost(lowered(lambda x: inner(inner(x)), (8,)).module)
     assert (found.flops, found.transcendentals) == (0, 16)
@@ -67,7 +67,7 @@ def by_opcode_of(module):
     return {i.opcode: found[i.id] for i in module.entry.instructions}
 
 
-def test_costs_of_instructions_make_the_cost_of_the_module():
+def test_costs_of_instructions_sum_to_module():
     def fun(c, w):
         c, _ = xf.scan(lambda c, _: (torch.tanh(c @ w), None), c, None, length=5)
         return (c @ w).sum()
@@ -82,7 +82,7 @@ def test_costs_of_instructions_make_the_cost_of_the_module():
     assert by_opcode["parameter"] == Cost()
 
 
-def test_costs_inside_of_calls_and_branches():
+def test_costs_of_conditional_are_of_dearer_branch():
     def fun(p, x):
         return xf.cond(p, lambda x: x @ x @ x, lambda x: x @ x, x)
 
@@ -91,7 +91,7 @@ def test_costs_inside_of_calls_and_branches():
     assert by_opcode_of(module)["conditional"].flops == 2 * 2 * 8**3  # of the dearer branch
 
 
-def test_a_roof_is_arithmetic_or_memory():
+def test_roofline_flops_or_bytes():
     v6e = CHIPS["v6e"]
     assert roofline(Cost(flops=918, bytes_accessed=1)) == 918 / v6e.flops
     assert roofline(Cost(flops=1, bytes_accessed=1640)) == 1640 / v6e.bytes

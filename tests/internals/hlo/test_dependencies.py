@@ -13,13 +13,13 @@ def depends(b: Builder, c: ComputationBuilder, root: Value) -> list[set[int]]:
     return [set(d) for d in b.build(c.build(root)).output_dependencies()]
 
 
-def test_of_a_module_that_torch_xla_lowered(lower: Lower):
+def test_output_dependencies_of_torch_xla_module(lower: Lower):
     x = torch.zeros(3)
     module = lower(lambda x, y, z: [x + y, z.sum(), torch.ones_like(x), x], [x, x, x])
     assert [set(d) for d in module.output_dependencies()] == [{0, 1}, {2}, set(), {0}]
 
 
-def test_through_a_barrier_and_a_root_that_is_no_tuple():
+def test_output_dependencies_opt_barrier_non_tuple_root():
     b = Builder("f")
     c = b.computation("f")
     x, y, z = (c.parameter(S) for _ in range(3))
@@ -27,7 +27,7 @@ def test_through_a_barrier_and_a_root_that_is_no_tuple():
     assert depends(b, c, c.add(x, z)) == [{0, 2}]
 
 
-def test_a_tuple_that_nothing_takes_apart():
+def test_output_dependencies_opaque_tuple():
     b = Builder("f")
     c = b.computation("f")
     x, y = c.parameter(S), c.parameter(S)
@@ -35,7 +35,7 @@ def test_a_tuple_that_nothing_takes_apart():
     assert depends(b, c, both) == [{0, 1}, {0, 1}]
 
 
-def test_through_calls_of_calls_and_nested_tuples():
+def test_output_dependencies_nested_calls_and_tuples():
     b = Builder("f")
     c = b.computation("swap")
     pair = c.parameter(Shape.of_tuple([S, S]))
@@ -77,7 +77,7 @@ def loop(b: Builder, bound: int | None) -> tuple[Function, Function, Shape]:
         (None, [{1, 2, 3, 4}] * 5),  # the condition reads a, which becomes b, which becomes ...
     ],
 )
-def test_through_a_loop(bound: int | None, expected: list[set[int]]):
+def test_output_dependencies_while(bound: int | None, expected: list[set[int]]):
     b = Builder("f")
     more, step, _ = loop(b, bound)
     c = b.computation("f")
@@ -86,7 +86,7 @@ def test_through_a_loop(bound: int | None, expected: list[set[int]]):
     assert depends(b, c, c.while_(more, step, c.tuple(carry))) == expected
 
 
-def test_a_loop_carries_a_tuple_that_is_not_taken_apart():
+def test_output_dependencies_while_opaque_carry():
     b = Builder("f")
     more, step, shape = loop(b, 5)
     c = b.computation("f")
@@ -94,7 +94,7 @@ def test_a_loop_carries_a_tuple_that_is_not_taken_apart():
     assert depends(b, c, c.while_(more, step, c.custom_call("init", [x, y], shape))) == [{0, 1}] * 5
 
 
-def test_a_conditional_depends_on_all_its_operands():
+def test_output_dependencies_conditional_all_operands():
     b = Builder("f")
     c = b.computation("same")
     same = c.build(c.parameter(S))

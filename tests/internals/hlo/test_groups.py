@@ -45,7 +45,7 @@ def groups(proto: pb.HloModuleProto) -> dict[int, list[tuple[int, ...]]]:
     return found
 
 
-def test_each_instance_of_a_pair_has_its_own_number():
+def test_settle_groups_numbers_each_call_of_pair():
     proto = program(divided=True)
     settle_groups(Contents(proto))
     found = groups(proto)
@@ -57,7 +57,7 @@ def test_each_instance_of_a_pair_has_its_own_number():
     assert len(called) == len(set(called))
 
 
-def test_settling_twice_changes_nothing():
+def test_settle_groups_is_idempotent():
     proto = program(divided=True)
     settle_groups(Contents(proto))
     before = proto.SerializeToString()
@@ -65,26 +65,26 @@ def test_settling_twice_changes_nothing():
     assert proto.SerializeToString() == before
 
 
-def test_nothing_divided_nothing_tied():
+def test_settle_groups_without_sharding_removes_ties():
     proto = program(divided=False)
     settle_groups(Contents(proto))
     assert groups(proto) == {}
     assert "custom-call" not in {i.opcode for c in proto.computations for i in c.instructions}
 
 
-def test_automatic_ties_alone_go():
+def test_settle_groups_drops_automatic_ties():
     proto = program(divided=True, automatic=True)
     settle_groups(Contents(proto), automatic=False)
     assert list(groups(proto).values()) == [[(4,)] * 2] * 4
 
 
-def test_strip():
+def test_strip_groups():
     proto = program(divided=True)
     strip_groups(proto)
     assert groups(proto) == {}
 
 
-def test_a_replicated_value_is_not_divided():
+def test_settle_groups_replicated_is_not_sharded():
     proto = program(divided=True)
     for c in proto.computations:
         for i in c.instructions:
@@ -94,7 +94,7 @@ def test_a_replicated_value_is_not_divided():
     assert groups(proto) == {}
 
 
-def test_constraint_says_which_dimensions_are_free():
+def test_constrain_unspecified_dims():
     (found,) = (
         i for c in program(divided=True).computations for i in c.instructions if i.backend_config
     )

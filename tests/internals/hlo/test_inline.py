@@ -36,7 +36,7 @@ def instructions(module: Module) -> list[pb.HloInstructionProto]:
     return [i.proto for c in module.computations for i in c.instructions]
 
 
-def test_calls_of_calls(run: Run):
+def test_inline_nested_calls(run: Run):
     b = Builder("f")
     four = twice(b, twice(b, swapped_sum(b)))
     entry = b.computation("f")
@@ -54,14 +54,14 @@ def test_calls_of_calls(run: Run):
     assert all(map(torch.equal, run(found, args), run(module, args)))
 
 
-def test_a_module_without_calls_stays_as_it_is():
+def test_inline_without_calls_changes_nothing():
     b = Builder("f")
     f = swapped_sum(b)
     module = b.build(f)
     assert inline_calls(module).to_bytes() == module.to_bytes()
 
 
-def test_a_root_that_is_a_call_and_a_callee_that_returns_what_it_got(run: Run):
+def test_inline_root_call_and_identity_callee(run: Run):
     b = Builder("f")
     body = b.computation("same")
     same = body.build(body.parameter(X))
@@ -74,7 +74,7 @@ def test_a_root_that_is_a_call_and_a_callee_that_returns_what_it_got(run: Run):
     assert all(map(torch.equal, run(found, [torch.ones(4)]), run(module, [torch.ones(4)])))
 
 
-def test_inside_of_loops_and_branches(run: Run):
+def test_inline_in_while_and_conditional(run: Run):
     b = Builder("f")
     f = twice(b, swapped_sum(b))
     state = Shape.of_tuple([S32, X, X])
@@ -110,7 +110,7 @@ def test_inside_of_loops_and_branches(run: Run):
     assert all(map(torch.equal, run(found, args), run(module, args)))
 
 
-def test_what_instructions_state_is_kept():
+def test_inline_keeps_metadata_shardings_and_attributes():
     b = Builder("f")
     body = b.computation("inner")
     x = body.parameter(X)
@@ -144,7 +144,7 @@ def test_what_instructions_state_is_kept():
     assert [is_pair(c.proto) for i in calls for c in i.called_computations] == [True, True]
 
 
-def test_what_a_call_waits_for_and_what_waits_for_it():
+def test_inline_moves_control_dependencies():
     b = Builder("f")
     f = swapped_sum(b)
     entry = b.computation("f")

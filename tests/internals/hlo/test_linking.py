@@ -1,4 +1,4 @@
-"""What is applied in a trace is in its module once, whatever its shapes and dtypes."""
+"""Functions called in a trace are in its module once, whatever their shapes and dtypes."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def names(module: Module) -> Counter[str]:
     return Counter(c.name.rpartition(".")[0] for c in module.computations)
 
 
-def test_a_function_is_in_the_module_once_however_often_it_is_called() -> None:
+def test_jit_called_repeatedly_is_in_module_once() -> None:
     block = xf.jit(lambda x, w: torch.tanh(x @ w) + x)
     x, w = torch.randn(4, 4), torch.randn(4, 4)
 
@@ -51,7 +51,9 @@ def test_a_function_is_in_the_module_once_however_often_it_is_called() -> None:
 @pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("dtype", sorted(SUPPORTED, key=str), ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 1)], ids=str)
-def test_every_dtype_passes_through(shape: tuple[int, ...], dtype: torch.dtype, many: bool) -> None:
+def test_jit_nested_results_of_every_dtype(
+    shape: tuple[int, ...], dtype: torch.dtype, many: bool
+) -> None:
     inner = xf.jit(lambda x: [x, x.reshape(-1)][: 1 + many])
     x = torch.ones(shape).to(dtype)
 
@@ -67,7 +69,7 @@ def test_every_dtype_passes_through(shape: tuple[int, ...], dtype: torch.dtype, 
     assert all(torch.equal(a.to(torch.complex64), b.to(torch.complex64)) for a, b in pairs)
 
 
-def test_functions_of_the_same_operands_have_results_of_their_own() -> None:
+def test_jit_nested_same_operands_different_shapes() -> None:
     """torch_xla gives custom calls of one target and the same operands the same shape."""
     narrow, wide = xf.jit(lambda x: x[:1]), xf.jit(lambda x: torch.cat([x, x]))
     x = torch.arange(3.0)
@@ -78,7 +80,7 @@ def test_functions_of_the_same_operands_have_results_of_their_own() -> None:
     assert (a.tolist(), b.tolist()) == ([0.0], [0.0, 1.0, 2.0, 0.0, 1.0, 2.0])
 
 
-def test_effects_of_a_function_happen_in_each_call(capfd: pytest.CaptureFixture[str]) -> None:
+def test_jit_nested_effects_run_in_each_call(capfd: pytest.CaptureFixture[str]) -> None:
     @xf.jit
     def shown(x: torch.Tensor) -> torch.Tensor:
         xf.debug.print("saw {}", x)
@@ -93,7 +95,7 @@ def test_effects_of_a_function_happen_in_each_call(capfd: pytest.CaptureFixture[
     ]
 
 
-def test_operations_are_named_after_the_function() -> None:
+def test_jit_nested_operations_are_named_after_function() -> None:
     @xf.jit
     def decorated(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x + 1, x * 2
@@ -121,7 +123,7 @@ def recorded(calls: Sequence[int], single: bool) -> pb.HloModuleProto:
 
 
 @pytest.mark.parametrize("single", [True, False])
-def test_control_dependencies_move_with_their_instructions(single: bool) -> None:
+def test_link_control_dependencies(single: bool) -> None:
     b = Builder("ordered")
     body = b.computation("ordered")
     x = body.parameter(F32)

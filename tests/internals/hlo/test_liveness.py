@@ -46,13 +46,13 @@ def begin() -> tuple[ComputationBuilder, Value]:
     return c, c.parameter(X)
 
 
-def test_what_is_fused_is_not_written():
+def test_peak_fused_elementwise_not_written():
     c, x = begin()
     y = c.add(c.multiply(x, x), unary(c, "tanh", x))
     assert arrays(of(unary(c, "exponential", y))) == 1  # the result alone
 
 
-def test_what_takes_long_is_computed_once():
+def test_peak_expensive_operand_written_cheap_fused():
     for opcode, written in {"tanh": 1, "negate": 0}.items():
         c, x = begin()
         y = unary(c, opcode, x)
@@ -60,7 +60,7 @@ def test_what_takes_long_is_computed_once():
         assert arrays(of(*rows)) == written
 
 
-def test_products_are_written_and_freed():
+def test_peak_dots_written_and_freed():
     c, x = begin()
     y = x
     for _ in range(5):
@@ -68,12 +68,12 @@ def test_products_are_written_and_freed():
     assert arrays(of(y)) == 2
 
 
-def test_elementwise_operations_write_in_place():
+def test_peak_elementwise_in_place():
     c, x = begin()
     assert arrays(of(unary(c, "exponential", dot(c, x, x)))) == 1
 
 
-def test_a_temporary_may_be_where_a_result_will_be():
+def test_peak_temporary_shares_result_buffer():
     c, x = begin()
     first = dot(c, x, x)
     result = dot(c, first, first)
@@ -81,7 +81,7 @@ def test_a_temporary_may_be_where_a_result_will_be():
     assert arrays(of(result, other)) == 2
 
 
-def test_other_names_own_nothing():
+def test_peak_aliases_take_no_memory():
     c, x = begin()
     y = dot(c, x, x)
     flat = c.reshape(y, (N * N,))
@@ -93,7 +93,7 @@ def test_other_names_own_nothing():
     assert arrays(of(dot(c, value, x))) == 2
 
 
-def test_broadcasts_are_written_where_they_cannot_be_fused():
+def test_peak_broadcast_written_unless_fused():
     c, x = begin()
     zero = c.zeros(X)
     assert arrays(of(c.add(x, zero))) == 1
@@ -101,7 +101,7 @@ def test_broadcasts_are_written_where_they_cannot_be_fused():
     assert arrays(of(dot(c, x, c.zeros(X)))) == 2
 
 
-def test_steps_in_a_better_order():
+def test_peak_reorders_steps():
     # All factors first, though each is needed once.
     c, x = begin()
     ys = [dot(c, x, c.multiply(x, fill(c, float(k)))) for k in range(2, 8)]
@@ -119,7 +119,7 @@ def fill(c: ComputationBuilder, number: float) -> Value:
 # -- arguments and results ------------------------------------------------------------------------
 
 
-def test_donated_arguments_are_written_over():
+def test_peak_donated_arguments_are_reused():
     c, x = begin()
     module = of(unary(c, "tanh", x))
     assert (arrays(module), arrays(module, 0)) == (1, 0)
@@ -134,7 +134,7 @@ def test_donated_arguments_are_written_over():
     assert [arrays(module, *d) for d in ((), (0,), (1,), (0, 1, 2))] == [7, 6, 2, 0]
 
 
-def test_results_that_are_arguments_or_constants():
+def test_peak_results_are_arguments_or_constants():
     c, x = begin()
     one = c.constant(1, F32)
     assert arrays(of(x, one, x)) == 0
@@ -169,7 +169,7 @@ def with_row(c: ComputationBuilder, stack: Value, k: Value, x: Value) -> Value:
     return c.dynamic_update_slice(stack, c.reshape(x, (1, N, N)), [k, zero, zero])
 
 
-def test_a_loop_keeps_its_state_in_place():
+def test_peak_while_state_in_place():
     c, x = begin()
 
     def step(body, k, x):
@@ -181,7 +181,7 @@ def test_a_loop_keeps_its_state_in_place():
     assert arrays(of(*loop(c, [dot(c, x, x)], lambda body, k, x: [dot(body, x, x)]))) == 2
 
 
-def test_what_a_loop_hands_on_is_there_once():
+def test_peak_while_invariant_carry_held_once():
     c, x = begin()
     xs = c.parameter(STACK)
 
@@ -192,7 +192,7 @@ def test_what_a_loop_hands_on_is_there_once():
     assert arrays(of(loop(c, [x, xs], step)[0])) == 3
 
 
-def test_a_loop_that_stacks_its_results():
+def test_peak_while_stacking_results():
     c, x = begin()
 
     def step(body, k, x, stack):
@@ -208,13 +208,13 @@ def test_a_loop_that_stacks_its_results():
     assert arrays(of(*out[1:])) >= 10
 
 
-def test_a_loop_that_exchanges_its_state():
+def test_peak_while_swapping_state():
     c, x = begin()
     y = dot(c, x, x)
     assert arrays(of(*loop(c, [y, dot(c, y, y)], lambda body, k, x, y: [y, x]))) >= 2
 
 
-def test_a_loop_in_a_loop():
+def test_peak_nested_while():
     c, x = begin()
 
     def outer(body, k, x):
@@ -224,7 +224,7 @@ def test_a_loop_in_a_loop():
     assert arrays(of(*loop(c, [x], outer))) == 3
 
 
-def test_the_larger_branch():
+def test_peak_conditional_takes_larger_branch():
     c, x = begin()
     b = c.module
     branches = []
@@ -242,7 +242,7 @@ def test_the_larger_branch():
 # -- what is told ---------------------------------------------------------------------------------
 
 
-def test_lines_and_names():
+def test_peak_source_lines_and_names():
     def fun(x):
         y = x @ x
         return torch.exp(y) @ y
@@ -255,7 +255,7 @@ def test_lines_and_names():
     assert found.timeline[0].line == f"{__file__}:{fun.__code__.co_firstlineno + 1}"
 
 
-def test_how_long_arrays_are_held():
+def test_last_reads_of_buffers():
     c, x = begin()
     y = dot(c, x, x)
     z = dot(c, y, x)
@@ -293,7 +293,7 @@ RECORDED = [
 
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize(("name", "policy", "arguments", "total"), RECORDED)
-def test_a_train_step_takes_what_the_compiler_lays_out(
+def test_peak_of_train_step_matches_compiler(
     name: str, policy: Any, arguments: int, total: int, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(plan.POLICIES, "full", policy)

@@ -13,7 +13,7 @@ from .conftest import Lower
 X = torch.zeros(4, 4)
 
 
-def test_views_of_a_module_that_torch_xla_lowered(lower: Lower):
+def test_module_views_of_torch_xla_lowering(lower: Lower):
     module = lower(lambda x, y: [torch.tanh(x @ y) + x, y.sum()], [X, X])
     entry = module.entry
     assert module.name.startswith("lowered.")
@@ -43,27 +43,27 @@ def test_views_of_a_module_that_torch_xla_lowered(lower: Lower):
     assert all(position[o] < position[i] for i in entry.instructions for o in i.operands)
 
 
-def test_a_user_is_named_once(lower: Lower):
+def test_instruction_users_without_duplicates(lower: Lower):
     module = lower(lambda x: [x * x], [X])
     (x,) = module.entry.parameters
     assert len(x.users) == 1
     assert x.users[0].operands == (x, x)
 
 
-def test_text_is_what_xla_prints(lower: Lower):
+def test_module_str_is_xla_text(lower: Lower):
     text = str(lower(lambda x: [torch.tanh(x)], [X]))
     assert text.startswith("HloModule lowered")
     assert "tanh(" in text
 
 
-def test_text_of_a_broken_module_is_refused(lower: Lower):
+def test_module_str_of_broken_module_raises(lower: Lower):
     module = lower(lambda x: [torch.tanh(x)], [X])
     module.proto.computations[-1].root_id = 999
     with pytest.raises(InvalidHloError, match="the root 999 is missing"):
         str(module)
 
 
-def test_what_is_not_there(lower: Lower):
+def test_module_lookup_errors(lower: Lower):
     module = lower(lambda x: [torch.tanh(x)], [X])
     with pytest.raises(InvalidHloError, match=r"module 'lowered.\d+' has no computation 999"):
         module.computation(999)
@@ -84,7 +84,7 @@ def test_what_is_not_there(lower: Lower):
         _ = first.entry.instructions[0].shape
 
 
-def test_fields_that_we_do_not_know_survive(lower: Lower):
+def test_module_unknown_fields_round_trip(lower: Lower):
     image, kernel = torch.zeros(1, 2, 8, 8), torch.zeros(3, 2, 3, 3)
     module = lower(lambda a, b: [torch.nn.functional.conv2d(a, b, padding=1)], [image, kernel])
     again = Module.from_bytes(module.to_bytes())
@@ -101,7 +101,7 @@ def test_fields_that_we_do_not_know_survive(lower: Lower):
     assert "window={size=3x3 pad=1_1x1_1}" in str(again)
 
 
-def test_bytes_of_unknown_fields_survive():
+def test_module_unknown_field_bytes_round_trip():
     # Field 1000 of the module, of an instruction: length-delimited, any bytes.
     unknown = b"\xc2\x3e\x05\x00\xff\x01\x02\x80"
     instruction = pb.HloInstructionProto.FromString(unknown)
@@ -113,7 +113,7 @@ def test_bytes_of_unknown_fields_survive():
     assert Module.from_bytes(data).to_bytes() == data
 
 
-def test_bytes_do_not_depend_on_insertion_order():
+def test_module_to_bytes_is_deterministic():
     def module(keys: str) -> Module:
         proto = pb.HloModuleProto()
         i = proto.computations.add().instructions.add()
@@ -124,7 +124,7 @@ def test_bytes_do_not_depend_on_insertion_order():
     assert module("abcdefgh").to_bytes() == module("hgfedcba").to_bytes()
 
 
-def test_generated_code_raises_no_warning():
+def test_hlo_import_without_warnings_or_torch_xla():
     # A fresh process, since this one has imported it; without the rest of the package.
     code = (
         "import importlib, sys, types; p = types.ModuleType('xfunc'); p.__path__ = ['xfunc']; "

@@ -1,4 +1,4 @@
-"""Damaged files and modules; `tests.support.mutations` tries more."""
+"""Damaged files and modules are refused; `tests.internals.hlo.mutations` tries more."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import pytest
 import torch
 
 import xfunc as xf
-from tests.support import mutations
+from tests.internals.hlo import mutations
 from xfunc.hlo import InvalidHloError, Module, verify
 
 
-def test_nothing_damaged_is_taken_for_what_was_written(seed: int) -> None:
-    assert mutations.search(600, seed) == [], f"python -m tests.support.mutations 600 {seed}"
+def test_mutated_files_and_modules_are_refused(seed: int) -> None:
+    assert mutations.search(600, seed) == [], f"python -m tests.internals.hlo.mutations 600 {seed}"
 
 
-def test_a_process_that_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_mutations_search_reports_crashed_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path
+) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text(
         "import os, sys\n"
@@ -37,7 +39,7 @@ def test_a_process_that_dies_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 @pytest.mark.parametrize("kind", ["computation", "instruction"])
 @pytest.mark.parametrize("name", ["add", "add.", ".7", "add.x", "", "add.٣"])
-def test_names_on_which_xla_ends_the_process(kind: str, name: str) -> None:
+def test_verify_refuses_names_that_crash_xla(kind: str, name: str) -> None:
     module = Module.from_bytes(xf.jit(torch.sin).lower(torch.ones(2)).module.to_bytes())
     named = module.proto.computations[0]
     (named if kind == "computation" else named.instructions[1]).name = name
@@ -57,7 +59,7 @@ def _repacked(**changes: bytes) -> bytes:
     return file.getvalue()
 
 
-def test_an_older_format_is_no_way_around_the_checksums() -> None:
+def test_deserialize_older_format_checks_checksums() -> None:
     data = _repacked()
     xf.export.deserialize(data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -67,7 +69,7 @@ def test_an_older_format_is_no_way_around_the_checksums() -> None:
         xf.export.deserialize(_repacked(**{"header.json": older}))
 
 
-def test_sizes_that_cannot_be() -> None:
+def test_deserialize_impossible_sizes_raises() -> None:
     data = bytearray(xf.export.serialize(xf.jit(torch.sin).lower(torch.ones(2))))
     at = data.rindex(b"PK\x01\x02")  # the last record of the directory
     data[at + 24 : at + 28] = b"\xf0\xff\xff\xff"
@@ -75,6 +77,6 @@ def test_sizes_that_cannot_be() -> None:
         xf.export.deserialize(bytes(data))
 
 
-def test_parts_that_do_not_belong() -> None:
+def test_deserialize_unknown_parts_raises() -> None:
     with pytest.raises(ValueError, match="it holds"):
         xf.export.deserialize(_repacked(**{"more.json": b"{}"}))

@@ -67,7 +67,7 @@ def wide_product(c: ComputationBuilder, x: Value, y: Value) -> Value:
 
 
 @NARROW
-def test_torch_xla_still_widens(lower: Lower, dtype: torch.dtype) -> None:
+def test_narrow_products_undoes_torch_xla_widening(lower: Lower, dtype: torch.dtype) -> None:
     x = torch.ones(4, dtype=dtype)
     module = lower(lambda x, y: [x * y], [x, x])
     assert shapes(module, "multiply") == [F32]  # else the pass is no longer needed
@@ -78,7 +78,7 @@ def test_torch_xla_still_widens(lower: Lower, dtype: torch.dtype) -> None:
 
 
 @NARROW
-def test_values_stay(lower: Lower, run: Run, dtype: torch.dtype) -> None:
+def test_narrow_products_values_unchanged(lower: Lower, run: Run, dtype: torch.dtype) -> None:
     x, y = numbers(dtype)
     module = lower(lambda x, y: [x * y], [x, y])
     for program in (module, narrowed(module)):
@@ -89,7 +89,7 @@ def test_values_stay(lower: Lower, run: Run, dtype: torch.dtype) -> None:
 
 @NARROW
 @pytest.mark.parametrize("transform", [lambda f: f, xf.grad], ids=["value", "gradient"])
-def test_a_program_and_its_gradient_have_no_wide_product(
+def test_narrow_products_in_program_and_gradient(
     dtype: torch.dtype, transform: Callable[..., Any]
 ) -> None:
     def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,7 @@ def test_a_program_and_its_gradient_have_no_wide_product(
     assert F32 not in products
 
 
-def test_a_product_that_is_used_in_float32_too_stays(run: Run) -> None:
+def test_narrow_products_keeps_product_used_in_float32(run: Run) -> None:
     def both(c: ComputationBuilder, x: Value, y: Value) -> list[Value]:
         wide = wide_product(c, x, y)
         return [c.convert(wide, BF16), wide]
@@ -135,13 +135,13 @@ def test_a_product_that_is_used_in_float32_too_stays(run: Run) -> None:
         ),
     ],
 )
-def test_what_is_no_narrow_product_stays(make: Make) -> None:
+def test_narrow_products_leaves_other_operations(make: Make) -> None:
     module = made(make)
     assert narrowed(module).to_bytes() == module.to_bytes()
 
 
 @pytest.mark.parametrize("dtype", [F32, F64])
-def test_wide_programs_stay(lower: Lower, dtype: torch.dtype) -> None:
+def test_narrow_products_leaves_wide_programs(lower: Lower, dtype: torch.dtype) -> None:
     x = torch.ones(4, dtype=dtype)
     module = lower(lambda x, y: [x * y, (x.to(BF16) * y.to(BF16)).to(dtype)], [x, x])
     narrow = narrowed(module)
@@ -150,7 +150,7 @@ def test_wide_programs_stay(lower: Lower, dtype: torch.dtype) -> None:
     assert narrowed(plain).to_bytes() == plain.to_bytes()
 
 
-def test_what_nothing_uses_goes_and_the_rest_stays() -> None:
+def test_narrow_products_removes_unused_converts() -> None:
     def make(c: ComputationBuilder, x: Value, y: Value) -> list[Value]:
         left = c.convert(x, F32)
         narrow = c.convert(c.multiply(left, c.convert(y, F32)), BF16)

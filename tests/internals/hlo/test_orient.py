@@ -27,7 +27,7 @@ def barriers(module: Module) -> int:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.int32])
 @pytest.mark.parametrize("batch", [(), (3,)])
-def test_the_smaller_operand_is_transposed(lower: Lower, run: Run, batch, dtype) -> None:
+def test_orient_products_transposes_smaller_operand(lower: Lower, run: Run, batch, dtype) -> None:
     g = torch.arange(float(torch.Size((*batch, 4, 6)).numel())).to(dtype).reshape(*batch, 4, 6)
     x = g[..., :2].contiguous() + 1
     expected = torch.einsum("...ki,...kj->...ij", g, x)
@@ -40,7 +40,7 @@ def test_the_smaller_operand_is_transposed(lower: Lower, run: Run, batch, dtype)
     assert torch.equal(run(found, [g, x])[0], expected)
 
 
-def test_several_contracted_dimensions(lower: Lower, run: Run) -> None:
+def test_orient_products_several_contracted_dims(lower: Lower, run: Run) -> None:
     a = torch.arange(3 * 2 * 4 * 6.0).reshape(3, 2, 4, 6)
     b = a[..., :5].contiguous() + 1
     module = lower(lambda a, b: [torch.einsum("bhki,bhkj->bij", a, b)], [a, b])
@@ -51,7 +51,7 @@ def test_several_contracted_dimensions(lower: Lower, run: Run) -> None:
     assert torch.equal(run(found, [a, b])[0], expected)
 
 
-def test_what_is_transposed_afterwards_stays_as_it_was_written(lower: Lower, run: Run) -> None:
+def test_orient_products_keeps_dot_transposed_afterwards(lower: Lower, run: Run) -> None:
     x, g = torch.rand(4, 2), torch.rand(4, 6)
     found = oriented(lower(lambda x, g: [torch.mm(x.mT, g).mT], [x, g]))
     assert products(found) == [(2, 6)]
@@ -67,7 +67,7 @@ def test_what_is_transposed_afterwards_stays_as_it_was_written(lower: Lower, run
         lambda a, b: [torch.mm(b.mT, a)],
     ],
 )
-def test_other_products_are_left_alone(lower: Lower, function) -> None:
+def test_orient_products_leaves_other_dots(lower: Lower, function) -> None:
     a = torch.rand(4, 4)
     module = lower(function, [a, a + 1])
     assert str(oriented(module)) == str(module)

@@ -28,7 +28,7 @@ def of_opcode(module: Module, opcode: str) -> int:
 
 
 @pytest.mark.parametrize("barrier", [False, True])
-def test_two_halves_make_the_whole(lower: Lower, run: Run, barrier: bool):
+def test_extract_forward_and_backward_compose(lower: Lower, run: Run, barrier: bool):
     module = lower(layer, [X, Y])
     outputs = [o.id for o in module.entry.root.operands]
     x, y = (p.id for p in module.entry.parameters)
@@ -51,7 +51,7 @@ def test_two_halves_make_the_whole(lower: Lower, run: Run, barrier: bool):
     )
 
 
-def test_ids_stay(lower: Lower):
+def test_extract_keeps_instruction_ids(lower: Lower):
     module = lower(layer, [X, Y])
     x, y = (p.id for p in module.entry.parameters)
     tanh = of_opcode(module, "tanh")
@@ -67,7 +67,7 @@ def test_ids_stay(lower: Lower):
     verify(barred)
 
 
-def test_outputs_may_repeat_and_be_parameters(lower: Lower, run: Run):
+def test_extract_repeated_and_parameter_outputs(lower: Lower, run: Run):
     module = lower(layer, [X, Y])
     x, _ = (p.id for p in module.entry.parameters)
     tanh = of_opcode(module, "tanh")
@@ -76,7 +76,7 @@ def test_outputs_may_repeat_and_be_parameters(lower: Lower, run: Run):
     torch.testing.assert_close(run(found, [hidden, X]), [hidden, X, hidden])
 
 
-def test_an_unused_parameter_is_still_one(lower: Lower, run: Run):
+def test_extract_keeps_unused_parameter(lower: Lower, run: Run):
     module = lower(layer, [X, Y])
     x, y = (p.id for p in module.entry.parameters)
     total = module.entry.root.operands[2].id
@@ -85,7 +85,7 @@ def test_an_unused_parameter_is_still_one(lower: Lower, run: Run):
     assert found.output_dependencies() == (frozenset({1}),)
 
 
-def test_a_parameter_keeps_its_sharding():
+def test_extract_parameter_keeps_sharding():
     b = Builder("f")
     c = b.computation("f")
     x = c.parameter(Shape(F32))
@@ -101,7 +101,7 @@ def test_a_parameter_keeps_its_sharding():
     assert not found.instruction(lost.id).proto.HasField("sharding")
 
 
-def test_what_extract_refuses(lower: Lower):
+def test_extract_errors(lower: Lower):
     module = lower(layer, [X, Y])
     x, y = module.entry.parameters
     tanh = of_opcode(module, "tanh")
@@ -116,7 +116,7 @@ def test_what_extract_refuses(lower: Lower):
         extract(module, [999], [x.id, y.id], name="f")
 
 
-def test_dead_code(run: Run):
+def test_dead_code_elimination_removes_unused(run: Run):
     b = Builder("f")
     c = b.computation("unused")
     c.build(c.parameter(Shape(F32)))
@@ -145,7 +145,7 @@ def test_dead_code(run: Run):
     assert dead_code_elimination(found).to_bytes() == found.to_bytes()
 
 
-def test_live_code_stays(lower: Lower, run: Run):
+def test_dead_code_elimination_keeps_live_code(lower: Lower, run: Run):
     module = lower(layer, [X, Y])
     found = dead_code_elimination(module)
     # torch_xla leaves constants behind that nothing uses: element counts of reductions.

@@ -32,14 +32,14 @@ def asked(f, *args) -> list[list[int]]:
         (torch.float16, [0, 0]),
     ],
 )
-def test_products(dtype, wanted):
+def test_ask_for_float32_by_dtype(dtype, wanted):
     x, w = torch.ones(3, 4, dtype=dtype), torch.ones(4, 5, dtype=dtype)
     assert asked(torch.matmul, x, w) == [wanted]
     if not dtype.is_complex:
         assert asked(F.conv1d, x[None], w[None, :3, :2]) == [wanted]
 
 
-def test_in_loops_and_gradients():
+def test_ask_for_float32_in_scan_and_grad():
     def loss(w, xs):
         return xf.scan(lambda c, x: (torch.tanh(c @ w + x), None), torch.ones(3, 4), xs)[0].sum()
 

@@ -22,7 +22,7 @@ def narrowed(module: Module) -> Module:
     return found
 
 
-def test_what_is_out_of_range_stays_out(lower: Lower, run: Run) -> None:
+def test_narrow_scatter_indices_out_of_range(lower: Lower, run: Run) -> None:
     args = [torch.zeros(5, 2), torch.tensor(INDICES), torch.arange(1.0, 13).reshape(6, 2)]
     module = lower(lambda x, i, v: [x.scatter_add(0, i, v), x.index_add(0, i[:, 1], v)], args)
     found = narrowed(module)
@@ -38,7 +38,7 @@ def test_what_is_out_of_range_stays_out(lower: Lower, run: Run) -> None:
     assert narrowed(found).to_bytes() == found.to_bytes()
 
 
-def test_positions_are_still_seen(lower: Lower) -> None:
+def test_narrow_scatter_indices_keeps_iota(lower: Lower) -> None:
     """XLA's partitioner looks for an iota among the parts that indices are put together from."""
     args = [torch.zeros(5, 2), torch.zeros(6, 2).long(), torch.ones(6, 2)]
     found = narrowed(lower(lambda x, i, v: [x.scatter(0, i, v)], args))

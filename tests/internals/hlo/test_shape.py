@@ -11,7 +11,7 @@ from .conftest import Lower
 F32 = Shape(torch.float32, (3, 4))
 
 
-def test_an_array():
+def test_shape_of_array():
     assert (F32.dtype, F32.dims, F32.is_tuple, F32.bytes) == (torch.float32, (3, 4), False, 48)
     assert str(F32) == "f32[3,4]"
     assert repr(F32) == "Shape(f32[3,4])"
@@ -22,7 +22,7 @@ def test_an_array():
     assert pickle.loads(pickle.dumps(F32)) == F32
 
 
-def test_a_tuple():
+def test_shape_of_tuple():
     shape = Shape.of_tuple([F32, Shape.of_tuple([]), Shape(torch.bfloat16, (5,))])
     assert str(shape) == "(f32[3,4], (), bf16[5])"
     assert shape.is_tuple
@@ -36,7 +36,7 @@ def test_a_tuple():
         _ = shape.dtype
 
 
-def test_layout_is_row_major_and_no_part_of_a_shape():
+def test_shape_layout_is_row_major_and_ignored():
     proto = F32.to_proto()
     assert list(proto.layout.minor_to_major) == [1, 0]
     proto.layout.minor_to_major[:] = [0, 1]
@@ -44,7 +44,7 @@ def test_layout_is_row_major_and_no_part_of_a_shape():
     assert Shape(torch.int8).to_proto().HasField("layout")
 
 
-def test_types_that_torch_lacks():
+def test_shape_of_types_without_torch_dtype():
     token = Shape.from_proto(pb.ShapeProto(element_type=pb.TOKEN))
     assert (str(token), token.bytes) == ("token[]", 0)
     assert token.to_proto() == pb.ShapeProto(element_type=pb.TOKEN)
@@ -53,7 +53,7 @@ def test_types_that_torch_lacks():
         _ = token.dtype
 
 
-def test_what_is_refused():
+def test_shape_errors():
     with pytest.raises(InvalidHloError, match=r"XLA has no element type for torch\.quint8"):
         Shape(torch.quint8)
     with pytest.raises(InvalidHloError, match="unknown element type 0"):
@@ -69,7 +69,7 @@ def test_what_is_refused():
         "bool int8 int16 int32 int64 uint8 float16 bfloat16 float32 float64 complex64 complex128"
     ).split(),
 )
-def test_torch_xla_writes_the_same_shape(lower: Lower, dtype: str):
+def test_shape_equals_torch_xla_shape(lower: Lower, dtype: str):
     like = torch.zeros(2, 3, dtype=getattr(torch, dtype))
     module = lower(lambda x: [x.reshape(3, 2)], [like])
     (parameter,) = module.entry.parameters

@@ -77,7 +77,7 @@ def targets(proto: pb.HloModuleProto) -> list[str]:
     return [i.custom_call_target for i in every if i.opcode == "custom-call"]
 
 
-def test_a_constraint() -> None:
+def test_to_shardy_constraint() -> None:
     b = Builder("program")
     entry = b.computation("entry")
     x, y = entry.parameter(WHOLE), entry.parameter(Shape(torch.float32))
@@ -99,7 +99,7 @@ def test_a_constraint() -> None:
     assert not any(i.HasField("sharding") for i in proto.computations[0].instructions)
 
 
-def test_groups() -> None:
+def test_to_shardy_sharding_groups() -> None:
     """Of a pair that is called twice; the values of a group are open."""
     b = Builder("program")
     both = b.computation("both")
@@ -129,7 +129,7 @@ def test_groups() -> None:
 
 @pytest.mark.parametrize("manual", [MANUAL, SUBGROUP], ids=["whole", "partly"])
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (2, 1), (1, 2), (2, 3), (0, 1)])
-def test_a_region(inputs: int, outputs: int, manual: pb.OpSharding) -> None:
+def test_to_shardy_manual_region(inputs: int, outputs: int, manual: pb.OpSharding) -> None:
     b = Builder("program")
     proto = program(region(b, inputs, outputs, manual), b, inputs)
     assert to_shardy(proto, 8) is not None
@@ -150,7 +150,7 @@ def test_a_region(inputs: int, outputs: int, manual: pb.OpSharding) -> None:
     assert {*attributes(proto, "xla.sdy.manual_axes")} == {f"#sdy<manual_axes{{{axes}}}>"}
 
 
-def test_a_region_that_is_called_twice() -> None:
+def test_to_shardy_region_called_twice() -> None:
     """Shardy wants a program for each call."""
     b = Builder("program")
     f = region(b, 1, 1)
@@ -167,7 +167,7 @@ def test_a_region_that_is_called_twice() -> None:
     assert [i.called_computation_ids[0] for i in calls] == [c.id for c in bodies]
 
 
-def test_a_program_without_a_common_mesh_is_left_alone() -> None:
+def test_to_shardy_without_common_mesh_changes_nothing() -> None:
     b = Builder("program")
     entry = b.computation("entry")
     x = entry.parameter(Shape(torch.float32, (6,)))

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
-from tests.support.random_modules import arguments, program
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value, verify
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.ops import reduce
@@ -216,18 +215,18 @@ CASES: dict[str, tuple[Make, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_left(name: str):
+def test_simplify_remaining_opcodes(name: str):
     make, want = CASES[name]
     assert left(module_of(make)) == want
 
 
-def test_minus_zero_and_plus_zero_of_integers():
+def test_simplify_integers_plus_and_minus_zero():
     both = lambda c, x: [c.subtract(x, fill(c, x, 0)), c.add(fill(c, x, 0), x)]  # noqa: E731
     assert left(module_of(both, S32)) == ""
 
 
 @pytest.mark.parametrize("dtype", [BF16, torch.float16])
-def test_two_bytes_times_one(dtype: torch.dtype):
+def test_simplify_16_bit_times_one(dtype: torch.dtype):
     assert left(module_of(lambda c, x: c.multiply(x, fill(c, x, 1)), dtype)) == ""
     assert left(module_of(lambda c, x: c.multiply(x, fill(c, x, 1.5)), dtype)) != ""
     scalar = module_of(lambda c, x: c.reshape(c.broadcast(c.constant(1.5, dtype), (1,)), ()))
@@ -236,7 +235,7 @@ def test_two_bytes_times_one(dtype: torch.dtype):
     assert bytes(number.proto.literal.bf16s or number.proto.literal.f16s) in (b"\xc0?", b"\x00>")
 
 
-def test_attributes_of_which_there_are_none():
+def test_simplify_ignores_empty_frontend_attributes():
     # torch_xla says of all that it makes that it has frontend attributes: none.
     module = module_of(CASES["reshape and back"][0])
     for i in module.proto.computations[0].instructions:
@@ -244,7 +243,7 @@ def test_attributes_of_which_there_are_none():
     assert left(Module(module.proto)) == ""
 
 
-def test_reductions_by_the_same_operation(run: Run):
+def test_simplify_merges_equal_reductions(run: Run):
     b = Builder("f")
     c = b.computation("f")
     x = c.parameter(Shape(F32, (2, 3)))
@@ -260,7 +259,7 @@ def test_reductions_by_the_same_operation(run: Run):
     assert all(map(torch.equal, run(found, [x]), run(module, [x])))
 
 
-def test_bodies_if_asked_for():
+def test_simplify_bodies_option():
     b = Builder("f")
     state = Shape.of_tuple([Shape(S32), Shape(F32)])
     body = b.computation("body")
@@ -282,7 +281,7 @@ def test_bodies_if_asked_for():
     assert simplify(found, bodies=True).to_bytes() == found.to_bytes()
 
 
-def test_a_root_that_is_nothing_new(run: Run):
+def test_simplify_root_copy(run: Run):
     b = Builder("f")
     c = b.computation("f")
     x = c.parameter(Shape(F32, (2,)))
@@ -294,7 +293,7 @@ def test_a_root_that_is_nothing_new(run: Run):
     assert all(map(torch.equal, run(found, [torch.ones(2)]), [torch.ones(2)] * 2))
 
 
-def test_what_must_run_before_stays():
+def test_simplify_keeps_control_predecessors():
     b = Builder("f")
     c = b.computation("f")
     x = c.parameter(Shape(F32))
@@ -308,9 +307,92 @@ def test_what_must_run_before_stays():
     assert [i.id for i in found.entry.instructions][1:-1] == [first.id, last.id]
 
 
+# -- programs of random operations, and arguments on which they are likely to go wrong ------------
+
+DIMS = [(6,), (2, 3), (3, 2), (1, 6), (2, 1, 3)]
+TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.bool]
+NUMBERS = [0, -0.0, 1, -1, 2, 0.5]
+SPECIAL = torch.tensor([0.0, -0.0, 1.5, -3.0, float("inf"), float("nan")], dtype=torch.float64)
+
+
+def arguments(rng: random.Random) -> list[torch.Tensor]:
+    """One of each float type and an int64."""
+    order = torch.tensor(rng.sample(range(6), 6))
+    floats = [SPECIAL[order].to(t) for t in TYPES[:3]]
+    return [*floats, torch.tensor([rng.randint(-5, 5) for _ in range(6)])]
+
+
+def program(rng: random.Random, size: int = 40) -> Module:
+    """A function of `arguments`."""
+    b = Builder("random")
+    c = b.computation("random")
+    values = [c.parameter(Shape(t, (6,))) for t in (*TYPES[:3], torch.int64)]
+    while len(values) < size:
+        values.append(_operation(rng, c, values))
+    chosen = rng.sample(values, 8)
+    return b.build(c.build(c.tuple([v for v in chosen if v.shape.dtype != torch.bool])))
+
+
+def _operation(rng: random.Random, c: ComputationBuilder, values: list[Value]) -> Value:
+    x = rng.choice(values)
+    dims, dtype = x.shape.dims, x.shape.dtype
+    match rng.randrange(13):
+        case 0:
+            return c.convert(x, rng.choice(TYPES))
+        case 1:
+            return c.reshape(x, rng.choice(DIMS))
+        case 2:
+            return _transpose(rng, c, x)
+        case 3:
+            number = c.convert(c.constant(rng.choice(NUMBERS), torch.float32), dtype)
+            return c.broadcast(number, dims)
+        case 4:  # the same again
+            return _raw(c, "negate", x) if dtype != torch.bool else c.multiply(x, x)
+        case 5:
+            packed = c.tuple([x, rng.choice(values)])
+            return c.get_tuple_element(packed, rng.randrange(2))
+        case 6:
+            return rng.choice([_raw(c, "copy", x), named(c, x, "name"), c.opt_barrier([x])[0]])
+        case 7:
+            start = [c.constant(0, torch.int32)] * len(dims)
+            return c.dynamic_slice(x, start, dims)
+        case 8:
+            same = _alike(rng, x, values)
+            start = [c.constant(0, torch.int32)] * len(dims)
+            return c.dynamic_update_slice(x, same, start)
+        case 9:
+            predicate = c.compare(x, _alike(rng, x, values), "LT")
+            return c.select(predicate, x, _alike(rng, x, values))
+        case 10 if dtype in (torch.float32, torch.float64):
+            number = c.broadcast(c.constant(rng.choice([1, -1, 2]), dtype), dims)
+            return _raw(c, "divide", x, number)
+        case _:
+            number = c.broadcast(c.constant(rng.choice(NUMBERS), dtype), dims)
+            other = rng.choice([number, number, _alike(rng, x, values)])
+            pair = (x, other) if rng.random() < 0.7 else (other, x)
+            kinds = [c.add, c.multiply] if dtype == torch.bool else [c.add, c.subtract, c.multiply]
+            return rng.choice(kinds)(*pair)
+
+
+def _alike(rng: random.Random, x: Value, values: list[Value]) -> Value:
+    return rng.choice([v for v in values if v.shape == x.shape])
+
+
+def _transpose(rng: random.Random, c: ComputationBuilder, x: Value) -> Value:
+    order = rng.sample(range(len(x.shape.dims)), len(x.shape.dims))
+    dims = [x.shape.dims[d] for d in order]
+    value, proto = c.instruction("transpose", Shape(x.shape.dtype, dims), [x])
+    proto.dimensions.extend(order)
+    return value
+
+
+def _raw(c: ComputationBuilder, opcode: str, *operands: Value) -> Value:
+    return c.instruction(opcode, operands[0].shape, operands)[0]
+
+
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("seed", range(30))
-def test_the_same_bits(seed: int, run: Run):
+def test_simplify_random_modules_bitwise_equal(seed: int, run: Run):
     rng = random.Random(seed)
     module, args = program(rng), arguments(rng)
     found = simplify(module)
@@ -334,7 +416,9 @@ def gradient(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("fun", [attention, gradient])
-def test_the_same_bits_of_functions_of_torch(fun: Callable[..., list[torch.Tensor]], run: Run):
+def test_simplify_attention_and_gradient_bitwise_equal(
+    fun: Callable[..., list[torch.Tensor]], run: Run
+):
     args = [torch.randn(2, 4, 8), torch.randn(8, 24)]
     lowered = xf.jit(fun).lower(*args)
     module = lowered.module

@@ -1,4 +1,4 @@
-"""What torch_xla records without need is left out, and nothing else."""
+"""`drop_trivial` leaves out operations that torch_xla records without need, and no others."""
 
 from collections import Counter
 
@@ -44,7 +44,7 @@ def check(lower: Lower, run: Run, function, *args: torch.Tensor) -> tuple[Module
 
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 @pytest.mark.parametrize("function", [torch.add, torch.sub])
-def test_terms_are_not_multiplied_by_one(lower: Lower, run: Run, function, dtype) -> None:
+def test_drop_trivial_add_alpha_one(lower: Lower, run: Run, function, dtype) -> None:
     x, y = torch.tensor([3, 0, 5]).to(dtype), torch.tensor([1, 2, 2]).to(dtype)
     before, after = check(lower, run, function, x, y)
     assert opcodes(before)["multiply"] == 1  # else the pass is no longer needed
@@ -53,7 +53,7 @@ def test_terms_are_not_multiplied_by_one(lower: Lower, run: Run, function, dtype
 
 
 @pytest.mark.parametrize("alpha", [2, -1, 0])
-def test_other_factors_stay(alpha: int) -> None:
+def test_drop_trivial_keeps_other_alpha(alpha: int) -> None:
     x, y = torch.tensor([3.0, 0.0]), torch.tensor([1.0, torch.inf])
     f = xf.jit(lambda x, y: torch.add(x, y, alpha=alpha))
     assert opcodes(f.lower(x, y).module)["multiply"] == 1
@@ -62,7 +62,7 @@ def test_other_factors_stay(alpha: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 1, 3), (0, 2)], ids=str)
-def test_choices_expand_what_differs(lower: Lower, run: Run, shape, dtype) -> None:
+def test_drop_trivial_where_broadcasts(lower: Lower, run: Run, shape, dtype) -> None:
     """`where` expands the condition, which is one boolean, and both values, which are not."""
     x = torch.ones(shape).to(dtype)
     chosen = torch.tensor(True)
@@ -86,12 +86,14 @@ def test_choices_expand_what_differs(lower: Lower, run: Run, shape, dtype) -> No
         (lambda x: x[:, :1].expand(2, 3), {"slice": 1, "reshape": 1, "broadcast": 1}),
     ],
 )
-def test_shapes(lower: Lower, run: Run, function, kept: dict[str, int]) -> None:
+def test_drop_trivial_reshape_transpose_expand(
+    lower: Lower, run: Run, function, kept: dict[str, int]
+) -> None:
     _, after = check(lower, run, function, torch.arange(6.0).reshape(2, 3))
     assert opcodes(after) == Counter({"parameter": 1, "tuple": 1} | kept)
 
 
-def test_a_square_is_not_its_transpose(lower: Lower, run: Run) -> None:
+def test_drop_trivial_keeps_transpose_of_square(lower: Lower, run: Run) -> None:
     _, after = check(lower, run, lambda x: x.T, torch.arange(4.0).reshape(2, 2))
     assert opcodes(after)["transpose"] == 1
 
@@ -106,7 +108,7 @@ def test_a_square_is_not_its_transpose(lower: Lower, run: Run) -> None:
         lambda x: torch.where(x[0, 0] > 0, x, -x),
     ],
 )
-def test_coincidences_stay(function) -> None:
+def test_drop_trivial_keeps_coincidences_of_dynamic_shapes(function) -> None:
     """At size 8 some change nothing: see NOTE [trivial at any size]."""
     S = xf.Dim("S", max=64)
     f = xf.jit(function, dynamic_shapes=((S, None),), buckets=[8, 16])
@@ -116,7 +118,7 @@ def test_coincidences_stay(function) -> None:
     assert "bucket S<=8: 3 calls, one program" in f.explain()
 
 
-def test_an_argument_that_is_returned_through_nothing() -> None:
+def test_drop_trivial_argument_returned_unchanged() -> None:
     x = torch.arange(3.0)
     f = xf.jit(lambda x, y: (x.expand(3), x.reshape(1, 3).reshape(3) + y))
     same, sum_ = f(x, x)
@@ -127,7 +129,7 @@ def test_an_argument_that_is_returned_through_nothing() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 1), (2, 3)], ids=str)
-def test_choices_by_a_condition_of_another_shape(shape: tuple[int, ...]) -> None:
+def test_where_condition_of_other_shape(shape: tuple[int, ...]) -> None:
     """torch_xla would expand the choices too, to the shape that they have."""
     condition = torch.arange(torch.Size(shape).numel()).reshape(shape) % 2 == 0
     x, y = torch.arange(6.0).reshape(2, 3), -torch.arange(6.0).reshape(2, 3)

@@ -205,12 +205,12 @@ CORRUPTIONS: dict[str, tuple[Callable[[Broken], object], str]] = {
 }
 
 
-def test_a_good_module_passes(good: pb.HloModuleProto):
+def test_verify_valid_module(good: pb.HloModuleProto):
     verify(Module(good))
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_what_is_broken_is_named(good: pb.HloModuleProto, name: str):
+def test_verify_names_corruption(good: pb.HloModuleProto, name: str):
     corrupt, message = CORRUPTIONS[name]
     broken = Broken(good)
     corrupt(broken)
@@ -218,14 +218,14 @@ def test_what_is_broken_is_named(good: pb.HloModuleProto, name: str):
         verify(Module(broken.proto))
 
 
-def test_what_torch_xla_lowers_passes():
+def test_verify_torch_xla_lowering():
     def fun(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         return [torch.softmax(x @ y, -1), *torch.sort(x, 0), torch.cumsum(y, 0), y[:, 1:].amax()]
 
     verify(xf.jit(fun).lower(torch.zeros(3, 4), torch.zeros(4, 3)).traced.parts.lowering.module)
 
 
-def test_what_is_broken_after_it_was_checked(good: pb.HloModuleProto):
+def test_verify_module_broken_after_first_check(good: pb.HloModuleProto):
     b = Builder("outer")
     module = Module(copy.deepcopy(good))
     assert "conditional" in str(module)

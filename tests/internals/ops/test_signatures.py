@@ -59,7 +59,7 @@ def _problems(name: str, kernel: Callable[..., object]) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("table", ["_kernels", "_compositions", "_batched"])
-def test_kernels_are_annotated_as_their_schemas_are(table: str) -> None:
+def test_kernel_annotations_match_schemas(table: str) -> None:
     active.tracer().device()  # whose start defines the kernels
     found: list[str] = []
     checked = 0

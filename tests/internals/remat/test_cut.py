@@ -1,4 +1,4 @@
-"""Choosing what to keep: against brute force, in its promises, and when the solver fails."""
+"""The cut (which values to keep): against brute force, its promises, and when the solver fails."""
 
 import dataclasses
 import os
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.cut_brute_force import (
+from tests.internals.remat.cut_brute_force import (
     frontier,
     frontier_of_subsets,
     random_problem,
@@ -46,14 +46,14 @@ def best(costs: list[tuple[int, float]], budget: int) -> tuple[int, float]:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_the_brute_force_is_right(seed):
+def test_frontier_equals_frontier_of_subsets(seed):
     problem = random_problem(seed, most=10)
     assert frontier(problem) == frontier_of_subsets(problem)
 
 
 @pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("first", range(0, len(SEEDS), 20))
-def test_plans_are_the_best_there_are(first, capfd):
+def test_fastest_and_least_equal_brute_force(first, capfd):
     for seed in SEEDS[first : first + 20]:
         problem = random_problem(seed)
         costs = frontier(problem)
@@ -72,7 +72,7 @@ def test_plans_are_the_best_there_are(first, capfd):
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
-def test_plans_are_the_best_to_the_byte(first):
+def test_fastest_with_odd_sizes_equals_brute_force(first):
     for seed in range(first, first + 20):
         problem = random_problem(seed, sizes=ODD)
         costs = frontier(problem)
@@ -82,12 +82,12 @@ def test_plans_are_the_best_to_the_byte(first):
             assert cost(plan) == best(costs, budget), (seed, budget)
 
 
-def test_everything_fits_a_large_budget():
+def test_fastest_with_large_budget_recomputes_nothing():
     problem = random_problem(3)
     assert cut.fastest(problem, 10**18).seconds == 0
 
 
-def test_a_problem_without_a_plan_names_the_node():
+def test_cut_infeasible_problem_names_node():
     nodes = (
         Node(0, 8, 0.0, (), at_hand=True),
         Node(1, 8, 1.0, (0,), keepable=False, recomputable=False),
@@ -100,7 +100,7 @@ def test_a_problem_without_a_plan_names_the_node():
             ask(CutProblem(nodes, (1,)))
 
 
-def test_heavy_tuples_are_computed_again_if_they_are_needed_as_such():
+def test_fewest_bytes_recomputes_needed_heavy_tuples():
     nodes = (
         Node(0, 8, 0.0, (), at_hand=True),
         Node(1, 8, 5.0, (0,), keepable=False, heavy=True),
@@ -115,7 +115,7 @@ def test_heavy_tuples_are_computed_again_if_they_are_needed_as_such():
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))
-def test_nothing_rises_when_the_budget_falls(first):
+def test_fastest_is_monotone_in_budget(first):
     for seed in range(first, first + 20):
         problem = random_problem(seed)
         costs = frontier(problem)
@@ -133,7 +133,7 @@ def test_nothing_rises_when_the_budget_falls(first):
             before = plan
 
 
-def test_no_planner_can_make_the_peak_fall_with_the_budget():
+def test_fastest_peak_may_rise_with_smaller_budget():
     nodes = (Node(0, 1, 0.0, (), at_hand=True), Node(1, 1000, 1.0, (0,)), Node(2, 10, 1.0, (1,)))
     problem = CutProblem(nodes, (2,))
     costs = {}
@@ -143,7 +143,7 @@ def test_no_planner_can_make_the_peak_fall_with_the_budget():
     assert costs == {10: 10, 0: 1010}  # At 0 there is only one plan.
 
 
-def test_working_bytes_counts_what_is_held():
+def test_working_bytes_counts_held_values():
     nodes = (
         Node(0, 1, 0.0, (), at_hand=True),
         Node(1, 10, 1.0, (0,)),
@@ -157,10 +157,10 @@ def test_working_bytes_counts_what_is_held():
     assert working_bytes(problem, (1, 4)) == 0
 
 
-def test_a_plan_is_the_same_in_every_process():
+def test_fastest_is_deterministic_across_processes():
     script = """
 import sys
-from tests.support.cut_brute_force import random_problem
+from tests.internals.remat.cut_brute_force import random_problem
 from xfunc.remat import cut
 assert "scipy" not in sys.modules  # before it is needed
 print([cut.fastest(random_problem(seed), 20) for seed in range(12)])
@@ -178,7 +178,7 @@ print([cut.fastest(random_problem(seed), 20) for seed in range(12)])
 # -- the core -------------------------------------------------------------------------------------
 
 
-def test_a_chain_comes_down_to_its_end():
+def test_reduce_chain_to_its_end():
     nodes = [Node(0, 8, 0.0, (), at_hand=True)]
     nodes += [Node(k, 8, float(k % 3), (k - 1,)) for k in range(1, 300)]
     core = cut_core.reduce(CutProblem(tuple(nodes), (299,)), None)
@@ -186,7 +186,7 @@ def test_a_chain_comes_down_to_its_end():
     assert core.operands == ((),)
 
 
-def test_what_has_only_one_answer_leaves_nothing_to_decide():
+def test_reduce_decided_problem_is_empty():
     nodes = (
         Node(0, 8, 0.0, (), at_hand=True),
         Node(1, 8, 3.0, (0,), recomputable=False),
@@ -216,7 +216,7 @@ def of_layers(count: int) -> CutProblem:
     return CutProblem(tuple(nodes), tuple(n.id for n in nodes[1:] if n.id % 4 != 3))
 
 
-def test_a_search_that_is_cut_short_gives_a_good_plan():
+def test_fastest_with_node_limit_gives_good_plan():
     problem = of_layers(12)
     budget = cut.fastest(problem, 10**9).bytes // 3
     good, best = cut.fastest(problem, budget, node_limit=0), cut.fastest(problem, budget)
@@ -247,7 +247,7 @@ def with_answer(monkeypatch, replace):
     ],
     ids=["none", "too little", "too much"],
 )
-def test_an_answer_that_does_not_hold_is_replaced(monkeypatch, replace):
+def test_fastest_replaces_invalid_solver_answer(monkeypatch, replace):
     problem = of_layers(6)
     most, least = cut.fastest(problem, 10**9).bytes, cut.least(problem)
     with_answer(monkeypatch, replace)
@@ -260,7 +260,7 @@ def test_an_answer_that_does_not_hold_is_replaced(monkeypatch, replace):
         cut.fastest(problem, least.bytes - 1)
 
 
-def test_a_solver_that_finds_nothing_at_all_is_named(monkeypatch):
+def test_least_without_solver_answer_raises(monkeypatch):
     import scipy.optimize
 
     monkeypatch.setattr(scipy.optimize, "milp", lambda *a, **k: SimpleNamespace(x=None, status=4))
@@ -281,7 +281,7 @@ def test_a_solver_that_finds_nothing_at_all_is_named(monkeypatch):
         ({"kept": ()}, "node 2 is needed; it can be neither"),
     ],
 )
-def test_a_wrong_plan_is_refused(change, message):
+def test_verify_refuses_wrong_plan(change, message):
     nodes = (
         Node(0, 8, 0.0, (), at_hand=True),
         Node(1, 8, 3.0, (0,)),

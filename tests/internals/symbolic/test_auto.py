@@ -1,4 +1,4 @@
-"""`buckets="auto"`: the ladder follows what comes; programs are bounded."""
+"""`buckets="auto"`: the ladder follows the sizes of calls; the number of programs is bounded."""
 
 import itertools
 import random
@@ -14,7 +14,7 @@ def highs(auto, **env):
     return tuple(high for _, high in auto.ends(env).values())
 
 
-def test_powers_of_two_then_the_sizes_that_come():
+def test_auto_powers_of_two_then_seen_sizes():
     auto = Auto(Box({"S": Range(1, 512)}))
     assert auto.ends({"S": 65}) == {"S": (65, 128)}
     for k in range(2**11):
@@ -25,7 +25,7 @@ def test_powers_of_two_then_the_sizes_that_come():
     assert highs(auto, S=300) == (512,)
 
 
-def test_a_few_calls_change_nothing():
+def test_auto_few_calls_change_nothing():
     auto = Auto(Box({"S": Range(1, 512)}))
     for _ in range(40):
         auto.note({"S": 65})
@@ -33,7 +33,7 @@ def test_a_few_calls_change_nothing():
     assert highs(auto, S=65) == (128,)
 
 
-def test_there_are_at_most_so_many_programs():
+def test_auto_bounds_number_of_programs():
     auto = Auto(Box({"B": Range(1, 256), "S": Range(1, 2048, 8)}))
     rng = random.Random(0)
     used = set()
@@ -50,7 +50,7 @@ def test_there_are_at_most_so_many_programs():
     assert len(used) <= MOST_PROGRAMS + 4
 
 
-def test_every_size_has_one_bucket():
+def test_auto_buckets_cover_each_size_once():
     auto = Auto(Box({"S": Range(4, 96, 4)}))
     for n in itertools.chain(*[[12, 44, 88]] * 2000):
         auto.note({"S": n})
@@ -62,7 +62,7 @@ def test_every_size_has_one_bucket():
     assert all(low == high + 4 for (_, high), (low, _) in itertools.pairwise(covered))
 
 
-def test_calls_follow_the_ladder():
+def test_jit_auto_buckets_follow_sizes():
     S = xf.Dim("S", max=64)
     jitted = xf.jit(lambda x: x.mean(), dynamic_shapes=((S,),))
     for n in [33, 34, 35] * 50:

@@ -58,7 +58,7 @@ def branches(ws: Any, x: Any) -> Any:
 @pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("f", [xf.grad(loss), step, lean, branches])
 @pytest.mark.parametrize("donated", [(), (0,)])
-def test_the_peak_is_that_of_each_size(f: Any, donated: tuple[int, ...]) -> None:
+def test_symbolic_peak_equals_peak_of_each_size(f: Any, donated: tuple[int, ...]) -> None:
     def module(env: Any) -> Any:
         return xf.jit(f).lower(W, struct(env["B"], env["S"], 16)).module
 
@@ -73,7 +73,7 @@ def test_the_peak_is_that_of_each_size(f: Any, donated: tuple[int, ...]) -> None
         assert around == found.at(env)
 
 
-def test_what_others_exceed_everywhere_is_left_out() -> None:
+def test_upper_drops_dominated_polynomials() -> None:
     sizes = [4 * B * S, 4 * B * S - 1, B * S * S, 900 * S, S + 7]
     basis = Basis(sizes)
     kept = upper([basis.terms(p) for p in sizes], basis, BOX)
@@ -81,7 +81,7 @@ def test_what_others_exceed_everywhere_is_left_out() -> None:
     assert {basis.polynomial(t) for t in kept} == {B * S * S, 900 * S}
 
 
-def test_comparisons_are_noted_and_right() -> None:
+def test_tracked_comparisons_are_noted() -> None:
     basis, facts = Basis([B * S]), Facts()
     x = Tracked.of(12, basis.terms(B * S), facts)
     y = Tracked.of(7, basis.terms(B * S - 5), facts)

@@ -31,7 +31,7 @@ def model(x):
     return (F.pad(h[:, :-1], (0, 0, 2, 0)) ** 2).mean() + h.reshape(-1, 8)[1:].sum()
 
 
-def test_all_numbers_of_a_gradient():
+def test_fit_gradient_at_all_sizes():
     symbolic = fit(traced(xf.grad(model), tokens), BOX)
     for env in ({"B": 2, "S": 3}, {"B": 13, "S": 29}, {"B": 4, "S": 400}):
         module = xf.make_hlo(xf.grad(model))(tokens(env))
@@ -58,13 +58,13 @@ def test_all_numbers_of_a_gradient():
         (lambda x: x + x.shape[1] ** 2, "S^2"),
     ],
 )
-def test_literals(f, literal):
+def test_fit_literals(f, literal):
     symbolic = fit(traced(f, tokens), BOX)
     found = [symbolic.literal(i) for i in symbolic.module.entry.instructions]
     assert literal in map(str, found)
 
 
-def test_what_is_no_polynomial_is_named():
+def test_fit_non_polynomial_raises():
     with pytest.raises(NoFit, match="which is not a polynomial") as caught:
         fit(traced(lambda x: x[:, : (x.shape[1] + 1) // 2] * 2, tokens), BOX)
     assert not caught.value.other_program
@@ -72,7 +72,7 @@ def test_what_is_no_polynomial_is_named():
         fit(traced(lambda x: x * 1.01 ** x.shape[1], tokens), BOX)
 
 
-def test_another_program():
+def test_fit_other_program_raises():
     with pytest.raises(NoFit, match="another program for other sizes") as caught:
         fit(traced(lambda x: x.sin() if x.shape[1] % 2 else x.cos(), tokens), BOX)
     assert caught.value.other_program
@@ -92,7 +92,7 @@ def test_another_program():
     ],
 )
 @pytest.mark.parametrize("highest", [1, 2])
-def test_probes(ranges, highest):
+def test_probes_of_ranges(ranges, highest):
     found = probes(Box(ranges), highest)
     assert found is not None
     envs, basis = found
@@ -104,7 +104,7 @@ def test_probes(ranges, highest):
             assert sizes[name].isdisjoint(sizes[other])
 
 
-def test_too_few_sizes():
+def test_probes_too_few_sizes():
     assert probes(Box({"S": Range(1, 2)})) is None
     with pytest.raises(NoFit, match="S may have too few sizes"):
         fit(lambda env: xf.make_hlo(torch.sin)(struct(env["S"])), Box({"S": Range(3, 3)}))
@@ -112,7 +112,7 @@ def test_too_few_sizes():
 
 @pytest.mark.parametrize("low", [1, 4, 16, 64])
 @pytest.mark.parametrize("others", [{}, {"B": Range(1, 8)}, {"B": Range(16, 64)}])
-def test_probes_are_even_and_odd_but_no_common_sizes(low, others):
+def test_probes_even_and_odd_uncommon_sizes(low, others):
     found = probes(Box({**others, "S": Range(low, 512)}), 2)
     assert found is not None
     sizes = [env["S"] for env in found[0]]

@@ -66,7 +66,7 @@ def lowered(f: Any, policy: Any, ws: Any, rows: int) -> Any:
 
 
 @pytest.mark.parametrize("rows", [32768, 65536, 131072])
-def test_states_on_the_host_take_none_of_the_device(rows: int) -> None:
+def test_offload_scan_carries_peak_estimate(rows: int) -> None:
     found, state = lowered(loss, CARRIES, WEIGHTS, rows), 2 * rows * N
     estimate = peak(found.module).bytes
     assert peak(without_offload(found.module)).bytes - estimate == LAYERS * state
@@ -75,7 +75,7 @@ def test_states_on_the_host_take_none_of_the_device(rows: int) -> None:
     assert estimate == pytest.approx(memory.peak_memory_in_bytes, rel=0.01)
 
 
-def test_products_on_the_host_take_none_of_the_device() -> None:
+def test_offload_dots_peak_estimate() -> None:
     found, state = lowered(loss, Offloaded(cp.dots_saveable), WEIGHTS, 65536), 2 * 65536 * N
     memory = found.compile(TPU).memory_analysis()
     assert memory.host_temp_size_in_bytes == 3 * LAYERS * state
@@ -85,7 +85,7 @@ def test_products_on_the_host_take_none_of_the_device() -> None:
 
 @pytest.mark.parametrize("policy", [CARRIES, Offloaded(cp.dots_saveable), Offloaded(SameCut(None))])
 @pytest.mark.parametrize("f", [loss, unrolled])
-def test_memory_and_time_are_known_at_all_sizes(f: Any, policy: Any) -> None:
+def test_plan_offloaded_estimate_and_seconds_at_all_sizes(f: Any, policy: Any) -> None:
     ws = WEIGHTS if f is loss else EACH
 
     def trace(env: Any) -> Any:
@@ -105,7 +105,7 @@ def test_memory_and_time_are_known_at_all_sizes(f: Any, policy: Any) -> None:
         assert whole.seconds(env) == pytest.approx(alone.seconds(env), rel=1e-9)
 
 
-def test_time_counts_the_link_to_the_host() -> None:
+def test_plan_seconds_count_host_link() -> None:
     rows, chip = 4096, CHIPS["v6e"]
 
     def seconds(policy: Any) -> float:
@@ -127,7 +127,7 @@ def limited(limit: int) -> Any:
     return xf.jit(xf.grad(loss), memory_limit=limit)
 
 
-def test_values_are_offloaded_when_nothing_else_fits() -> None:
+def test_memory_limit_offloads_when_nothing_else_fits() -> None:
     args = WEIGHTS, struct(65536, N)
     with pytest.raises(OutOfMemoryError, match=r"loss\) on v6e:1x1 fits no .*offloaded") as caught:
         limited(10**8).lower(*args).compile(TPU)
@@ -149,7 +149,7 @@ def test_values_are_offloaded_when_nothing_else_fits() -> None:
     assert "chosen: everything" in wide.explain()
 
 
-def test_a_short_bucket_keeps_on_the_device_what_a_long_one_offloads() -> None:
+def test_memory_limit_offloads_in_long_bucket_only() -> None:
     S = xf.Dim("S", max=65536)
     shapes, limit = (None, (S, None)), 10**9
     step = xf.jit(xf.grad(loss), dynamic_shapes=shapes, buckets=[8192, 65536], memory_limit=limit)
@@ -161,7 +161,7 @@ def test_a_short_bucket_keeps_on_the_device_what_a_long_one_offloads() -> None:
     assert "S=65536: " in step.explain()
 
 
-def test_a_cpu_has_one_memory() -> None:
+def test_memory_limit_on_cpu_plans_no_offload() -> None:
     torch.manual_seed(0)
     ws, x = torch.randn(6, 16, 16) / 4, torch.randn(64, 16)
     step = limited(10**8)
@@ -181,7 +181,7 @@ def test_a_cpu_has_one_memory() -> None:
 
 @pytest.mark.parametrize("policy", [cp.dots_saveable, SameCut(0.5), cp.nothing_saveable])
 @pytest.mark.parametrize("f", [loss, unrolled])
-def test_gradients_are_the_same(f: Any, policy: Any) -> None:
+def test_offload_gradients_equal(f: Any, policy: Any) -> None:
     torch.manual_seed(0)
     ws, x = torch.randn(6, 16, 16) / 4, torch.randn(64, 16)
     with ambient.overridden(Override(Offloaded(policy), f is unrolled)):
@@ -194,7 +194,7 @@ def test_gradients_are_the_same(f: Any, policy: Any) -> None:
     torch.testing.assert_close([g.cpu() for g in got], list(expected), rtol=2e-5, atol=2e-5)
 
 
-def test_offloading_comes_after_what_stays_on_the_device() -> None:
+def test_plans_try_offloading_last() -> None:
     box = Box({"S": Range(1, 65536)})
 
     def trace(env: Any) -> Any:
@@ -221,7 +221,7 @@ def test_offloading_comes_after_what_stays_on_the_device() -> None:
     assert not any(", offloaded" in p.name for p in on_cpu.plans)
 
 
-def test_offloaded_values_may_be_padded() -> None:
+def test_offload_with_dynamic_shapes() -> None:
     torch.manual_seed(0)
     ws, S = torch.randn(6, 16, 16) / 4, xf.Dim("S", max=64)
     with ambient.overridden(Override(Offloaded(cp.dots_saveable))):

@@ -1,4 +1,4 @@
-"""Plans under a limit of memory: what is chosen, what is refused, and that results are the same."""
+"""Plans under a limit of memory: the choice among them, refusals, and equal results."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plans(f: Any, limit: int, box: Box = BOX) -> Plans:
 
 
 @pytest.mark.parametrize(("f", "limit"), [(loss, 4_000_000), (unrolled, 6_000_000)])
-def test_the_larger_the_size_the_less_is_kept(f: Any, limit: int) -> None:
+def test_plans_keep_less_at_larger_sizes(f: Any, limit: int) -> None:
     found = plans(f, limit)
     chosen = [found.choose({"B": 16, "S": s}) for s in (8, 64, 128, 256)]
     assert chosen[0].name == ("everything" if f is loss else "as written")
@@ -60,7 +60,7 @@ def test_the_larger_the_size_the_less_is_kept(f: Any, limit: int) -> None:
         assert end == 512 or plan.peak({"B": 16, "S": end + 1}) > limit
 
 
-def test_the_least_that_would_do_does() -> None:
+def test_plans_required_bytes_suffice() -> None:
     env = {"B": 16, "S": 512}
     found = plans(loss, 1_000_000)
     with pytest.raises(OutOfMemoryError, match="f at B=16, S=512 fits no memory_limit") as caught:
@@ -82,7 +82,7 @@ def test_the_least_that_would_do_does() -> None:
     assert {p.name for p in found.plans} <= candidates().keys() | offloading().keys()
 
 
-def test_a_function_that_differs_from_size_to_size_is_analysed_size_by_size() -> None:
+def test_plans_of_function_that_differs_by_size() -> None:
     def odd(ws: Any, x: Any) -> Any:
         return loss(ws, x if x.shape[1] % 2 else x.cos())
 
@@ -94,7 +94,7 @@ def test_a_function_that_differs_from_size_to_size_is_analysed_size_by_size() ->
     assert "size by size: another program for other sizes" in found.explain(env)
 
 
-def test_jit_keeps_to_its_limit() -> None:
+def test_jit_memory_limit_holds() -> None:
     torch.manual_seed(0)
     ws, x = torch.randn(6, 16, 16) / 4, torch.randn(8, 64, 16)
     expected = torch.func.grad(unrolled)(ws, x)
@@ -116,7 +116,7 @@ def test_jit_keeps_to_its_limit() -> None:
     assert wide.lower(ws, x).cost_analysis() == free.cost_analysis()
 
 
-def test_a_function_without_checkpoints_becomes_one() -> None:
+def test_memory_limit_of_function_without_checkpoints() -> None:
     ws, x = torch.randn(6, 16, 16) / 4, torch.randn(8, 64, 16)
     found = plans(unrolled, 1)
     with pytest.raises(OutOfMemoryError, match="fits no memory_limit of 1 bytes"):
@@ -134,7 +134,7 @@ def test_a_function_without_checkpoints_becomes_one() -> None:
     torch.testing.assert_close(aux["x"].cpu(), x)
 
 
-def test_a_limit_that_nothing_fits() -> None:
+def test_memory_limit_too_small_raises() -> None:
     ws, x = torch.randn(6, 16, 16) / 4, torch.randn(8, 64, 16)
     tight = xf.jit(xf.grad(loss), memory_limit=1000)
     for _ in range(2):
@@ -149,7 +149,7 @@ def test_a_limit_that_nothing_fits() -> None:
     )
 
 
-def test_short_batches_keep_what_long_ones_compute_again() -> None:
+def test_memory_limit_recomputes_in_long_bucket_only() -> None:
     torch.manual_seed(0)
     ws = torch.randn(6, 16, 16) / 4
     length = xf.Dim("S", max=64)
@@ -176,6 +176,6 @@ def test_short_batches_keep_what_long_ones_compute_again() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "14 GiB", True])
-def test_limits_that_are_none(limit: Any) -> None:
+def test_memory_limit_invalid_raises(limit: Any) -> None:
     with pytest.raises(ValueError, match="memory_limit="):
         xf.jit(loss, memory_limit=limit)

@@ -18,7 +18,7 @@ def random_polynomial(rng, highest=2, symbols=("B", "S")):
     return Polynomial.of(terms)
 
 
-def test_arithmetic_is_that_of_the_values():
+def test_polynomial_arithmetic_equals_values():
     rng = random.Random(0)
     for _ in range(200):
         p, q = random_polynomial(rng), random_polynomial(rng)
@@ -47,11 +47,11 @@ def test_arithmetic_is_that_of_the_values():
         (product([B, 4, S - 1]), "4*B*S-4*B"),
     ],
 )
-def test_printed(p, text):
+def test_polynomial_str(p, text):
     assert str(p) == text
 
 
-def test_equal_and_divided():
+def test_polynomial_equality_and_division():
     assert S + 1 - S == 1
     assert hash(S + 1 - S) == hash(1)
     assert simplest(S * 0 + 7) == 7
@@ -64,7 +64,7 @@ def test_equal_and_divided():
         value(S * Fraction(1, 2), {"S": 5})
 
 
-def test_ratios():
+def test_ratio_at_and_str():
     assert Ratio(Polynomial.constant(1), B * S).at({"B": 3, "S": 5}) == 1 / 15
     assert Ratio(Polynomial.constant(1), S, root=True).at({"S": 4}) == 0.5
     assert str(Ratio(S - 1, B * S)) == "(S-1)/(B*S)"
@@ -76,7 +76,7 @@ def points(box):
     return [dict(zip(box.ranges, s, strict=True)) for s in itertools.product(*sizes)]
 
 
-def test_comparison_agrees_with_all_sizes():
+def test_box_at_most_and_bounds_agree_with_all_sizes():
     rng, decided = random.Random(1), 0
     for _ in range(400):
         low, high, step = rng.randint(1, 4), rng.randint(6, 14), rng.choice([1, 1, 2, 3])
@@ -93,7 +93,7 @@ def test_comparison_agrees_with_all_sizes():
     assert decided == 400
 
 
-def test_compare_names_the_relation():
+def test_box_compare_relation():
     box = Box({"B": Range(1, 8), "S": Range(2, 512)})
     assert box.compare(S * B, S * B + 1) == "<="
     assert box.compare(S * B, S) == ">="
@@ -103,7 +103,7 @@ def test_compare_names_the_relation():
     assert box.compare(Polynomial.symbol("S") * 0 + 3, 3) == "=="
 
 
-def test_without_a_largest_size():
+def test_box_at_most_without_largest_size():
     box = Box({"B": Range(1, 8), "S": Range(2)})
     assert box.at_most(S, S * S)
     assert box.at_most(B * S, 8 * S)

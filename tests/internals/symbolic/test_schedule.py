@@ -82,7 +82,7 @@ def least_peak(edges: list[list[int]], sizes: list[int], kept: list[int]) -> int
 
 
 @pytest.mark.parametrize(("n", "reach"), [(8, 8), (12, 6), (40, 4)])
-def test_within_five_percent_of_the_best_order(n: int, reach: int) -> None:
+def test_chosen_order_within_five_percent_of_best(n: int, reach: int) -> None:
     for seed in range(6):
         given, graph = random_task(n, reach, seed)
         order = chosen(list(candidates([given])), [given])
@@ -91,7 +91,7 @@ def test_within_five_percent_of_the_best_order(n: int, reach: int) -> None:
         assert found <= held(given.memory.steps, given).bytes
 
 
-def test_the_exhaustive_search_is_right() -> None:
+def test_least_peak_equals_all_permutations() -> None:
     for seed in range(3):
         given, graph = random_task(6, 6, seed)
         orders = [
@@ -103,7 +103,7 @@ def test_the_exhaustive_search_is_right() -> None:
         assert least_peak(*graph) == best
 
 
-def test_ties_go_to_what_is_read_soonest() -> None:
+def test_list_order_breaks_ties_by_next_read() -> None:
     # Three equal starts; the last step reads 0, the one before it 1, the first one 2.
     edges = [[], [], [], [2], [1, 3], [0, 4]]
     assert list_order(task(edges, [1] * 6, [5]))[0] == 2
@@ -126,7 +126,7 @@ def loss(a: Any, b: Any, ws: Any) -> Any:
 
 
 @pytest.mark.parametrize("f", [wide, xf.grad(loss), xf.grad(loss, argnums=(0, 1, 2))])
-def test_one_order_suits_all_sizes(f: Any) -> None:
+def test_schedule_one_order_for_all_sizes(f: Any) -> None:
     def module(env: Any) -> Any:
         a = xf.ShapeDtypeStruct((env["B"], env["S"], 16), torch.float32)
         b = xf.ShapeDtypeStruct((16, env["S"]), torch.float32)
@@ -159,7 +159,7 @@ def numbers(s: int = 256) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(*n, generator=g) for n in shapes)
 
 
-def test_xla_is_given_the_order_that_fits_a_limit() -> None:
+def test_memory_limit_reorders_steps() -> None:
     def held(f: Any) -> int:
         found = f.lower(*numbers()).compile().memory_analysis().peak_memory_in_bytes
         assert found is not None
@@ -176,7 +176,7 @@ def test_xla_is_given_the_order_that_fits_a_limit() -> None:
     assert caught.value.required_bytes == held(f)
 
 
-def test_a_bucket_in_an_order_that_fits() -> None:
+def test_memory_limit_reorders_steps_in_bucket() -> None:
     S = xf.Dim("S", min=2, max=256)
     spec = ((None, S, None), (None, S), None)
     f = xf.jit(wide, dynamic_shapes=spec, buckets=[256], memory_limit=9_000_000)
@@ -211,7 +211,7 @@ def recomputed(x: Any, ws: Any) -> Any:
 
 
 @pytest.mark.parametrize("f", [looped, recomputed])
-def test_programs_in_order_do_the_same(f: Any) -> None:
+def test_arranged_program_has_equal_results(f: Any) -> None:
     args = numbers()[0], numbers()[2] / 4
     expected = xf.jit(f)(*args)
     override = Override(None, False, lambda _found, made, _donated, load: load(arranged(made())))

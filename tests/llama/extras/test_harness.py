@@ -140,7 +140,7 @@ def _items(answer: Any) -> tuple[Any, ...]:
     return tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
 
 
-def test_each_kind_of_task(run: Path, hub: Path, tasks: Path) -> None:
+def test_harness_tasks_match_lm_eval(run: Path, hub: Path, tasks: Path) -> None:
     kinds = [kind for kind in KINDS if kind != "loglikelihood_rolling"]
     found, expected = (evaluated(model, tasks, *kinds) for model in (ours(run), theirs(hub)))
     for kind in kinds:
@@ -152,7 +152,7 @@ def test_each_kind_of_task(run: Path, hub: Path, tasks: Path) -> None:
     assert len(texts) > 3
 
 
-def test_perplexities(run: Path, hub: Path, tasks: Path) -> None:
+def test_harness_perplexities_match_lm_eval(run: Path, hub: Path, tasks: Path) -> None:
     """Theirs begins a text twice, and scores the second beginning, unless it is told not to."""
     kind, usual = "loglikelihood_rolling", theirs(hub)
     assert usual.tok_encode("yes")[0] == usual.prefix_token_id
@@ -160,7 +160,9 @@ def test_perplexities(run: Path, hub: Path, tasks: Path) -> None:
     assert_same(found, evaluated(theirs(hub, add_bos_token=False), tasks, kind), kind)
 
 
-def test_a_tokenizer_that_begins_no_text(hub: Path, tasks: Path, tmp_path: Path) -> None:
+def test_harness_without_begin_token_matches_lm_eval(
+    hub: Path, tasks: Path, tmp_path: Path
+) -> None:
     """Like Qwen's: the token that ends a text comes before one that has no context."""
     folder = tmp_path / "hub"
     folder.mkdir()
@@ -177,7 +179,7 @@ def test_a_tokenizer_that_begins_no_text(hub: Path, tasks: Path, tmp_path: Path)
         assert_same(found, expected, kind)
 
 
-def test_the_command(
+def test_harness_command_matches_lm_eval(
     run: Path, hub: Path, tasks: Path, tmp_path: Path, command: Callable[..., tuple[int, str]]
 ) -> None:
     out, names = tmp_path / "results.json", "own_multiple_choice,own_generate_until"
@@ -198,7 +200,7 @@ def test_the_command(
     ]
 
 
-def test_fewer_documents_and_other_examples(
+def test_harness_command_with_limit_and_fewshot(
     run: Path, tasks: Path, tmp_path: Path, command: Callable[..., tuple[int, str]]
 ) -> None:
     out = tmp_path / "results.json"
@@ -209,7 +211,7 @@ def test_fewer_documents_and_other_examples(
     assert limited["sample_len"] == 3 < len(samples)
 
 
-def test_what_cannot_be_run(
+def test_harness_command_errors(
     run: Path, tasks: Path, tmp_path: Path, command: Callable[..., tuple[int, str]]
 ) -> None:
     told = command("harness", run, "--tasks", "own_nothing", "--task-path", tasks)

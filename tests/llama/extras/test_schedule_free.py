@@ -20,7 +20,9 @@ THEIRS = [schedulefree.AdamWScheduleFree, reference.AdamWScheduleFreeReference]
 
 @pytest.mark.parametrize("theirs", THEIRS)
 @pytest.mark.parametrize(("beta1", "beta2", "eps"), [(0.9, 0.95, 1e-8), (0.6, 0.999, 1e-3)])
-def test_updates(theirs: Any, beta1: float, beta2: float, eps: float) -> None:
+def test_schedule_free_update_matches_schedulefree(
+    theirs: Any, beta1: float, beta2: float, eps: float
+) -> None:
     """Of gradients that depend on where they are taken; with a warm-up."""
     params, goal = random_tree(0), xf.tree.leaves(random_tree(1))
     leaves = [p.clone() for p in xf.tree.leaves(params)]
@@ -49,7 +51,7 @@ def test_updates(theirs: Any, beta1: float, beta2: float, eps: float) -> None:
             torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_training() -> None:
+def test_schedule_free_training_matches_schedulefree() -> None:
     """Losses of 20 steps of a small model, and then held-out ones, at the average."""
     config = model.Config.tiny(vocab=64)
     kinds = {"optimizer": "schedule_free", "schedule": "constant", "warmup": 4, "peak_lr": 0.02}

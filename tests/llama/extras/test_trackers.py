@@ -1,4 +1,4 @@
-"""What Weights & Biases and MLflow keep of a run that was resumed."""
+"""Weights & Biases and MLflow keep a resumed run as one run."""
 
 import html
 import json
@@ -126,7 +126,7 @@ def test_wandb_keeps_a_resumed_run_as_one(run: Path) -> None:
     assert f"<pre>{html.escape(samples(run, STEPS))}</pre>" in text
 
 
-def test_wandb_would_upload_both_parts(run: Path) -> None:
+def test_wandb_sync_would_upload_both_parts(run: Path) -> None:
     folders = sorted(run.glob("wandb/offline-run-*"))
     told = python("-m", "wandb", "sync", "--dry-run", *folders).split()
     assert [word for word in told if word.endswith(".wandb")] == [
@@ -134,7 +134,7 @@ def test_wandb_would_upload_both_parts(run: Path) -> None:
     ]
 
 
-def test_wandb_without_a_key(settings: Callable[..., list[str]]) -> None:
+def test_wandb_without_a_key_is_reported(settings: Callable[..., list[str]]) -> None:
     how: Any = {"WANDB_MODE": "online", "HOME": "/nonexistent"}
     pairs = settings("none", "trackers=[wandb]")
     told = python("-m", "examples.llama", "fit", *pairs, status=2, **how)
@@ -174,7 +174,7 @@ def count(settings: Any) -> int:
     return sum(map(count, settings.values())) if isinstance(settings, dict) else 1
 
 
-def test_mlflow_knows_which_runs_go_on(tmp_path: Path) -> None:
+def test_mlflow_resumes_run_in_chosen_store(tmp_path: Path) -> None:
     """In a store of the caller's choice, in the experiment that is named."""
     script = """
 import sys

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch._C import _functorch  # pyright: ignore[reportAttributeAccessIssue]
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as tree
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from xfunc.torchlib import functorch
 
 from . import meaning
 
@@ -34,7 +33,10 @@ class Rows(TorchFunctionMode):
 
 
 def _memory(t: Tensor) -> int:
-    return functorch.innermost(t).untyped_storage().data_ptr()
+    """Where the data lies, beneath the wrappers of all levels of torch.func."""
+    while _functorch.is_functorch_wrapped_tensor(t):
+        t = _functorch.get_unwrapped(t)
+    return t.untyped_storage().data_ptr()
 
 
 class Consistent(TorchFunctionMode):

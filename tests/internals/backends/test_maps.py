@@ -1,0 +1,32 @@
+"""The memory maps of compiled programs, which are limited in number."""
+
+import os
+
+import pytest
+import torch
+
+import xfunc as xf
+from tests.support.functions import vector
+from xfunc.backends import active, maps
+
+pytestmark = pytest.mark.usefixtures("alive_afterwards")
+
+
+def test_memory_maps_exhausted_by_programs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a bound the process would end with SIGSEGV after some thousand programs."""
+    xf.jit(torch.sin)(vector())
+    limit = maps.map_limit()
+    assert int(os.environ["XLA_COMPILATION_CACHE_SIZE"]) <= limit // 100
+
+    def compile_many() -> None:
+        for n in range(17):
+            xf.jit(lambda x, n=n: x + n)(vector())
+
+    compile_many()
+    monkeypatch.setattr(maps, "map_limit", lambda: 100)
+    xf.clear_caches()
+    repair = "clear_caches" if active.runtime().name == "pjrt" else "CACHE_SIZE"
+    with pytest.raises(xf.errors.CompileError, match=rf"(?s)holds \d+ memory maps.*{repair}"):
+        compile_many()
+    monkeypatch.undo()
+    assert xf.jit(lambda x: x + 100)(vector()).shape == (3,)

@@ -1,0 +1,73 @@
+"""What a function holds is watched, rather than looked at in each call."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from xfunc.cache import identity, watch
+
+X = torch.tensor([1.0, 2.0, 3.0])
+
+
+class _Walks(identity.Walk):
+    count = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        _Walks.count += 1
+
+
+def test_walk_only_after_held_objects_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = types.SimpleNamespace(rate=2.0, more={"bias": [1.0]})
+    f = xf.jit(lambda x: x * settings.rate + settings.more["bias"][0])
+
+    def looks() -> int:
+        _Walks.count = 0
+        f(X)
+        return _Walks.count
+
+    f(X)
+    f(X)
+    monkeypatch.setattr(identity, "Walk", _Walks)
+    assert [looks() for _ in range(5)] == [0] * 5
+    settings.more["bias"][0] = 5.0
+    assert looks() > 0
+    assert f(X).tolist() == [7, 9, 11]
+    for k in range(100):  # What changes at each call is soon looked at, rather than watched.
+        settings.rate = float(k)
+        assert f(X)[0].item() == k + 5.0
+    for _ in range(200):
+        f(X)
+    assert looks() == 0
+
+
+@pytest.mark.parametrize("versions", [True, False])
+def test_watch_without_cpython_version_numbers(
+    versions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contents are compared where CPython's numbers do not do what is expected."""
+    assert watch._class_versions
+    assert watch._dict_versions
+    monkeypatch.setattr(watch, "_class_versions", versions)
+    monkeypatch.setattr(watch, "_dict_versions", versions)
+    space: dict[str, object] = {"a": 1, "b": 2}
+    names = watch.Namespace(space, ["a", "missing"])
+    assert names.same()
+    space["b"] = 3
+    assert names.same()
+    space["missing"] = 1
+    assert not names.same()
+    cls: Any = type("C", (), {"k": 1})
+    found = watch.Watch([], [cls])
+    assert found.same()
+    cls.k = 2
+    assert not found.same()
+    base: Any = type("B", (), {"k": 1})
+    found = watch.Watch([], [type("D", (base,), {})])
+    base.k = 2
+    assert not found.same()

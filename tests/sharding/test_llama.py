@@ -1,0 +1,152 @@
+"""The Llama example on 8 devices: weights, text, the step that `aot` lowers, and attention."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from examples.llama import config, fit, generate, hf, model, splash, train
+from examples.llama.attention import dense
+from examples.llama.footprint import Case
+from examples.llama.plan import Plan
+from examples.llama.sharding import Sharding
+
+CONFIG = model.TINY["tiny"]
+
+
+@pytest.fixture(params=[{"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 2, "tensor": 4}], ids=str)
+def sharding(request: pytest.FixtureRequest) -> Sharding:
+    return Sharding.of(request.param)
+
+
+def random_params() -> model.Params:
+    generator = torch.Generator().manual_seed(0)
+    return xf.tree.map(
+        lambda a: 0.3 * torch.randn(a.shape, generator=generator), model.shapes(CONFIG)
+    )
+
+
+def tokens(*shape: int) -> torch.Tensor:
+    return torch.randint(CONFIG.vocab, shape, generator=torch.Generator().manual_seed(1))
+
+
+def assert_equal(actual: Any, expected: Any) -> None:
+    xf.tree.map(lambda a, e: torch.testing.assert_close(a, e, rtol=0, atol=0), actual, expected)
+
+
+def test_llama_load_and_save_sharded_weights(sharding: Sharding, tmp_path: Path) -> None:
+    params = random_params()
+    hf.save(tmp_path / "one", CONFIG, params)
+    places = sharding.params(model.weights(CONFIG))
+    _, loaded = hf.load(tmp_path / "one", shardings=places)
+    xf.tree.map(lambda x, place: assert_lies(x, place.spec, sharding), loaded, places)
+    assert_equal(xf.device_get(loaded), params)
+    hf.save(tmp_path / "two", CONFIG, loaded, max_shard_size=20_000)
+    assert_equal(hf.load(tmp_path / "two")[1], params)
+
+
+def assert_lies(x: torch.Tensor, spec: xf.P, sharding: Sharding) -> None:
+    found = xf.sharding.sharding_of(x)
+    assert found is not None
+    assert found.mesh == sharding.mesh
+    assert found.tiles(x.ndim) == sharding.on_mesh(spec).tiles(x.ndim)
+
+
+@pytest.mark.parametrize("batch", [4, 1])
+def test_llama_generate_equals_one_device(sharding: Sharding, batch: int) -> None:
+    """A batch, or heads of keys, that the mesh does not divide are whole on each device."""
+    params, prompt = random_params(), tokens(batch, 9)
+    text = prompt
+    with xf.disable_jit():
+        for _ in range(6):
+            logits = model.forward(params, text, CONFIG)[:, -1]
+            text = torch.cat([text, logits.argmax(-1)[:, None]], 1)
+    put = xf.device_put(params, sharding.params(model.weights(CONFIG)))
+    settings: dict[str, Any] = {"config": CONFIG, "new": 6, "plan": Plan(sharding=sharding)}
+    found = generate.generate(put, prompt, xf.random.key(0), **settings)
+    assert xf.device_get(found).tolist() == text[:, 9:].tolist()
+
+
+def test_llama_cache_is_sharded() -> None:
+    sharding = Sharding.of({"data": 2, "fsdp": 2, "tensor": 2})
+    plan = Plan(sharding=sharding)
+
+    @xf.jit
+    def run(params: model.Params, prompt: torch.Tensor) -> generate.Cache:
+        cache = generate.empty(CONFIG, 4, 16, torch.float32, plan)
+        first = torch.zeros(4, dtype=torch.int64)
+        where = torch.tensor(0)
+        return generate.advance(params, cache, prompt, where, first, CONFIG, plan)[1]
+
+    put = xf.device_put(random_params(), sharding.params(model.weights(CONFIG)))
+    for x in run(put, tokens(4, 9)):
+        assert x.shape == (2, 4, 2, 16, 8)
+        assert_lies(x, xf.P(None, ("fsdp", "data"), "tensor"), sharding)
+
+
+SETTINGS = {
+    "mixed": "train.precision=mixed train.optimizer=adafactor train.plan.microbatches=2",
+    "compensated": "train.precision=compensated train.plan.policy=offload on_bad=ignore",
+    "stochastic": "train.precision=stochastic mesh.fsdp=2 mesh.data=2 train.optimizer=adafactor",
+}
+
+
+class Seen(Exception):
+    """The step was reached."""
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_llama_aot_lowers_the_step_of_fit(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 300, encoding="utf-8")
+    pairs = (
+        f"folder={tmp_path / 'run'} data.files={text} data.vocab=300 train.model=tiny "
+        "train.model.vocab=304 data.batch=16 data.seq=32 mesh.tensor=2 train.steps=2 "
+        f"train.warmup=1 train.plan.block=16 {SETTINGS[name]}"
+    )
+    run = config.read(pairs=pairs.split())
+    seen = []
+
+    def step(state: train.State, batch: train.Batch, base: None, *, recipe: train.Recipe) -> None:
+        seen.append(lower(state, batch, base, recipe=recipe).as_text())
+        raise Seen("enough")
+
+    lower = train.train_step.lower
+    monkeypatch.setattr(train, "train_step", step)
+    with pytest.raises(Seen, match="enough"):
+        fit.fit(run)
+    monkeypatch.undo()
+    assert Case(run, "v6e:2x4").lower().as_text() == seen[0]
+    assert "sharding={devices=[" in seen[0]
+
+
+DOCUMENTS = torch.tensor([[1] * 50 + [2] * 78, [1] * 128, [1] * 100 + [0] * 28, [1, 2] * 64])
+
+
+@pytest.mark.sample(2, seed=0)
+@pytest.mark.parametrize(
+    ("axes", "segments"),
+    [({"data": 2, "fsdp": 2, "tensor": 2}, DOCUMENTS), ({"fsdp": 2, "tensor": 4}, None)],
+    ids=["documents", "devices_share_heads"],
+)
+def test_splash_attention_equals_dense_attention(
+    axes: dict[str, int], segments: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splash, "PLATFORM", "cpu")
+    sharding = Sharding.of(axes)
+    generator = torch.Generator().manual_seed(0)
+    qkv = [torch.randn(4, n, 128, 16, generator=generator) for n in (4, 2, 2)]
+    weights = torch.randn(4, 4, 128, 16, generator=generator)
+
+    def gradients(attention: Any) -> Any:
+        value = xf.value_and_grad(lambda qkv: (attention(*qkv) * weights).sum())
+        return xf.device_get(value(qkv))
+
+    got = gradients(lambda q, k, v: splash.splash_attention(q, k, v, segments, sharding=sharding))
+    want = gradients(lambda q, k, v: dense(q, k, v, segments))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
