@@ -208,6 +208,18 @@ def jvp(
     return out, tree.map(lambda o, t: t.to(o.dtype), out, dots), aux
 
 
+def intercept_operands(lift: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+    """Pass the operands of every ``torch.autograd.Function`` through `lift` first.
+
+    ``Function.apply`` passes no function mode, so traced code could give it a tensor from outside
+    without the trace seeing it. Outside torch.func's transforms, ``apply`` itself takes its
+    operands from this function of torch (2.9 to 2.14), even if it was bound before xfunc was
+    imported; inside of them, it calls an operator, which passes the mode.
+    """
+    unwrap = torch._functorch.utils.unwrap_dead_wrappers
+    torch._functorch.utils.unwrap_dead_wrappers = lambda args: unwrap(lift(args))
+
+
 def custom_function_call(
     function: type[torch.autograd.Function], *operands: object
 ) -> tuple[Leaf, ...]:

@@ -387,3 +387,12 @@ class Trace:
                 "compute a new tensor and return it (x = x + 1 instead of x += 1; "
                 "torch.index_put instead of x[i] = y).",
             )
+
+
+def _lift_operands(args: tuple[object, ...]) -> tuple[object, ...]:
+    """The operands of a ``torch.autograd.Function``, as values of the innermost trace."""
+    trace = current()
+    return args if trace is None else trace.mode.lift_all(args, {})[0]
+
+
+functorch.intercept_operands(_lift_operands)

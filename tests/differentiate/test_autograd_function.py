@@ -1,0 +1,126 @@
+"""A ``torch.autograd.Function`` given values that the function inside a transform closes over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+
+Tensor = torch.Tensor
+
+
+class Mul(torch.autograd.Function):
+    """``a * b``, by rules of its own in both modes."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return a * b
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Any) -> Any:
+        a, b = ctx.saved_tensors
+        return cts[0] * b, cts[0] * a
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        (a, b), (da, db) = ctx.saved_tensors, tangents
+        return da * b + a * db
+
+
+class OldMul(torch.autograd.Function):
+    """The same in the older style, for plain autograd only."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Any) -> Any:
+        a, b = ctx.saved_tensors
+        return cts[0] * b, cts[0] * a
+
+
+C, YES = torch.tensor(2.0, dtype=torch.float64), torch.tensor(True)
+ONE = torch.tensor(1.0, dtype=torch.float64)
+Fun = Callable[[Tensor, Callable[..., Any]], Tensor]
+
+# Functions of w and of a product; in each, w is closed over by what a transform traces.
+NESTED: dict[str, Fun] = {
+    "jit": lambda w, mul: xf.jit(lambda c: mul(c, w))(C),
+    "jit of captures": lambda w, mul: xf.jit(lambda c: c + mul(w, w))(C),
+    "jit without arguments": lambda w, mul: xf.jit(lambda: mul(w, w))(),
+    "jit beside another use": lambda w, mul: xf.jit(lambda c: mul(c, w) + w)(C),
+    "jit in jit": lambda w, mul: xf.jit(lambda c: xf.jit(lambda d: mul(d, w) * c)(c))(C),
+    "checkpoint": lambda w, mul: xf.checkpoint(lambda c: mul(torch.sin(c), w))(C),
+    "cond": lambda w, mul: xf.cond(YES, lambda c: mul(c, w), lambda c: c, C),
+    "switch": lambda w, mul: xf.switch(1, [torch.sin, lambda c: mul(c, w)], C),
+    "scan": lambda w, mul: xf.scan(lambda k, _: (mul(k, w), None), ONE, None, length=2)[0],
+    "fori_loop": lambda w, mul: xf.fori_loop(0, 2, lambda i, k: mul(k, w), C),
+    "map": lambda w, mul: xf.map(lambda c: mul(c, w), torch.stack([C, C])).sum(),
+    "custom_jvp": lambda w, mul: xf.checkpoint(xf.jit(lambda c: mul(mul(c, w), w)))(C),
+}
+W = torch.tensor(3.0, dtype=torch.float64)
+
+
+def by_torch(f: Fun) -> Tensor:
+    """The derivative for plain multiplication, by torch in float64."""
+    w = W.clone().requires_grad_()
+    with xf.disable_jit():
+        return torch.autograd.grad(f(w, torch.mul), w)[0]
+
+
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("mul", [Mul, OldMul])
+def test_autograd_function_of_captured_value_has_its_gradient(name: str, mul: Any) -> None:
+    f = NESTED[name]
+    found = xf.grad(lambda w: f(w, mul.apply))(W)
+    torch.testing.assert_close(found.cpu(), by_torch(f))
+
+
+TRANSFORMS: dict[str, Callable[..., Any]] = {
+    "jacrev": xf.jacrev,
+    "jacfwd": xf.jacfwd,
+    "jit of grad": lambda f: xf.jit(xf.grad(f)),
+    "vmap of grad": lambda f: lambda w: xf.vmap(xf.grad(f))(torch.stack([w, w]))[1],
+    "grad of vmap": lambda f: lambda w: xf.grad(lambda v: xf.vmap(f)(torch.stack([v, v]))[1])(w),
+}
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize("name", NESTED)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_autograd_function_of_captured_value_by_transforms(transform: str, name: str) -> None:
+    f = NESTED[name]
+    found = TRANSFORMS[transform](lambda w: f(w, Mul.apply))(W)
+    torch.testing.assert_close(found.cpu(), by_torch(f))
+
+
+def test_autograd_function_of_argument_and_captured_value() -> None:
+    def f(w: Tensor, c: Tensor) -> Tensor:
+        return xf.jit(lambda c: Mul.apply(c, w))(c)
+
+    found = xf.grad(f, argnums=(0, 1))(W, C)
+    assert [g.item() for g in found] == [2.0, 3.0]
+
+
+def test_autograd_function_bound_before_import() -> None:
+    """What a library keeps of ``apply`` is torch's own function, which nothing can replace."""
+    apply = torch.autograd.Function.__dict__["apply"].__get__(None, Mul)
+    assert xf.grad(lambda w: xf.jit(lambda c: apply(c, w))(C))(W).item() == 2.0
+
+
+def test_autograd_function_outside_traces_is_untouched() -> None:
+    w = W.clone().requires_grad_()
+    assert torch.autograd.grad(Mul.apply(C, w), w)[0].item() == 2.0
