@@ -105,6 +105,7 @@ def test_largest_buffers(compiled):
     assert len(compiled.largest_buffers(100)) > 3
 
 
+@pytest.mark.slow
 def test_bfloat16_sums_accumulate_in_float32_without_copy():
     def loss(x):
         return (torch.nn.functional.layer_norm(x.softmax(1), (N,)) * x).float().mean()
@@ -234,6 +235,7 @@ def alike(x):
     return xf.shard_as(torch.ones(64, 256) * x.sum(), x)[0]
 
 
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize(
     ("f", "by_gspmd", "by_shardy"),
     [

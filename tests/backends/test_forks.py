@@ -124,6 +124,7 @@ ENDS: dict[str, tuple[str, int]] = {
 }
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("end", ENDS)
 def test_fork_exit_status(end: str) -> None:
     do, status = ENDS[end]
@@ -166,6 +167,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_fork_data_loader_worker_raises(tmp_path: os.PathLike[str]) -> None:
     file = os.path.join(tmp_path, "workers.py")
     with open(file, "w") as out:

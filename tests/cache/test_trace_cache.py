@@ -232,6 +232,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_trace_cache_misses_changed_process_state(
     load: Any, change: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,6 +37,7 @@ def test_fixed_programs_equal_torch(first: int) -> None:
         pytest.fail("\n".join(map(shown, found)), pytrace=False)
 
 
+@pytest.mark.slow
 def test_seeded_programs_equal_torch(seed: int) -> None:
     """One may differ or meet an error without a name: of 1,800 others two did."""
     chunks = [range(n, n + CHUNK) for n in range(0, 200, CHUNK)]

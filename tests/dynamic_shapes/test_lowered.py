@@ -174,6 +174,7 @@ def limited(bytes: int) -> Any:
     return jitted.lower(struct(6, 16, 16), struct(8, S, 16))
 
 
+@pytest.mark.slow
 def test_memory_limit_holds_in_each_bucket_and_file() -> None:
     ws, limit = torch.randn(6, 16, 16) / 4, 700_000
     lowered, free = limited(limit), limited(10**8)
@@ -195,6 +196,7 @@ def test_memory_limit_holds_in_each_bucket_and_file() -> None:
             torch.testing.assert_close(run(ws, x).cpu(), want, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_memory_limit_too_small_for_bucket_raises() -> None:
     with pytest.raises(OutOfMemoryError, match=r"at S=16 fits no memory_limit of 5000 bytes"):
         limited(5000).compile()
@@ -205,6 +207,7 @@ def test_memory_limit_too_small_for_bucket_raises() -> None:
     assert limited(needed).compile().memory_analysis().peak_memory_in_bytes <= needed
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize(
     ("limit", "most"),
     [(10**8, 8), (700_000, 21), (1000, 20)],  # fits; long batches recompute; nothing fits

@@ -73,6 +73,7 @@ CHAINS: dict[str, Op] = {
 SHAPES = (3, 3), (5, 17)
 
 
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.filterwarnings(r"ignore:index_reduce\(\) is in beta")
 @pytest.mark.parametrize("op", OPS)
 def test_maxima_derivatives_of_computed_values(op: str) -> None:

@@ -84,7 +84,7 @@ CALLS: dict[str, tuple[Callable[[], Any], float, float]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(5, seed=0)
+@pytest.mark.sample(16, seed=0)
 @pytest.mark.parametrize("name", CALLS)
 def test_implicit_distributions_in_jit_and_eager(name: str) -> None:
     call, mean, deviation = CALLS[name]

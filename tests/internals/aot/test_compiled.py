@@ -44,6 +44,7 @@ def lower_plain(rows):
     return xf.jit(plain_step, donate_argnums=0).lower(*shapes)
 
 
+@pytest.mark.slow
 def test_memory_analysis_holes_count_once():
     compiled = lower_plain(rows=6144).compile("v6e-1")
     memory, said = compiled.memory_analysis(), vars(compiled.program)["result"].report["memory"]
@@ -63,6 +64,7 @@ def test_memory_analysis_holes_count_once():
 DOES_NOT_FIT = r"plain_step does not fit in the memory of a v6e chip, .* takes \d+\.\d GiB, results"
 
 
+@pytest.mark.slow
 def test_compile_out_of_memory(cache, monkeypatch):
     large = lower_plain(rows=16384)
     with pytest.raises(OutOfMemoryError, match=DOES_NOT_FIT) as caught:

@@ -41,7 +41,7 @@ def test_llama_step_matches_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert want[-1] < 0.8 * want[0], "Else the losses say little of the weights."
 
 
-@pytest.mark.sample(7, seed=0)
+@pytest.mark.slow
 def test_llama_steps_dynamic_and_padded_agree(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +77,7 @@ def test_gpu_run_without_programs_or_gpu_exits(
     assert command.missing(tmp_path, ["operations"]) is None
 
 
+@pytest.mark.slow
 def test_gpu_operations_judged_right_wrong_or_refused(tmp_path: Path) -> None:
     gpu.export(tmp_path, ["maximum", "minimum", "nonzero"])
     kept = gpu.read(tmp_path)

@@ -157,6 +157,7 @@ def test_working_bytes_counts_held_values():
     assert working_bytes(problem, (1, 4)) == 0
 
 
+@pytest.mark.slow
 def test_fastest_is_deterministic_across_processes():
     script = """
 import sys

@@ -65,6 +65,7 @@ def lowered(f: Any, policy: Any, ws: Any, rows: int) -> Any:
 # -- estimates ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [32768, 65536, 131072])
 def test_offload_scan_carries_peak_estimate(rows: int) -> None:
     found, state = lowered(loss, CARRIES, WEIGHTS, rows), 2 * rows * N
@@ -75,6 +76,7 @@ def test_offload_scan_carries_peak_estimate(rows: int) -> None:
     assert estimate == pytest.approx(memory.peak_memory_in_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 def test_offload_dots_peak_estimate() -> None:
     found, state = lowered(loss, Offloaded(cp.dots_saveable), WEIGHTS, 65536), 2 * 65536 * N
     memory = found.compile(TPU).memory_analysis()
@@ -127,6 +129,7 @@ def limited(limit: int) -> Any:
     return xf.jit(xf.grad(loss), memory_limit=limit)
 
 
+@pytest.mark.slow
 def test_memory_limit_offloads_when_nothing_else_fits() -> None:
     args = WEIGHTS, struct(65536, N)
     with pytest.raises(OutOfMemoryError, match=r"loss\) on v6e:1x1 fits no .*offloaded") as caught:
@@ -149,6 +152,7 @@ def test_memory_limit_offloads_when_nothing_else_fits() -> None:
     assert "chosen: everything" in wide.explain()
 
 
+@pytest.mark.slow
 def test_memory_limit_offloads_in_long_bucket_only() -> None:
     S = xf.Dim("S", max=65536)
     shapes, limit = (None, (S, None)), 10**9

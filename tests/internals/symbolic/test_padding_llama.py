@@ -1,5 +1,6 @@
 """The Llama example's loss and gradients: one program for all batches and lengths of a bucket."""
 
+import pytest
 import torch
 
 import xfunc as xf
@@ -14,6 +15,7 @@ def gradients(params, windows):
     return xf.value_and_grad(lambda p: loss(p, batch_of(windows), CONFIG))(params)
 
 
+@pytest.mark.slow
 def test_padding_llama_loss_and_gradients():
     params = xf.tree.map(torch.Tensor.cpu, init(CONFIG, dtype=torch.float64))
     step = xf.jit(gradients, dynamic_shapes=(None, (B, S)), buckets={B: [4], S: [33]})

@@ -42,6 +42,7 @@ def plans(f: Any, limit: int, box: Box = BOX) -> Plans:
     return Plans("f", trace, box, limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("f", "limit"), [(loss, 4_000_000), (unrolled, 6_000_000)])
 def test_plans_keep_less_at_larger_sizes(f: Any, limit: int) -> None:
     found = plans(f, limit)
@@ -60,6 +61,7 @@ def test_plans_keep_less_at_larger_sizes(f: Any, limit: int) -> None:
         assert end == 512 or plan.peak({"B": 16, "S": end + 1}) > limit
 
 
+@pytest.mark.slow
 def test_plans_required_bytes_suffice() -> None:
     env = {"B": 16, "S": 512}
     found = plans(loss, 1_000_000)
@@ -116,6 +118,7 @@ def test_jit_memory_limit_holds() -> None:
     assert wide.lower(ws, x).cost_analysis() == free.cost_analysis()
 
 
+@pytest.mark.slow
 def test_memory_limit_of_function_without_checkpoints() -> None:
     ws, x = torch.randn(6, 16, 16) / 4, torch.randn(8, 64, 16)
     found = plans(unrolled, 1)
@@ -149,6 +152,7 @@ def test_memory_limit_too_small_raises() -> None:
     )
 
 
+@pytest.mark.slow
 def test_memory_limit_recomputes_in_long_bucket_only() -> None:
     torch.manual_seed(0)
     ws = torch.randn(6, 16, 16) / 4

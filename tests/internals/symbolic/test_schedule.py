@@ -125,6 +125,7 @@ def loss(a: Any, b: Any, ws: Any) -> Any:
     return (a.sum((0, 1)) @ b).sum()
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("f", [wide, xf.grad(loss), xf.grad(loss, argnums=(0, 1, 2))])
 def test_schedule_one_order_for_all_sizes(f: Any) -> None:
     def module(env: Any) -> Any:
@@ -159,6 +160,7 @@ def numbers(s: int = 256) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(*n, generator=g) for n in shapes)
 
 
+@pytest.mark.slow
 def test_memory_limit_reorders_steps() -> None:
     def held(f: Any) -> int:
         found = f.lower(*numbers()).compile().memory_analysis().peak_memory_in_bytes
