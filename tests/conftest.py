@@ -92,6 +92,18 @@ def _choose_devices(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = bool(inside) and part is None and count < 8
 
 
+def pytest_sessionstart() -> None:
+    """Let the next run load executables, found by their HLO and all versions, outside the checkout.
+
+    torch_xla's runtime cannot load those that it has compiled for the CPU.
+    """
+    if os.environ.get("XFUNC_BACKEND") == "pjrt":
+        import xfunc as xf
+
+        cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        xf.config.set_compilation_cache_dir(Path(cache) / "xfunc" / "tests")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out what nobody named: pytest does not ask about paths that are."""
     if collection_path == EXTRAS:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from bitsandbytes import functional
 from safetensors.torch import load_file, save_file
 
 import xfunc as xf
@@ -55,6 +54,8 @@ def folders(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
 
 def plain(module: Any) -> torch.Tensor:
     """What the codes of a map stand for, by bitsandbytes, in float32."""
+    from bitsandbytes import functional  # seconds to import
+
     weight = module.weight
     if weight.dtype == torch.int8:
         return functional.int8_vectorwise_dequant(weight.data, weight.SCB)

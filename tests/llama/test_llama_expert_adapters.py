@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers
@@ -56,10 +55,17 @@ def loaded(hub: Path) -> Any:
     return load(hub, dtype=torch.float32, attn_implementation="eager")
 
 
+def peft() -> Any:
+    """The library, which takes seconds to import."""
+    import peft
+
+    return peft
+
+
 def of_peft(hub: Path, folder: Path, **options: Any) -> Any:
     """A model with random adapters, saved in `folder`."""
-    made: Any = peft.LoraConfig(r=3, lora_alpha=8, task_type="CAUSAL_LM", **options)
-    theirs: Any = peft.get_peft_model(loaded(hub), made)
+    made: Any = peft().LoraConfig(r=3, lora_alpha=8, task_type="CAUSAL_LM", **options)
+    theirs: Any = peft().get_peft_model(loaded(hub), made)
     generator = torch.Generator().manual_seed(0)
     for name, weight in theirs.named_parameters():
         if "lora_" in name:
@@ -127,7 +133,7 @@ def test_expert_adapters_training_matches_peft(
     check = tokens(99)
     ours = xf.jit(lambda params: model.forward(params, check, recipe.model))(after.computing())
     with torch.no_grad():
-        again = peft.PeftModel.from_pretrained(loaded(hub), tmp_path / "ours")
+        again = peft().PeftModel.from_pretrained(loaded(hub), tmp_path / "ours")
         for one in (again, loaded(tmp_path / "merged")):
             torch.testing.assert_close(ours.cpu(), one(check).logits, rtol=0.0, atol=1e-5)
         assert (ours.cpu() - loaded(hub)(check).logits).abs().max() > 0.5
@@ -170,7 +176,7 @@ def test_expert_adapters_logits_match_peft(
             actual = model.forward(found, check, sizes)
             torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-5)
         adapters.save(tmp_path / "ours", params, sizes, tune, str(hub))
-        again: Any = peft.PeftModel.from_pretrained(loaded(hub), tmp_path / "ours")
+        again: Any = peft().PeftModel.from_pretrained(loaded(hub), tmp_path / "ours")
         torch.testing.assert_close(again(check).logits, expected, rtol=0.0, atol=1e-5)
     same = adapters.load(tmp_path / "ours", sizes)
     assert same[0] == tune
@@ -230,7 +236,7 @@ def test_expert_adapters_load_older_files(
         adapters.save(tmp_path / "ours", params, sizes, tune, str(hub))
         in_files = [tmp_path / "ours"] + ([folder] if len(targets) == 4 else [])
         for one in in_files:  # PEFT 0.21 reads older files only if all of an expert's have some.
-            theirs: Any = peft.PeftModel.from_pretrained(loaded(hub), one)
+            theirs: Any = peft().PeftModel.from_pretrained(loaded(hub), one)
             torch.testing.assert_close(actual, theirs(check).logits, rtol=0.0, atol=5e-5)
 
 
