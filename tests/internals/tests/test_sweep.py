@@ -74,7 +74,7 @@ def test_main_goes_on_where_the_record_ends(
     monkeypatch.setattr(sweep, "PARTS", {"counts": part})
     monkeypatch.setattr(sweep, "revision", lambda: "abc")
     record = tmp_path / "folder" / "record.jsonl"
-    args = ["--record", str(record), "--seed", "5"]
+    args = ["--record", str(record), "--seed", "5", "--jobs", "1"]
     assert sweep.main(args) == 0
     lines = record.read_text().splitlines()
     assert [json.loads(line)["chunk"] for line in lines] == ["chunk 5", "chunk 6", "chunk 7"]
