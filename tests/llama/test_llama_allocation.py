@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CODE = """
 import ctypes, json, sys, threading
 from examples.llama import allocation
@@ -51,6 +53,7 @@ def told(keep: str) -> tuple[bool, list[int], int, bool]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_keep_memory_reuses_freed_large_arrays() -> None:
     size = 200 << 20
     done, mapped, free, _ = told("no")

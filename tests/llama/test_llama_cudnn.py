@@ -49,6 +49,7 @@ def settings(config: bytes) -> Any:
     return kept(json.loads(config))
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize(
     ("window", "scale", "dtype"), [(None, None, torch.bfloat16), (40, 0.25, torch.float16)]
 )
@@ -69,6 +70,7 @@ def test_cudnn_attention_calls_match_jax(window: Any, scale: Any, dtype: torch.d
     assert got == want
 
 
+@pytest.mark.slow
 def test_cudnn_train_step_has_one_call_per_pass() -> None:
     sizes = model.Config(256, 128, 256, layers=3, heads=4, kv_heads=2)
     recipe = Recipe(sizes, 10, Plan("everything", "cudnn"), "mixed", warmup=1)

@@ -12,7 +12,7 @@ from tests.llama.several_processes import curve, ends, settings, started
 COMMANDS = "tests.llama.several_processes"
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.slow
 def test_fit_four_processes_equal_one_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

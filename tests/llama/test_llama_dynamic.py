@@ -88,6 +88,7 @@ def losses(run: config.Run) -> list[float]:
     return [found["loss"] for line in lines if "loss" in (found := json.loads(line))]
 
 
+@pytest.mark.slow
 def test_fit_dynamic_losses_match_exact_shapes(run_on: Any) -> None:
     run = run_on("run")
     said = io.StringIO()

@@ -79,6 +79,7 @@ def tokens(seed: int) -> torch.Tensor:
     return torch.randint(SIZES["vocab_size"], (4, 13), generator=generator)
 
 
+@pytest.mark.sample(8, seed=0)
 @pytest.mark.parametrize(
     ("family", "options", "expected"),
     [
@@ -283,6 +284,7 @@ def test_learned_part_counts_active_experts() -> None:
         assert lora.learned_part(MOE, tune) == pytest.approx(learned / used, rel=1e-9)
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize(
     ("tune", "made"), [(Tune(("layers.e_*",), rank=2), False), (Tune(full=("layers.e_*",)), True)]
 )

@@ -34,7 +34,7 @@ def used(run: Path, out: Path, *step: str) -> list[str]:
     ]
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.slow
 def test_fit_resumes_with_another_number_of_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +77,7 @@ def test_fit_resumes_with_another_number_of_processes(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adapters", "quantised"])
 def test_fine_tuning_by_two_processes_matches_one(kind: str, made: Path, tmp_path: Path) -> None:
     """Import, training and export find what one process finds."""
@@ -104,6 +104,7 @@ def test_fine_tuning_by_two_processes_matches_one(kind: str, made: Path, tmp_pat
     torch.testing.assert_close(adapters, others, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_abort_reports_the_process_that_is_gone() -> None:
     with started(2, 1, "abort", module=COMMANDS) as running:
         (first, _), (second, said) = ends(running)
@@ -111,6 +112,7 @@ def test_abort_reports_the_process_that_is_gone() -> None:
     assert "error: process 0 is gone: it was killed, crashed, or has said nothing" in said
 
 
+@pytest.mark.slow
 def test_fit_signal_before_the_first_step(tmp_path: Path) -> None:
     fit = ["early", "fit", *settings(tmp_path, f"folder={tmp_path / 'run'}")]
     with started(2, 1, *fit, module=COMMANDS) as running:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import xfunc as xf
@@ -45,6 +46,7 @@ def random_params(config: model.Config) -> model.Params:
     return xf.tree.map(lambda s: torch.randn(s.shape, generator=generator), model.shapes(config))
 
 
+@pytest.mark.slow
 def test_load_additional_memory_is_below_one_layer(tmp_path: Path) -> None:
     """A file, a stack of all layers, or the whole model would be more."""
     params, tiny = random_params(CONFIG), model.TINY["tiny"]

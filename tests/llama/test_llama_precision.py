@@ -136,7 +136,7 @@ def saved(run: Run) -> Any:
     return xf.device_get(Checkpoints(Path(run.folder, "checkpoints")).restore(target).state)
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.parametrize("name", ["mixed", "float8", "stochastic", "compensated"])
 def test_fit_resume_and_export_in_each_precision(
     name: str,
@@ -179,6 +179,7 @@ def test_fit_resume_and_export_in_each_precision(
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_fit_resume_in_precision_with_same_storage(
     run_of: Callable[..., Run], capsys: pytest.CaptureFixture[str]
 ) -> None:

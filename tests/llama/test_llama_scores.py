@@ -176,6 +176,7 @@ def test_answers_loglikelihood_without_begin_token(
         assert told == pytest.approx(expected(params, row)[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_answers_generate_until_a_text(answers: harness.Answers) -> None:
     free = answers.generate_until([asked("the", {"until": [], "max_gen_toks": 12})])[0]
     stop = free[3:6]

@@ -43,6 +43,7 @@ def results(attention: Any, segments: Any, dtype: torch.dtype = torch.float32) -
     return xf.device_get([out, *grads])
 
 
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("segments", [None, DOCUMENTS], ids=["row", "documents"])
 def test_splash_matches_dense_attention(segments: Any) -> None:
@@ -50,6 +51,7 @@ def test_splash_matches_dense_attention(segments: Any) -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_splash_with_window_and_cap() -> None:
     kind = Scores(scale=0.3, cap=2.0)
@@ -58,6 +60,7 @@ def test_splash_with_window_and_cap() -> None:
     torch.testing.assert_close(results(see, DOCUMENTS), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 def test_splash_in_bfloat16() -> None:
     got = results(blocks_of_128, DOCUMENTS, torch.bfloat16)
@@ -91,6 +94,7 @@ def test_splash_in_scanned_layers(policy: Any) -> None:
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("policy", "forwards"), [(FULL, 2), (NAMED, 1)], ids=["full", "attention"])
 def test_splash_named_results_are_not_recomputed(policy: Any, forwards: int) -> None:
     x = tuple(xf.ShapeDtypeStruct(t.shape, torch.bfloat16) for t in qkv())
@@ -103,6 +107,7 @@ def kernels(lowered: Any) -> list[str]:
     return [i.name for i in instructions if i.proto.custom_call_target == "tpu_custom_call"]
 
 
+@pytest.mark.slow
 def test_splash_compiles_for_tpu_with_sharded_heads_and_rows() -> None:
     sharding = Sharding.of({"fsdp": 2, "tensor": 2}, abstract=True)
 

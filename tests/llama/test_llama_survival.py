@@ -83,7 +83,7 @@ def full_disk(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(9, seed=0)
 @pytest.mark.parametrize("kind", KINDS)
 def test_fit_learns_in_every_kind_of_run(
     undisturbed: Callable[[str], tuple[list[dict[str, Any]], Any]], kind: str
@@ -98,7 +98,7 @@ def test_fit_learns_in_every_kind_of_run(
 # -- damage -----------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(10, seed=0)
+@pytest.mark.sample(9, seed=0)
 @pytest.mark.parametrize(
     ("name", "damage"),
     [

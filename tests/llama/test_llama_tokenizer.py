@@ -12,6 +12,7 @@ from examples.llama.documents import DataError
 from tests.llama.texts import SENTENCES
 
 
+@pytest.mark.slow
 def test_tokenizer_trained_encodes_and_decodes(trained: Path) -> None:
     t = tokenizer.load(trained)
     assert (t.begin, t.end, t.size) == (0, 1, 300)

@@ -130,6 +130,7 @@ def test_fit_with_tracker_that_does_not_start_ends(
     )
 
 
+@pytest.mark.slow
 def test_fit_logs_to_trackers_and_writes_samples(
     run_of: Callable[..., Run],
     wandb: list[Any],

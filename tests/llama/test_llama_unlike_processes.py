@@ -122,7 +122,7 @@ def test_unlike_processes_are_refused(places: tuple[Path, Path], made: Path) -> 
     assert ended == [f"eval: {differ('eval_batches', '16', '2')}{BOTH}"]
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.slow
 def test_unlike_processes_that_read_the_same_are_accepted(
     places: tuple[Path, Path], made: Path
 ) -> None:

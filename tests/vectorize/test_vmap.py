@@ -136,7 +136,7 @@ def _agree(ours: Callable[..., Any], theirs: Callable[..., Any], functions: dict
     torch.testing.assert_close(xf.device_get(found), expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.sample(2, seed=0)
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # of eager torch
 @pytest.mark.parametrize("mode", MODES)
 def test_vmap_in_place_writes_under_transforms(mode: str) -> None:
