@@ -7,6 +7,8 @@ import xfunc as xf
 from xfunc.aot import __main__, topology_of
 from xfunc.errors import CompileError
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):

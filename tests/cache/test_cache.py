@@ -15,7 +15,7 @@ import xfunc as xf
 from tests.support.fresh import Server
 from tests.support.functions import vector
 
-pytestmark = pytest.mark.usefixtures("cleared")
+pytestmark = [pytest.mark.usefixtures("cleared"), pytest.mark.quick]
 
 
 def test_jit_training_step_traces_once() -> None:

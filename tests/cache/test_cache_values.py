@@ -131,6 +131,7 @@ OUTER: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.quick(4, seed=0)
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize("name", HELD)

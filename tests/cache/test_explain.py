@@ -15,7 +15,7 @@ import torch
 import xfunc as xf
 from tests.support.functions import vector
 
-pytestmark = pytest.mark.usefixtures("cleared")
+pytestmark = [pytest.mark.usefixtures("cleared"), pytest.mark.quick]
 
 
 def _first(x, *rest, **named):

@@ -11,6 +11,8 @@ import torch
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 X = torch.tensor([1.0, 2.0])
 
 FLAGS = {

@@ -5,9 +5,12 @@ from __future__ import annotations
 import types
 from typing import Any
 
+import pytest
 import torch
 
 import xfunc as xf
+
+pytestmark = pytest.mark.quick
 
 SOURCE = """
 import torch

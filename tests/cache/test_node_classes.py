@@ -15,6 +15,8 @@ import torch
 import xfunc as xf
 from tests.support.fresh import Server
 
+pytestmark = pytest.mark.quick
+
 RATE = 2.0
 
 

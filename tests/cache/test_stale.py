@@ -13,7 +13,7 @@ import torch
 import xfunc as xf
 from tests.cache.stale import PREAMBLE, X, module
 
-pytestmark = pytest.mark.usefixtures("of_the_user")
+pytestmark = [pytest.mark.usefixtures("of_the_user"), pytest.mark.quick]
 
 
 def _scaled(x: Any, k: float = 2.0, ks: Any = ()) -> Any:

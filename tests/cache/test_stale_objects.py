@@ -6,7 +6,7 @@ import pytest
 
 from tests.cache.stale import WAYS, Case, assert_change_is_seen, case
 
-pytestmark = pytest.mark.usefixtures("of_the_user")
+pytestmark = [pytest.mark.usefixtures("of_the_user"), pytest.mark.quick]
 
 
 CASES: dict[str, Case] = {

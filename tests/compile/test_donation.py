@@ -13,7 +13,7 @@ import torch
 import xfunc as xf
 from tests.support.functions import scaled, vector
 
-pytestmark = pytest.mark.usefixtures("cleared")
+pytestmark = [pytest.mark.usefixtures("cleared"), pytest.mark.quick]
 
 
 def _step(state: Any, x: torch.Tensor) -> Any:

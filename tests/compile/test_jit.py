@@ -18,7 +18,7 @@ from xfunc.errors import TreeMismatchError
 S = xf.ShapeDtypeStruct
 
 
-pytestmark = pytest.mark.usefixtures("cleared")
+pytestmark = [pytest.mark.usefixtures("cleared"), pytest.mark.quick]
 
 
 # ------------------------------------------------------------------------------------------ forms

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 import xfunc as xf
 from xfunc.errors import UnsupportedOpError
 
+pytestmark = pytest.mark.quick
+
 X = torch.tensor([1.0, -2.0, 3.0])
 
 EXPANDED = {

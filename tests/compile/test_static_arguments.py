@@ -5,6 +5,8 @@ import torch
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 X = torch.tensor([1.0, -2.0, 3.0])
 ROWS = torch.arange(6.0).reshape(3, 2)
 

@@ -11,6 +11,8 @@ import torch_xla.debug.metrics as metrics
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 MOVED_OR_RUN = {
     "TransferToDeviceTime",
     "OutboundData",

@@ -8,6 +8,8 @@ import torch
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 torch.manual_seed(0)
 X, M = torch.randn(3), torch.randn(2, 3)
 TREE = {"a": M, "b": (torch.arange(3, dtype=torch.int32), 2.5)}

@@ -5,6 +5,8 @@ import torch
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 X = torch.tensor([0.5, 2.0, 3.0])
 
 

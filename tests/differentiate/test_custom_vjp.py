@@ -9,6 +9,8 @@ import torch
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 X = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
 
 

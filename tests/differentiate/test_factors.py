@@ -8,6 +8,8 @@ import torch
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 X, Y, Z = torch.tensor([1.5, -2.0]), torch.tensor([0.3, 4.1]), torch.tensor([2.5, -0.7])
 FACTOR = 0.3
 

@@ -9,6 +9,8 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 
 def layers(x: torch.Tensor) -> torch.Tensor:
     return xf.scan(lambda c, _: (c.sin() * x, None), x, None, length=3)[0].sum()

@@ -128,7 +128,7 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [pytest.param(PAGES[0], marks=pytest.mark.quick), *PAGES[1:]])
 def test_page_python_blocks_run(page: str, tmp_path: Path, fresh: Server) -> None:
     if not any(blocks(page)):
         return

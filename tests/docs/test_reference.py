@@ -14,6 +14,8 @@ import pytest
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("*.md"))
 
 

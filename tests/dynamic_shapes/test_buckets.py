@@ -10,6 +10,8 @@ import torch
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 
 def test_buckets_of_lengths_of_every_kind() -> None:
     assert xf.buckets([3, 3, 3, 9, 10], n=2) == (3, 10)

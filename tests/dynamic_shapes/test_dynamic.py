@@ -14,6 +14,7 @@ def mean_of_squares(x):
     return (x**2).mean()
 
 
+@pytest.mark.quick
 def test_dynamic_shapes_unseen_size_is_not_compiled():
     traces = 0
 
@@ -62,6 +63,7 @@ def test_dynamic_shapes_default_buckets_are_powers_of_two():
     assert found == ["bucket S<=1", "bucket S<=8", "bucket S<=64"]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(
     ("spec", "make"),
     [

@@ -17,6 +17,8 @@ from tests.errors.messages.case import Case
 from tests.errors.page import SECTIONS
 from xfunc import errors
 
+pytestmark = pytest.mark.quick
+
 CASES = [case for section in SECTIONS for case in section.cases]
 BUILTINS = {
     "ConcretizationError": TypeError,

@@ -16,6 +16,8 @@ import torch
 import xfunc as xf
 from tests.support.fresh import Server
 
+pytestmark = pytest.mark.quick
+
 DATA = Path(__file__).parents[1] / "data" / "export"
 S = xf.ShapeDtypeStruct
 Point = collections.namedtuple("Point", "x y")

@@ -11,6 +11,8 @@ import torch
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 X = torch.ones(3)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import xfunc as xf
 from tests.modules.common import assert_close, rand
 
-pytestmark = pytest.mark.usefixtures("seeded")
+pytestmark = [pytest.mark.usefixtures("seeded"), pytest.mark.quick]
 
 
 class Lazy(nn.Module):

@@ -7,6 +7,8 @@ import torch
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 GIVEN = {
     "end": ((5,), {}),
     "start": ((-3, 40), {}),

@@ -8,6 +8,8 @@ import torch
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 X = torch.arange(24.0).reshape(2, 3, 4)
 ROWS = torch.tensor([1, 0])
 READS: dict[str, Callable[..., Any]] = {

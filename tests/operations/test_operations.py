@@ -57,6 +57,7 @@ def examined(name, *transforms, samples):
     return operations.examine(op, operations.Unit(name, dtype, transforms, samples))
 
 
+@pytest.mark.quick
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", RIGHT)
@@ -232,7 +233,7 @@ def test_operations_drawn_are_right_or_refused(part):
         for unit in operations.units(dtypes, TRANSFORMS, [name], samples=1)
     ]
     found = operations.measure(units)
-    assert sum(f.status == "right" for f in found) > 60
+    assert sum(f.status == "right" for f in found) > 40
     assert [f for f in found if f.status in ("wrong", "crash", "error")] == []
 
 

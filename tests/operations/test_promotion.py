@@ -52,6 +52,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.quick(4, seed=0)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_promotion_matches_eager_torch(name: str) -> None:
     operation = OPERATIONS[name]

@@ -11,6 +11,8 @@ import torch
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 F = torch.nn.functional
 F16 = torch.float16
 Z = torch.ones(4, 4, dtype=torch.complex64)

@@ -10,6 +10,8 @@ import torch
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 Tensor = torch.Tensor
 X = torch.tensor([0.5, 0.25, -1.0])
 M = torch.tensor([[0.5, 0.25, 1.0], [1.0, 2.0, 4.0], [3.0, 1.0, 2.0]])

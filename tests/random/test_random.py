@@ -65,6 +65,7 @@ def check(call: str, got: torch.Tensor) -> None:
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.quick(3, seed=0)
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("call", CALLS)
 def test_random_matches_jax(call: str) -> None:

@@ -60,6 +60,7 @@ def test_device_put_shapes(shape):
     assert xf.sharding_of(y) == NamedSharding(MESH, spec)
 
 
+@pytest.mark.quick
 def test_device_put_on_meshes_of_1_to_3_axes(any_mesh):
     sharding = NamedSharding(any_mesh, P(tuple(any_mesh.axis_names)))
     y = xf.device_put(X, sharding)
@@ -228,6 +229,7 @@ def test_jit_100_donated_steps_on_a_mesh():
     assert xf.trace_count(f) == 1
 
 
+@pytest.mark.quick
 def test_mesh_and_spec_equality_hash_and_pickle():
     assert P("x") == P("x", None) == P(("x",))
     assert hash(P("x")) == hash(P("x", None))

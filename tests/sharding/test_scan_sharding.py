@@ -119,6 +119,7 @@ TIED = [
 ]
 
 
+@pytest.mark.quick(4, seed=0)
 @pytest.mark.parametrize("name", TIED)
 def test_scan_gradients_are_sharded_like_weights(name: str) -> None:
     step = xf.value_and_grad(decoder_loss(VARIANTS[name]))

@@ -57,11 +57,13 @@ def test_shard_as_with_unused_results() -> None:
     assert is_divided(xf.jit(f)(X, X.cos())[1], "tensor", "fsdp")
 
 
+@pytest.mark.quick
 def test_shard_as_is_needed_for_sharding() -> None:
     found = xf.jit(lambda x, y: (divided(x, "tensor", "fsdp"), y * 2)[1])(X, X)
     assert not is_divided(found, "tensor", "fsdp")
 
 
+@pytest.mark.quick
 def test_shard_as_ties_cotangents() -> None:
     def loss(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         first, second = shard_as(x, y)

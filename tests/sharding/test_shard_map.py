@@ -42,6 +42,7 @@ def test_jax_gradients_inside_shard_map_equal_one_device(name: str) -> None:
         np.testing.assert_allclose(RECORDED[k.replace(name, several)], RECORDED[k], rtol=1e-9)
 
 
+@pytest.mark.quick(4, seed=0)
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_shard_map_equals_jax(name: str) -> None:
@@ -56,6 +57,7 @@ SPECS = {
 }
 
 
+@pytest.mark.quick
 def test_shard_map_every_form_of_spec(any_mesh: Any) -> None:
     x = torch.randn(8, 16, 8, 2, dtype=torch.float64)
     for entries in SPECS[any_mesh.ndim]:
@@ -91,6 +93,7 @@ def test_shard_map_prefixes_and_trees() -> None:
     assert got[0]["none"] is None
 
 
+@pytest.mark.quick
 def test_shard_map_result_sharding() -> None:
     x = torch.randn(8, 8)
     f = xf.jit(shard_map(lambda a: a * 2, MESH, P("x", "y"), P("x", "y")))

@@ -12,6 +12,8 @@ from xfunc import sharding
 from xfunc.errors import ShardingError, TreeMismatchError
 from xfunc.sharding import P, make_mesh, shard_map
 
+pytestmark = pytest.mark.quick
+
 MESH = make_mesh((4, 2), ("x", "y"))
 X = torch.zeros(8, 4)
 

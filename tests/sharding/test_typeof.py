@@ -12,6 +12,8 @@ from tests.support.divided import MESH
 from xfunc.errors import UnsupportedOpError
 from xfunc.sharding import P, pcast, psum, pvary, shard_map
 
+pytestmark = pytest.mark.quick
+
 X = torch.arange(8.0).reshape(4, 2)
 W = torch.ones(2)
 NOTHING: Any = "x"

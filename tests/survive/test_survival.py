@@ -32,6 +32,7 @@ HERE = r"test_survival\.py|hostile_functions\.py"
 HOSTILE = READING | PURITY | OTHERS
 
 
+@pytest.mark.quick(8, seed=0)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_function(name: str) -> None:
     case = HOSTILE[name]

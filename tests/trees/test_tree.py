@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 
 import xfunc as xf
+
+pytestmark = pytest.mark.quick
 
 
 @xf.tree.register_dataclass

@@ -9,6 +9,8 @@ import torch
 
 import xfunc as xf
 
+pytestmark = pytest.mark.quick
+
 X = torch.tensor([0.5, -1.25, 2.0])
 Y = torch.tensor([1.5, 0.25, -0.75])
 FLAGS: Any = 0

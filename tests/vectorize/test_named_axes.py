@@ -24,6 +24,7 @@ def close(got: Any, want: Any) -> None:
     torch.testing.assert_close(*leaves, rtol=1e-9, atol=1e-9, check_dtype=False)
 
 
+@pytest.mark.quick(8, seed=0)
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_named_axis_programs_match_jax(name: str) -> None:

@@ -17,6 +17,8 @@ from xfunc.aot import topology_of
 from xfunc.backends.errors import compile_error
 from xfunc.errors import CompileError, OutOfMemoryError
 
+pytestmark = pytest.mark.quick
+
 # -- what is compiled -----------------------------------------------------------------------------
 
 

@@ -11,6 +11,8 @@ import pytest
 import xfunc as xf
 from xfunc.backends import active
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(autouse=True)
 def same_backend_afterwards() -> Iterator[None]:

@@ -5,6 +5,8 @@ import pytest
 from xfunc import errors
 from xfunc.backends.errors import compile_error, run_error
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("message", "required", "limit"),

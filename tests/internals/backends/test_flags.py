@@ -7,6 +7,8 @@ import pytest
 import xfunc as xf
 from xfunc.backends import flags
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("nothing", [None, ""])
 def test_config_cache_dirs_are_made_absolute(

@@ -7,6 +7,8 @@ import pytest
 from tests.support.fresh import Server
 from tests.support.processes import free_port
 
+pytestmark = pytest.mark.quick
+
 WHO_JOINS = """
 import glob, os, sys
 found = glob.glob

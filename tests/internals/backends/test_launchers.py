@@ -11,6 +11,8 @@ from tests.support.processes import free_port
 from xfunc.backends import launchers
 from xfunc.backends.pjrt import client
 
+pytestmark = pytest.mark.quick
+
 TORCHRUN = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "5", "WORLD_SIZE": "8"}
 SECOND = {**TORCHRUN, "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 OF_SLURM = {

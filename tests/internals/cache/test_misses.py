@@ -8,7 +8,7 @@ import torch
 import xfunc as xf
 from tests.support.functions import vector
 
-pytestmark = pytest.mark.usefixtures("cleared")
+pytestmark = [pytest.mark.usefixtures("cleared"), pytest.mark.quick]
 
 
 _X = vector()

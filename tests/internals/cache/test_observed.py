@@ -7,6 +7,8 @@ import pytest
 
 from xfunc.cache.observed import same
 
+pytestmark = pytest.mark.quick
+
 
 def test_same_for_library_module_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "xml.sax.expatreader"

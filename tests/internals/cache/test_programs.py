@@ -16,7 +16,7 @@ from xfunc.core import locations
 from xfunc.program.program import Program
 from xfunc.trace import scopes
 
-pytestmark = pytest.mark.usefixtures("cleared")
+pytestmark = [pytest.mark.usefixtures("cleared"), pytest.mark.quick]
 
 
 _model = Model()

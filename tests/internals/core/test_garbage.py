@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from xfunc.core.garbage import uncollected
+
+pytestmark = pytest.mark.quick
 
 
 def test_uncollected_objects_are_old_garbage() -> None:

@@ -12,6 +12,8 @@ import torch
 
 from xfunc.core import plain_trees
 
+pytestmark = pytest.mark.quick
+
 Pair = collections.namedtuple("Pair", "left right")
 BOTH: tuple[Any, ...] = plain_trees, optree
 

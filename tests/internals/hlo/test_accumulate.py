@@ -12,6 +12,8 @@ from xfunc.hlo.passes.accumulate import accumulate_wide, compute_wide
 
 from .conftest import Lower, Run
 
+pytestmark = pytest.mark.quick
+
 F16, F32, BF16 = torch.float16, torch.float32, torch.bfloat16
 NARROW = pytest.mark.parametrize("dtype", [BF16, F16])
 

@@ -6,6 +6,8 @@ from xfunc.hlo import hlo_pb2 as pb
 
 from .conftest import Lower, Run
 
+pytestmark = pytest.mark.quick
+
 F32 = torch.float32
 ANCHOR = torch.zeros(())  # torch_xla runs only computations of at least one parameter
 

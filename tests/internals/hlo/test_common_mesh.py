@@ -13,6 +13,8 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.spmd.common_mesh import CommonMesh, common_mesh
 from xfunc.hlo.spmd.tiles import Order, Tiles, parse
 
+pytestmark = pytest.mark.quick
+
 
 def tiles(text: str) -> tuple[pb.OpSharding, int]:
     found = parse(text)

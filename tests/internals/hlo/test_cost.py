@@ -8,6 +8,8 @@ import xfunc as xf
 from xfunc.hlo.estimate.cost import CHIPS, Cost, cost, costs, roofline
 from xfunc.hlo.passes.inline import inline_calls
 
+pytestmark = pytest.mark.quick
+
 # Recorded: (flops, transcendentals, bytes accessed), of jnp or lax functions of the same meaning.
 CASES = {
     "matmul": (torch.matmul, [(64, 128), (128, 32)], (524288, 0, 57344)),

@@ -5,6 +5,8 @@ from xfunc.hlo import Builder, ComputationBuilder, Function, Shape, Value
 
 from .conftest import Lower
 
+pytestmark = pytest.mark.quick
+
 S = Shape(torch.float32)
 I = Shape(torch.int32)  # noqa: E741
 

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from xfunc.hlo import Builder, Function, Module, Shape, verify
@@ -5,6 +6,8 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.spmd.annotations import constrain, is_tie, tie
 from xfunc.hlo.spmd.groups import settle_groups, strip_groups
+
+pytestmark = pytest.mark.quick
 
 SMALL, LARGE = Shape(torch.float32, (4,)), Shape(torch.float32, (8, 2))
 TILED = pb.OpSharding(type=pb.OpSharding.OTHER, tile_assignment_dimensions=[2, 1])

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from xfunc.hlo import Builder, Function, Module, Shape, verify
@@ -6,6 +7,8 @@ from xfunc.hlo.passes.inline import inline_calls
 from xfunc.hlo.spmd.annotations import constrain, is_pair, tie
 
 from .conftest import Run
+
+pytestmark = pytest.mark.quick
 
 X = Shape(torch.float32, (4,))
 S32 = Shape(torch.int32)

@@ -13,6 +13,8 @@ from xfunc.hlo.contents import Contents
 from xfunc.hlo.linking import link, target
 from xfunc.torchlib.values import FLOAT8, SUPPORTED
 
+pytestmark = pytest.mark.quick
+
 F32 = Shape(torch.float32, (2,))
 
 

@@ -11,6 +11,8 @@ from xfunc.hlo.passes.narrow import narrow_products
 
 from .conftest import Lower, Run
 
+pytestmark = pytest.mark.quick
+
 F16, F32, F64, BF16 = torch.float16, torch.float32, torch.float64, torch.bfloat16
 Make = Callable[[ComputationBuilder, Value, Value], list[Value]]
 

@@ -8,6 +8,8 @@ from xfunc.hlo.passes.orient import orient_products
 
 from .conftest import Lower, Run
 
+pytestmark = pytest.mark.quick
+
 
 def oriented(module: Module) -> Module:
     found = Module.from_bytes(module.to_bytes())

@@ -13,6 +13,8 @@ from xfunc.hlo.passes.common import dead_code_elimination, extract
 
 from .conftest import Lower, Run
 
+pytestmark = pytest.mark.quick
+
 F32 = torch.float32
 X, Y = torch.randn(3, 4), torch.randn(4, 3)
 

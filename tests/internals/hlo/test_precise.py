@@ -9,6 +9,8 @@ from xfunc.hlo import Module, verify
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.passes.precise import ask_for_float32
 
+pytestmark = pytest.mark.quick
+
 HIGHEST = [pb.PrecisionConfig.HIGHEST] * 2
 
 

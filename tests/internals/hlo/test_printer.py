@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.fresh import Server
+
+pytestmark = pytest.mark.quick
 
 
 def test_module_printed_before_any_trace(fresh: Server) -> None:

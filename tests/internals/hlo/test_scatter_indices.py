@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from xfunc.hlo import Module, verify
@@ -9,6 +10,8 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 
 from .conftest import Lower, Run
+
+pytestmark = pytest.mark.quick
 
 MOST = 2**31
 INDICES = [[1, 0], [MOST, 3], [2**32, -1], [-(2**32), 2], [2**63 - 1, 4], [2, -(2**63)]]

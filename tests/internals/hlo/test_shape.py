@@ -8,6 +8,8 @@ from xfunc.hlo import hlo_pb2 as pb
 
 from .conftest import Lower
 
+pytestmark = pytest.mark.quick
+
 F32 = Shape(torch.float32, (3, 4))
 
 

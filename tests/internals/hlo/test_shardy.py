@@ -13,6 +13,8 @@ from xfunc.hlo.spmd.annotations import constrain, is_manual_body, tie, unspecifi
 from xfunc.hlo.spmd.groups import settle_groups
 from xfunc.hlo.spmd.tiles import parse
 
+pytestmark = pytest.mark.quick
+
 WHOLE, ROWS = Shape(torch.float32, (8, 4)), Shape(torch.float32, (2, 4))
 MANUAL = pb.OpSharding(type=pb.OpSharding.MANUAL)
 SUBGROUP = pb.OpSharding(

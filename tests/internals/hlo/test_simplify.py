@@ -16,6 +16,8 @@ from xfunc.hlo.spmd.annotations import constrain
 
 from .conftest import Run
 
+pytestmark = pytest.mark.quick
+
 F32, F64, BF16, S32 = torch.float32, torch.float64, torch.bfloat16, torch.int32
 Make = Callable[[ComputationBuilder, Value], Value | list[Value]]
 

@@ -8,6 +8,8 @@ import xfunc as xf
 from xfunc.hlo import Builder, InvalidHloError, Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
 
+pytestmark = pytest.mark.quick
+
 X = Shape(torch.float32, (2,))
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import xfunc as xf
 from xfunc.ops import registry
+
+pytestmark = pytest.mark.quick
 
 
 def test_efficientzerotensor_not_lowered_upstream() -> None:

@@ -12,6 +12,8 @@ import torch
 from xfunc.backends import active
 from xfunc.ops import registry
 
+pytestmark = pytest.mark.quick
+
 # Of a type in a schema, what an annotation may say; wider ones serve several overloads.
 _SAID = {
     "Tensor": {"Tensor"},

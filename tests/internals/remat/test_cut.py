@@ -51,6 +51,7 @@ def test_frontier_equals_frontier_of_subsets(seed):
     assert frontier(problem) == frontier_of_subsets(problem)
 
 
+@pytest.mark.quick(5, seed=0)
 @pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("first", range(0, len(SEEDS), 20))
 def test_fastest_and_least_equal_brute_force(first, capfd):

@@ -1,5 +1,6 @@
 """Plans of `min_cut` are made once for the steps of a scan, and found again."""
 
+import pytest
 import torch
 
 import xfunc as xf
@@ -7,6 +8,8 @@ from examples.llama import model
 from examples.llama.plan import Plan
 from xfunc import checkpoint_policies as cp
 from xfunc.remat import min_cut
+
+pytestmark = pytest.mark.quick
 
 
 def test_min_cut_of_scan_is_planned_once(monkeypatch):

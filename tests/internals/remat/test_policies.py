@@ -1,4 +1,8 @@
+import pytest
+
 from xfunc.remat.policies import Offload
+
+pytestmark = pytest.mark.quick
 
 
 def test_offload_default_memories() -> None:

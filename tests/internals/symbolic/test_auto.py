@@ -3,11 +3,14 @@
 import itertools
 import random
 
+import pytest
 import torch
 
 import xfunc as xf
 from xfunc.symbolic.auto import MOST_PROGRAMS, Auto
 from xfunc.symbolic.box import Box, Range
+
+pytestmark = pytest.mark.quick
 
 
 def highs(auto, **env):

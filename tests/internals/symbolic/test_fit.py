@@ -8,6 +8,8 @@ from xfunc.symbolic.fit import NoFit, fit
 from xfunc.symbolic.polynomial import Polynomial
 from xfunc.symbolic.probes import probes
 
+pytestmark = pytest.mark.quick
+
 B, S = Polynomial.symbol("B"), Polynomial.symbol("S")
 
 

@@ -7,6 +7,8 @@ import pytest
 from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.polynomial import Polynomial, Ratio, product, simplest, value
 
+pytestmark = pytest.mark.quick
+
 B, S = Polynomial.symbol("B"), Polynomial.symbol("S")
 
 

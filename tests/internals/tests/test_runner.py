@@ -6,6 +6,8 @@ import pytest
 
 from tests import __main__ as runner
 
+pytestmark = pytest.mark.quick
+
 CLOSING = {
     "none": "2 failed, 30 passed, 3 deselected, 1 warning in 90.50s (0:01:30)",
     "only": "1 error, 12 passed in 10.25s",

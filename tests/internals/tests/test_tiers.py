@@ -8,6 +8,8 @@ import pytest
 
 from tests.support import tiers
 
+pytestmark = pytest.mark.quick
+
 SOURCE = """
 import pytest
 

@@ -10,6 +10,8 @@ import torch
 
 from xfunc.torchlib.gradients import gradients
 
+pytestmark = pytest.mark.quick
+
 Args = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 
 

@@ -1,8 +1,11 @@
 """`result_type` of operands that are arrays, or scalars, which count less."""
 
+import pytest
 import torch
 
 from xfunc.torchlib.promotion import result_type
+
+pytestmark = pytest.mark.quick
 
 HALF = torch.tensor([1.5, 2.0]).bfloat16()
 INTS = torch.tensor([1, 2], dtype=torch.int32)

@@ -13,7 +13,7 @@ from tests.support.functions import vector
 from xfunc.errors import LeakError
 from xfunc.trace import leaks
 
-pytestmark = pytest.mark.usefixtures("alive_afterwards")
+pytestmark = [pytest.mark.usefixtures("alive_afterwards"), pytest.mark.quick]
 
 _kept: list[torch.Tensor] = []
 
