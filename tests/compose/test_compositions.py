@@ -9,8 +9,8 @@ import xfunc as xf
 from tests.support.cases import CASES, OURS, PLAIN, arguments
 
 
+@pytest.mark.sample(20, seed=0)
 @pytest.mark.quick(8, seed=0)
-@pytest.mark.sample(10, seed=0)
 @pytest.mark.parametrize("transform", OURS)
 @pytest.mark.parametrize("case", CASES)
 def test_transforms_of_cases_equal_torch(case: str, transform: str) -> None:

@@ -49,6 +49,7 @@ def test_aot_argument_errors(
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_aot_report_footprint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,7 +49,7 @@ def settings(config: bytes) -> Any:
     return kept(json.loads(config))
 
 
-@pytest.mark.sample(2, seed=0)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("window", "scale", "dtype"), [(None, None, torch.bfloat16), (40, 0.25, torch.float16)]
 )

@@ -307,7 +307,7 @@ def test_written_keeps_the_old_file_until_the_new_is_complete(tmp_path: Path) ->
 # -- kills ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(5, seed=0)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_fit_killed_repeatedly_equals_undisturbed(
     made: Path,

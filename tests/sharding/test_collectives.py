@@ -189,8 +189,8 @@ def close(got: Any, want: Any) -> None:
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.quick(12, seed=0)
-@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("transform", OURS)
 @pytest.mark.parametrize("call", CALLS)
 def test_collectives_under_transforms(call: str, transform: str) -> None:
@@ -345,6 +345,7 @@ def test_collectives_more_than_threads() -> None:
         close(f(x), first)
 
 
+@pytest.mark.slow
 def test_collectives_in_loop_of_100_steps() -> None:
     def each(a: torch.Tensor) -> torch.Tensor:
         def step(i: torch.Tensor, c: torch.Tensor) -> torch.Tensor:

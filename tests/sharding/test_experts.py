@@ -66,6 +66,7 @@ def test_experts_loss_and_gradients_equal_one_device(axes: dict[str, int]) -> No
     assert places["layers"]["e_up"].shard_shape((2, 8, 12, 16))[1] == 8 // parts
 
 
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.parametrize(
     ("form", "features", "parts"), [("int8", 6, 2), ("nf4", 64, 1), ("nf4", 128, 2)]
 )
@@ -115,7 +116,7 @@ def test_experts_quantised_equal_one_device(form: Any, features: int, parts: int
     )
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [None, "int8", "nf4"])
 @pytest.mark.parametrize(
     "axes",

@@ -128,7 +128,7 @@ def test_llama_aot_lowers_the_step_of_fit(
 DOCUMENTS = torch.tensor([[1] * 50 + [2] * 78, [1] * 128, [1] * 100 + [0] * 28, [1, 2] * 64])
 
 
-@pytest.mark.sample(2, seed=0)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "segments"),
     [({"data": 2, "fsdp": 2, "tensor": 2}, DOCUMENTS), ({"fsdp": 2, "tensor": 4}, None)],

@@ -65,7 +65,7 @@ def on_one_device():
     return losses
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.parametrize("way", WAYS)
 def test_training_50_steps_equals_torch(way):
     sharding = Sharding.of(dict(zip(AXES, WAYS[way], strict=False)))
@@ -92,7 +92,7 @@ def test_training_50_steps_equals_torch(way):
         assert found.tiles(x.ndim) == s.tiles(x.ndim)
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(9, seed=0)
 @pytest.mark.parametrize("precision", ["float32", "float8", "stochastic", "compensated"])
 @pytest.mark.parametrize("name", ["adafactor", "schedule_free"])
 def test_training_optimizers_equal_one_device(name, precision):
@@ -114,6 +114,7 @@ def test_training_optimizers_equal_one_device(name, precision):
     torch.testing.assert_close(*found, rtol=rtol, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["int8", "nf4"])
 def test_training_adapters_on_quantised_base(form: Any, tmp_path: Path) -> None:
     """From files on, with a part of its blocks on each device."""

@@ -35,6 +35,7 @@ def assert_lies(x: torch.Tensor, spec: xf.P, sharding: Sharding) -> None:
     assert found.tiles(x.ndim) == sharding.on_mesh(spec).tiles(x.ndim)
 
 
+@pytest.mark.sample(2, seed=0)
 def test_engine_generates_in_sharded_slots(sharding: Sharding) -> None:
     """As many texts as the mesh divides, and prompts that it does not; nothing compiled anew."""
     params, texts = (

@@ -109,6 +109,7 @@ for program in programs:
 """
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("count", [1, 4])
 def test_pjrt_callbacks_compile_with_libtpu(count: int) -> None:
     """It refuses a channel that is used twice, and a call that may be anywhere."""
