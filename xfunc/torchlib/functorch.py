@@ -260,6 +260,7 @@ def apply_here(rule: Rule, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """
     interpreter = retrieve_current_functorch_interpreter()
     level = interpreter.level()
+    n_args = len(args)  # The class below must not hold the arguments: it is a reference cycle.
 
     def forward(*args: Tensor) -> tuple[Tensor, ...]:
         lower = [_functorch._unwrap_for_grad(a, level) for a in args]
@@ -278,7 +279,7 @@ def apply_here(rule: Rule, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
     def backward(ctx: AutogradContext, *cts: Tensor | None) -> Sequence[Tensor | None]:
         kept = [unwrap_if_dead(t) for t in ctx.saved_tensors]
-        return rule.backward(len(args), kept, [c if c is None else unwrap_if_dead(c) for c in cts])
+        return rule.backward(n_args, kept, [c if c is None else unwrap_if_dead(c) for c in cts])
 
     def jvp(ctx: AutogradContext, *tangents: Tensor | None) -> Sequence[Tensor | None]:
         return below_jvp(rule.jvp, ctx.saved_tensors, tangents)

@@ -89,8 +89,23 @@ Leak = tuple[torch.Tensor, object, types.CodeType, int]
 """A value, the torch function that made it, and the code and the line that called that."""
 
 
+def _uncollected(leaks: list[Leak], alive: Callable[[], list[Leak]]) -> list[Leak]:
+    """The leaks that are not garbage: reference cycles are not leaks. Empties the list given.
+
+    Python's collector does not follow references from C++. If a cycle is held by a node of torch's
+    graph, and that is held by another cycle, each collection frees only the outermost one.
+    """
+    before = len(leaks) + 1
+    while leaks and len(leaks) < before:
+        before = len(leaks)
+        del leaks[:]  # It would keep them alive.
+        gc.collect()
+        leaks = alive()
+    return leaks
+
+
 def _is_held(leaks: list[Leak]) -> bool:
-    """Whether any Python object holds one of these.
+    """Whether user code holds one of these.
 
     ``y.mul_(y)`` makes y the result of an operation that saves y for its derivative. Such a cycle
     is entirely in C++, and is not a leak in user code.
@@ -171,14 +186,10 @@ class Made:
                 found = alive()
             self._cached.clear()
             if found and collect:
-                del found[:]
-                gc.collect()  # Reference cycles are not leaks.
-                found = alive()
+                found = _uncollected(found, alive)
                 if found and gc.get_freeze_count():  # A cycle through something older?
-                    del found[:]
                     gc.unfreeze()
-                    gc.collect()
-                    found = alive()
+                    found = _uncollected(found, alive)
         return found
 
     def defuse(self, leaks: list[Leak], quiet: bool) -> None:
