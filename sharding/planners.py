@@ -55,7 +55,7 @@ class Save(dcp.DefaultSavePlanner):
     ):
         super().__init__()
         self._targets, self._parts, self._keys = targets, parts, keys
-        self._current: tuple[str, Parts] = ("", {})
+        self._current: tuple[str, Parts] | None = None
 
     def set_up_planner(
         self, state_dict: object, storage_meta: object = None, is_coordinator: bool = False
@@ -69,7 +69,7 @@ class Save(dcp.DefaultSavePlanner):
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
         name, start = write_item.index.fqn, write_item.index.offset
-        if self._current[0] != name:
+        if self._current is None or self._current[0] != name:
             self._current = name, self._parts(name)
         assert start is not None
         return self._current[1][tuple(start)]

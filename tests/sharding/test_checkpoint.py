@@ -119,6 +119,16 @@ def test_save_and_load_checkpoint_of_a_tree(tmp_path, mesh):
     assert on_host["layers"][0].w.device.type == "cpu"
 
 
+@pytest.mark.parametrize("keys", [("",), ("", "w"), ("w", "")])
+def test_save_checkpoint_dict_with_empty_key(tmp_path, keys):
+    x = {key: torch.full((3,), float(i)) for i, key in enumerate(keys)}
+    save_checkpoint(tmp_path / "plain", x)
+    check(load_checkpoint(tmp_path / "plain", x), x)
+    nested = {"a": x, "": {"": torch.ones(2)}}
+    save_checkpoint(tmp_path / "nested", nested)
+    check(load_checkpoint(tmp_path / "nested", nested), nested)
+
+
 def test_save_checkpoint_writes_each_part_once(tmp_path, mesh):
     value = torch.randn(8, 4)
     specs = {"both": P("x", "y"), "rows": P("x"), "columns": P(None, "y"), "whole": P()}
