@@ -8,6 +8,7 @@ import functools
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -43,7 +44,7 @@ def save_checkpoint(path: str | os.PathLike[str], x: object, extra: object = Non
 
     Each part of a sharded tensor is written once, by a process that holds it; the tensor is never
     put together. Files are written to a folder ``<path>.partial``, which is renamed at the end: a
-    folder named `path` is complete, and on the disk.
+    folder named `path` is complete, and on the disk. Threads save in turn.
 
     Args:
         path: the folder, which must not exist.
@@ -59,8 +60,9 @@ def save_checkpoint(path: str | os.PathLike[str], x: object, extra: object = Non
         PurityError: a tensor is traced.
         RuntimeError: a tensor was donated, or the call failed in another process.
     """
-    job, tensors = _job("save_checkpoint", path, x, extra)
-    _write(job, lambda name: fetch(tensors[name], job.targets[name]), None)
+    with _saving:
+        job, tensors = _job("save_checkpoint", path, x, extra)
+        _write(job, lambda name: fetch(tensors[name], job.targets[name]), None)
 
 
 def save_checkpoint_async(
@@ -88,12 +90,13 @@ def save_checkpoint_async(
     from xfunc.sharding import storage
 
     global _pending
-    job, tensors = _job("save_checkpoint_async", path, x, extra)
-    parts = {name: copy(tensor, job.targets[name]) for name, tensor in tensors.items()}
-    group = _group_beside(distributed.group.WORLD) if distributed.is_initialized() else None
-    storage.silence()
-    _pending = _thread.submit(_write, job, parts.__getitem__, group)
-    return _pending
+    with _saving:
+        job, tensors = _job("save_checkpoint_async", path, x, extra)
+        parts = {name: copy(tensor, job.targets[name]) for name, tensor in tensors.items()}
+        group = _group_beside(distributed.group.WORLD) if distributed.is_initialized() else None
+        storage.silence()
+        _pending = pending = _thread.submit(_write, job, parts.__getitem__, group)
+    return pending
 
 
 def load_checkpoint(
@@ -162,6 +165,8 @@ def load_extra(path: str | os.PathLike[str]) -> Any:
 
 _thread = ThreadPoolExecutor(1, "xfunc-checkpoint")  # it starts with the first task
 _pending: Future[None] | None = None
+# The threads of a process save in turn, each from its check that the folder is new to the end.
+_saving = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)

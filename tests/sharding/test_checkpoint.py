@@ -5,6 +5,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from xfunc.sharding import (
     load_extra,
     make_mesh,
     save_checkpoint,
+    save_checkpoint_async,
     sharding_of,
     use_mesh,
 )
@@ -302,3 +304,30 @@ def test_save_checkpoint_syncs_before_rename(tmp_path, monkeypatch):
         f"{part} -> {tmp_path}/step",
         f"{tmp_path}",
     ]
+
+
+@pytest.mark.parametrize("save", [save_checkpoint, save_checkpoint_async])
+def test_save_checkpoint_threads_with_one_path(tmp_path, save):
+    """One wins, and the others find its folder."""
+    trees = [{"x": torch.full((1000,), float(i))} for i in range(4)]
+    start, failures, winners = threading.Barrier(4), [], []
+
+    def run(i):
+        start.wait(60)
+        try:
+            pending = save(tmp_path / "step", trees[i])
+            if pending is not None:
+                pending.result()
+            winners.append(i)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(winners) == 1
+    assert [type(e) for e in failures] == [FileExistsError] * 3
+    check(load_checkpoint(tmp_path / "step", trees[0]), trees[winners[0]])
+    assert os.listdir(tmp_path) == ["step"]
