@@ -25,6 +25,7 @@ from xfunc.stages.staging import Staged, watched
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
+from xfunc.transforms.select_primitive import constant_unless
 from xfunc.transforms.switch_primitive import Switch
 from xfunc.tree import Leaf, PyTree
 
@@ -150,7 +151,10 @@ class Choice(Transform[..., PyTree]):
     def _eager(self, index: Tensor, operands: tuple[object, ...]) -> PyTree:
         """What `disable_jit` does."""
         if functorch.is_batched(index):
-            results = [tree.flatten(as_tensors(f(*operands))) for f in self._funs]
+            results = list[tuple[list[Leaf], tree.Structure]]()
+            for k, f in enumerate(self._funs):
+                own = tree.map(lambda x, p=index == k: constant_unless(p, x), operands)
+                results.append(tree.flatten(as_tensors(f(*own))))
             outs = results[-1][0]
             for k in reversed(range(len(results) - 1)):
                 pairs = zip(results[k][0], outs, strict=True)

@@ -3,7 +3,7 @@
 The flat inputs are an int32 index, then the operands and the captures of all branches; each branch
 takes some of them. Derived switches choose between programs derived from the branches: forward
 mode between pushforwards, batching between batched branches. If the index itself is batched, all
-branches are computed and each example selects its result.
+branches are computed and each example selects its result: see `select_primitive`.
 
 NOTE [residuals of a switch]: in first-order reverse mode each branch keeps what it needs. The
 results of a conditional have one type, so a switch returns *slots*: branches share a slot for
@@ -12,15 +12,13 @@ residuals of the same shape and dtype, and slots that a branch does not use are 
 NOTE [branches that communicate]: in a branch that calls a collective of a `vmap` with a named axis,
 the examples that take it have gradients with respect to those that do not. So gradients cannot be
 selected by example: the cotangents are, and the gradients of all branches are added. Elsewhere they
-are selected, since zeros times an infinite derivative would be NaN.
+are selected: see NOTE [selected derivatives] in `select_primitive`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-
-import torch
 
 from xfunc.core.avals import Aval, batched
 from xfunc.program.bind import bind, zeros
@@ -33,6 +31,7 @@ from xfunc.remat.policies import everything_saveable
 from xfunc.remat.split import gathered
 from xfunc.trace.lowering import Lowering
 from xfunc.transforms.conditional import Arm, conditional
+from xfunc.transforms.select_primitive import SelectPair, mapped, masked, reads, select
 
 Uses = tuple[tuple[int, ...], ...]
 
@@ -89,15 +88,19 @@ class Switch(Primitive):
         present = tuple(i for i, c in enumerate(cts) if c is not None)
         if any(map(_communicates, self.branches)):
             return self._vjp_of_all(args, cts, wrt, present)
+        inner = self.pullbacks(wrt, present)
+        grads = bind(inner, [*args, *(c for c in cts if c is not None)])
+        return where_reached(grads, inner.reads, range(len(self.avals), len(inner.avals)))
+
+    def pullbacks(self, wrt: tuple[int, ...], present: tuple[int, ...]) -> Switch:
+        """``(*inputs, *cotangents of the outputs in present) -> gradients of those in wrt``."""
         n = len(self.avals)
         derived, uses = list[Program](), list[tuple[int, ...]]()
         for b, u in zip(self.branches, self.uses, strict=True):
             derived.append(_pullback(b, u, wrt, present, self.avals))
             uses.append((*u, *range(n, n + len(present))))
         avals = (*self.avals, *(self.outputs[i] for i in present))
-        inner = Switch(tuple(derived), tuple(uses), avals)
-        grads = bind(inner, [*args, *(c for c in cts if c is not None)])
-        return where_reached(grads, inner.reads, range(n, len(avals)))
+        return Switch(tuple(derived), tuple(uses), avals)
 
     def _vjp_of_all(
         self,
@@ -109,14 +112,26 @@ class Switch(Primitive):
         """See NOTE [branches that communicate]."""
         total = list[Tensor]()
         for k, (b, u) in enumerate(zip(self.branches, self.uses, strict=True)):
-            own = [c for c in _masked(args[0], k, cts) if c is not None]
+            own = [c for c in masked(args[0], k, cts) if c is not None]
             pullback = Call(_pullback(b, u, wrt, present, self.avals))
             grads = bind(pullback, [*(args[i] for i in u), *own])
             total = [a + b for a, b in zip(total, grads, strict=True)] if total else grads
         return [*total]
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        wrt = [i for i, t in enumerate(tangents) if t is not None and differentiable(self.avals[i])]
+        wrt = self.pushed(tangents)
+        inner = self.pushforwards(wrt)
+        outs = bind(inner, [*args, *(t for t in (tangents[i] for i in wrt) if t is not None)])
+        return self.tangents_of(outs, inner.reads, len(wrt))
+
+    def pushed(self, tangents: Sequence[Tensor | None]) -> tuple[int, ...]:
+        """The flat inputs that have a tangent."""
+        return tuple(
+            i for i, t in enumerate(tangents) if t is not None and differentiable(self.avals[i])
+        )
+
+    def pushforwards(self, wrt: tuple[int, ...]) -> Switch:
+        """``(*inputs, *tangents of those in wrt) -> (*outputs, *tangents of float outputs)``."""
         n = len(self.avals)
         place = {i: n + k for k, i in enumerate(wrt)}
         derived, uses = list[Program](), list[tuple[int, ...]]()
@@ -124,24 +139,28 @@ class Switch(Primitive):
             own = tuple(k for k, i in enumerate(u) if i in place)
             derived.append(b.pushforward(own))
             uses.append((*u, *(place[u[k]] for k in own)))
-        inner = Switch(tuple(derived), tuple(uses), (*self.avals, *(self.avals[i] for i in wrt)))
-        outs = bind(inner, [*args, *(t for t in (tangents[i] for i in wrt) if t is not None)])
-        pushed = where_reached(outs, inner.reads, range(n, n + len(wrt)))
-        dots = iter(pushed[len(self.outputs) :])
+        return Switch(tuple(derived), tuple(uses), (*self.avals, *(self.avals[i] for i in wrt)))
+
+    def tangents_of(
+        self, outs: Sequence[Tensor], reads: Sequence[set[int]], n_given: int
+    ) -> list[Tensor | None]:
+        """Tangents of the outputs, from what `pushforwards` of `n_given` tangents return."""
+        n = len(self.avals)
+        dots = iter(where_reached(outs, reads, range(n, n + n_given))[len(self.outputs) :])
         return [next(dots) if differentiable(o) else None for o in self.outputs]
 
     @property
     def reads(self) -> list[set[int]]:
         """For each output, the flat inputs that any branch computes it from."""
-        pairs = list(zip(self.branches, self.uses, strict=True))
-        return [
-            {u[k] for b, u in pairs for k in b.lowering.dependencies[i]}
-            for i in range(len(self.outputs))
-        ]
+        return reads(self.branches, self.uses)
 
     def batch(
         self, dims: Dims, n: int, args: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[int | None]]:
+        if dims[0] is not None and not any(map(_communicates, self.branches)):
+            inner, moved = mapped(self, (), dims, n, args)
+            outs = bind(inner, moved)
+            return outs, [0] * len(outs)
         derived = tuple(
             b.batched(tuple(dims[i] for i in u), n)
             for b, u in zip(self.branches, self.uses, strict=True)
@@ -152,7 +171,7 @@ class Switch(Primitive):
             found = [
                 bind(Call(b), [args[i] for i in u]) for b, u in zip(derived, self.uses, strict=True)
             ]
-            outs = _select(args[0], found)
+            outs = select(args[0], found)
         return outs, [0] * len(outs)
 
 
@@ -186,28 +205,6 @@ def _communicates(branch: Program) -> bool:
         )
 
     return branch.memo("communicates", find)
-
-
-def _masked(index: Tensor, k: int, cts: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Cotangents, zeros unless the index is k."""
-    return [
-        None if c is None else torch.where(_mask(index, k, c), c, torch.zeros_like(c)) for c in cts
-    ]
-
-
-def _mask(index: Tensor, k: int, like: Tensor) -> Tensor:
-    """Where a batch of indices is k, to be broadcast against one value per example."""
-    return (index == k).reshape(*index.shape, *(1,) * (like.ndim - index.ndim))
-
-
-def _select(index: Tensor, found: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """For each example, the results of the branch that its index selects."""
-    chosen = list(found[-1])
-    for k in reversed(range(len(found) - 1)):
-        chosen = [
-            torch.where(_mask(index, k, a), a, b) for a, b in zip(found[k], chosen, strict=True)
-        ]
-    return chosen
 
 
 @dataclasses.dataclass(eq=False)
@@ -306,61 +303,9 @@ class SwitchPair:
         else:
             pairs = tuple(CallPair(j, everything_saveable, False) for j in joints)
             joined = any(_communicates(j.source) for j in self.joints)
-            inner = SelectPair(pairs, self.uses, self.wrt, self.cts, self.n_outputs, joined)
+            sums = tuple(() for _ in self.wrt)
+            inner = SelectPair(pairs, self.uses, self.wrt, self.cts, self.n_outputs, joined, sums)
         return inner, dims, out_dims, grad_dims
-
-
-@dataclasses.dataclass(eq=False)
-class SelectPair:
-    """A `SwitchPair` whose index is batched: all branches run, and each example selects.
-
-    Attributes:
-        joined: see NOTE [branches that communicate].
-    """
-
-    pairs: tuple[CallPair, ...]
-    uses: Uses
-    wrt: tuple[int, ...]
-    cts: tuple[int, ...]
-    n_outputs: int
-    joined: bool
-
-    def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        found, residuals = list[list[Tensor]](), list[Tensor]()
-        for pair, uses in zip(self.pairs, self.uses, strict=True):
-            values = pair.forward([args[i] for i in uses])
-            found.append(values[: self.n_outputs])
-            residuals += values[self.n_outputs :]
-        return [*_select(args[0], found), *residuals]
-
-    def backward(
-        self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
-    ) -> list[Tensor | None]:
-        found: dict[int, Tensor] = {}
-        kept = list(residuals)
-        for k, (pair, uses) in enumerate(zip(self.pairs, self.uses, strict=True)):
-            own, kept = kept[: pair.n_residuals], kept[pair.n_residuals :]
-            mine = _masked(args[0], k, cts) if self.joined else cts
-            grads = pair.backward([args[i] for i in uses], own, mine)
-            for i, g in zip((uses[i] for i in pair.wrt), grads, strict=True):
-                if g is None:
-                    continue
-                if self.joined:
-                    found[i] = found[i] + g if i in found else g
-                else:
-                    other = found[i] if i in found else torch.zeros_like(g)
-                    found[i] = torch.where(_mask(args[0], k, g), g, other)
-        return [found.get(i) for i in self.wrt]
-
-    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
-        pairs = tuple(
-            p.batched(tuple(dims[i] for i in u), n)[0]
-            for p, u in zip(self.pairs, self.uses, strict=True)
-        )
-        inner = dataclasses.replace(self, pairs=pairs)
-        # Examples of both batches need an index.
-        arg_dims = (0, *dims[1:])
-        return inner, arg_dims, (0,) * self.n_outputs, (0,) * len(self.wrt)
 
 
 def _union(groups: Iterable[Iterable[int]]) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
+from xfunc.transforms.select_primitive import constant_unless
 from xfunc.transforms.while_primitive import While
 from xfunc.tree import PyTree
 
@@ -128,7 +129,10 @@ class WhileLoop(Transform[..., PyTree]):
                 self._check_condition(out_tree, [aval_of(x) for x in leaves], name)
             if not functorch.innermost(again).any():
                 return value
-            new = as_results(self._body_fun(value), function_name(self._body_fun))
+            given = value
+            if functorch.is_batched(again):
+                given = tree.map(lambda x, p=again: constant_unless(p, x), value)
+            new = as_results(self._body_fun(given), function_name(self._body_fun))
             if tree.structure(new) != structure:
                 fail(
                     TreeMismatchError,
