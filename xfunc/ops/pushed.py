@@ -183,6 +183,15 @@ def householder_product(reflectors: Tensor, scales: Tensor) -> Tensor:
     return q
 
 
+@composition("cumprod", when=_is_nested)
+def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    # torch's formula divides by the elements, and is a constant where one is zero.
+    x = x if dtype is None else x.to(dtype)
+    if not x.ndim or not x.numel():
+        return x.clone()
+    return scan_along(lambda a, b: (a[0] * b[0],), (x,), dim)[0]
+
+
 composition("native_batch_norm", when=_is_nested)(
     decomposition_table[torch.ops.aten.native_batch_norm.default]
 )
