@@ -138,6 +138,53 @@ def test_traced_index_out_of_bounds_is_dropped_on_writes(name: str) -> None:
     torch.testing.assert_close(found, X)
 
 
+DIFFERENTIABLE_READS: dict[str, Callable[..., torch.Tensor]] = {
+    **READS,
+    "x[:, i]": lambda x, i: x[:, i],
+    "x[i, i]": lambda x, i: x[i, i],
+    "x[number]": lambda x, i: x[i[0]],
+    "take_along_dim": lambda x, i: torch.take_along_dim(x, i[:, None].expand(2, 3), 0),
+    "embedding_bag": lambda x, i: F.embedding_bag(i[None], x),
+}
+DIFFERENTIABLE_WRITES: dict[str, Callable[..., torch.Tensor]] = {
+    "index_put": lambda y, i: X.index_put((i,), y),
+    "index_put of columns": lambda y, i: X.index_put((torch.tensor([0, 1]), i), y[0, :2]),
+    "index_put accumulates": lambda y, i: X.index_put((i,), y, accumulate=True),
+    "index_copy": lambda y, i: X.index_copy(0, i, y),
+    "index_add": lambda y, i: X.index_add(0, i, y),
+    "put": lambda y, i: X.put(3 * i, y[0, :2]),
+    "scatter": lambda y, i: X.scatter(0, i[:, None].expand(2, 3), y),
+    "scatter_add": lambda y, i: X.scatter_add(0, i[:, None].expand(2, 3), y),
+    "scatter_reduce": lambda y, i: X.scatter_reduce(0, i[:, None].expand(2, 3), y, "mean"),
+}
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize("name", DIFFERENTIABLE_READS)
+def test_derivative_of_clamped_read_in_both_modes(name: str) -> None:
+    """The derivative is that of the element that was read."""
+    f = DIFFERENTIABLE_READS[name]
+    i = torch.tensor([5, -9])
+    forward, reverse = (xf.device_get(j(f)(X, i)) for j in (xf.jacfwd, xf.jacrev))
+    torch.testing.assert_close(reverse, forward)
+    assert forward.abs().sum() > 0
+    second = xf.device_get(xf.jacfwd(xf.jacrev(lambda x: f(x * x, i).sum()))(X))
+    dots = xf.device_get(xf.jacrev(xf.jacrev(lambda x: f(x * x, i).sum()))(X))
+    torch.testing.assert_close(second, dots)
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize("name", DIFFERENTIABLE_WRITES)
+def test_derivative_of_dropped_write_is_zero_in_both_modes(name: str) -> None:
+    f = DIFFERENTIABLE_WRITES[name]
+    i = torch.tensor([5, -9])
+    for transform in (xf.jacfwd, xf.jacrev):
+        assert not xf.device_get(transform(f)(X[:2], i)).any()
+    partly = xf.device_get(xf.jacrev(f)(X[:2], torch.tensor([1, 9])))
+    torch.testing.assert_close(partly, xf.device_get(xf.jacfwd(f)(X[:2], torch.tensor([1, 9]))))
+    assert partly.any()
+
+
 STRIDED = {
     "too many": lambda x: x.as_strided((4, 4), (3, 1)),
     "offset": lambda x: x.as_strided((3, 3), (3, 1), 2),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from xfunc.errors import UnsupportedOpError, fail
+from xfunc.ops.bounded import scattered
 from xfunc.ops.reductions import scan_along
 from xfunc.ops.registry import composition, differentiable, kernel
 from xfunc.ops.settled import settled
@@ -34,6 +35,7 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Tensor:
+    src = scattered(x, dim, index, src)
     if is_watched_at_this_level(x) or is_watched_at_this_level(src):
         if reduce == "prod" and index.numel():
             return _scattered_product(x, dim, index, src, include_self)
