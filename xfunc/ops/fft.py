@@ -1,9 +1,16 @@
-"""Fourier transforms. ``torch.fft`` is built from the three operations here."""
+"""Fourier transforms. ``torch.fft`` is built from the three operations here.
+
+NOTE [cotangents with a pending write]: torch's derivative of `_fft_c2r` doubles a part of its
+result in place. Functionalisation performs such a write at the next read, which replaces the
+tensor behind the wrapper. torch's derivative of `_fft_r2c` holds a reference to the sizes of its
+cotangent across that read, and then reads freed memory. So the cotangent is negated twice first,
+which reads it, and which XLA removes; a view of it would have the same pending write.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +18,8 @@ import torch
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import instruction
-from xfunc.ops.registry import kernel
+from xfunc.ops.registry import differentiable, kernel
+from xfunc.torchlib.functorch import is_watched_at_this_level
 
 Tensor = torch.Tensor
 
@@ -42,6 +50,13 @@ def fft_r2c(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -
         return _fft_c2c(x.to(x.dtype.to_complex()), dim, scale, True)
     last = dim[-1] % x.ndim
     return _fft_c2c(_along(x, last, "RFFT", x.shape[last]), dim[:-1], scale, True)
+
+
+@differentiable("_fft_r2c")
+def differentiable_fft_r2c(rule: Callable[..., Tensor], x: Tensor, *options: object) -> Tensor:
+    # See NOTE [cotangents with a pending write].
+    out = rule(x, *options)
+    return out.neg().neg() if is_watched_at_this_level(x) else out
 
 
 @kernel("_fft_c2c")
