@@ -166,3 +166,22 @@ def test_transformers_decoding_with_cache() -> None:
     expected = model(input_ids=following, use_cache=True, **{CACHE: expected[CACHE]})
     assert type(cache) is type(expected[CACHE])
     assert_close(logits, expected.logits.detach())
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable.*:FutureWarning")
+@pytest.mark.parametrize("name", ["gpt2", "llama", pytest.param("bert", marks=pytest.mark.slow)])
+def test_gradient_checkpointing_enable(name: str) -> None:
+    make, batch, cached = MODELS[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    options = {"use_cache": False} if cached else {}
+    model(**batch, **options).loss.backward()
+    model.gradient_checkpointing_enable()
+    model.train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    apply, params, buffers = xf.functional(model)
+    grads = xf.grad(lambda p: apply(p, buffers, **batch, **options)[0].loss)(params)
+    for n, p in model.named_parameters():
+        assert_close(grads[n], torch.zeros_like(p) if p.grad is None else p.grad)
