@@ -11,6 +11,7 @@ import torch
 from xfunc.core.avals import short
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
 from xfunc.torchlib import torch_functions
+from xfunc.torchlib.initialisers import INITIALISERS
 from xfunc.torchlib.promotion import number
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import FLOAT8, check_dtype, find_traced, on_device, tensors_in
@@ -28,6 +29,9 @@ def special(
     kwargs: dict[str, object],
 ) -> tuple[bool, object]:
     """Handle a call that needs more than lifting: (whether it was handled, the result)."""
+    if (body := INITIALISERS.get(func)) is not None:
+        with trace.mode:
+            return True, body(*args, **kwargs)
     name = operation_name(func)
     tensors = [t for t in tensors_in(args, kwargs) if _is_traced(trace, t)]
     if kind is Kind.LITERAL:
