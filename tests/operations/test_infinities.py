@@ -248,3 +248,38 @@ def test_addbmm_with_infinite_alpha() -> None:
     for alpha in (INF, -INF, NAN):
         got = xf.jit(lambda x, a, b, f=alpha: torch.addbmm(x, a, b, alpha=f))(x, a, b)
         torch.testing.assert_close(got.cpu(), torch.addbmm(x, a, b, alpha=alpha), equal_nan=True)
+
+
+SORTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sort": lambda x: tuple(x.sort(stable=True)),
+    "sort of the first dimension": lambda x: tuple(x.sort(dim=0, stable=True)),
+    "descending sort": lambda x: tuple(x.sort(stable=True, descending=True)),
+    "argsort": lambda x: x.argsort(stable=True),
+    "descending argsort": lambda x: x.argsort(stable=True, descending=True),
+    "msort": torch.msort,
+    "vmap of sort": lambda x: tuple(xf.vmap(lambda r: tuple(r.sort(stable=True)))(x)),
+}
+ZEROS = [[0.0, -0.0, -1.0, 0.0, NAN], [-0.0, 1e-310, 0.0, -1e-310, -0.0], [INF, 0.0, -0.0, 1, -INF]]
+
+
+@pytest.mark.parametrize("name", SORTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_stable_sort_takes_both_zeros_as_equal(name: str, dtype: torch.dtype) -> None:
+    x, f = torch.tensor(ZEROS, dtype=dtype), SORTS[name]
+    x = torch.cat([x, -x, x.flip(1)])
+    found = xf.device_get(xf.jit(f)(x))
+    want = SORTS["sort" if name == "vmap of sort" else name](x)
+    torch.testing.assert_close(found, want, equal_nan=True)
+    for a, b in zip(*(y if isinstance(y, tuple) else (y,) for y in (found, want)), strict=True):
+        assert torch.equal(a.signbit() & ~a.isnan(), b.signbit() & ~b.isnan())
+
+
+def test_gradient_of_stable_sort_with_both_zeros() -> None:
+    x, weight = torch.tensor([0.0, -0.0, -1.0, -0.0, 0.0]), torch.arange(5.0)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x.sort(stable=True).values * weight).sum()
+
+    want = torch.tensor([1.0, 2.0, 0.0, 3.0, 4.0])
+    assert torch.equal(xf.device_get(xf.jit(xf.grad(f))(x)), want)
+    assert torch.equal(xf.device_get(xf.jit(xf.jacfwd(f))(x)), want)

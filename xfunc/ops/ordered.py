@@ -1,4 +1,4 @@
-"""The order of NaN; and operations refused on dtypes for which XLA aborts the process.
+"""Operations refused on dtypes for which XLA aborts the process.
 
 Complex numbers have no order ("No min value for given type", "unhandled direction for conversion to
 Comparison: .LT.C64"), and booleans have no sums of products. Eager torch refuses most of these too;
@@ -63,18 +63,6 @@ def add() -> None:
         surround(
             name, _refusing(_first_bool, "matrix products of booleans are not defined"), _no_bool
         )
-    for name in ("sort", "sort.stable", "topk", "kthvalue"):
-        surround(name, _with_one_nan, lambda x, *rest: not x.is_floating_point())
-
-
-def _with_one_nan(name: str, function: Kernel) -> Kernel:
-    """XLA orders a NaN with its sign bit set, as x86 processors make them, below all numbers."""
-
-    def run(x: torch.Tensor, *args: object, **kwargs: object) -> object:
-        x = torch.where(x.isnan(), torch.nan, x) if x.is_floating_point() else x
-        return function(x, *args, **kwargs)
-
-    return run
 
 
 def _first_complex(*args: object) -> torch.dtype | None:

@@ -20,7 +20,7 @@ Dims = list[int]
 _ALONG = """
     _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data topk kthvalue
     scatter.src squeeze_copy.dim squeeze_copy.dims
-    prod.dim_int sort sort.stable any.dim all.dim
+    prod.dim_int any.dim all.dim
 """.split()
 
 # Likewise; with no dimensions named, they reduce all.
