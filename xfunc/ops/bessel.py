@@ -96,7 +96,7 @@ def _scaled_k(x: Tensor, order: int) -> Tensor:
     """exp(x) times the modified function of the second kind."""
     table = (cephes.MODIFIED_BESSEL_K0, cephes.MODIFIED_BESSEL_K1)[order]
     near = _chebyshev(x * x - 2, table["A"])
-    log = torch.log(x / 2)
+    log = torch.log(x) - math.log(2)  # half of the smallest numbers is 0
     near = near - log * _i0(x) if order == 0 else near / x + log * _i1(x)
     far = _chebyshev(8 / x - 2, table["B"]) / torch.sqrt(x)
     return _positive(x, torch.where(x <= 2, near * torch.exp(x), far), math.inf)

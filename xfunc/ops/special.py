@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from xfunc.ops import cephes
 from xfunc.ops.elementwise import floating
 from xfunc.ops.emit import loop
 from xfunc.ops.registry import kernel
@@ -39,6 +40,28 @@ _LANCZOS = [
 ]  # fmt: skip
 
 
+_EULER = 0.5772156649015329
+# Riemann's zeta function minus 1, at 2, 3, ...
+_ZETA_LESS_ONE = [
+    0.6449340668482264, 0.2020569031595943, 0.08232323371113819, 0.03692775514336993,
+    0.01734306198444914, 0.008349277381922827, 0.00407735619794434, 0.0020083928260822143,
+    0.0009945751278180853, 0.0004941886041194645, 0.0002460865533080483, 0.00012271334757848915,
+    6.124813505870483e-05, 3.058823630702049e-05, 1.528225940865187e-05, 7.637197637899763e-06,
+    3.81729326499984e-06, 1.908212716553939e-06, 9.539620338727962e-07, 4.769329867878064e-07,
+    2.38450502727733e-07, 1.1921992596531106e-07, 5.960818905125948e-08, 2.980350351465228e-08,
+    1.4901554828365043e-08, 7.45071178983543e-09, 3.725334024788457e-09, 1.862659723513049e-09,
+]  # fmt: skip
+
+
+def _lgamma_near_its_zeros(x: Tensor) -> Tensor:
+    """Taylor's series at the zeros 1 and 2, where Lanczos's terms cancel; for 0.5 <= x <= 2.5."""
+    at_one = x < 1.5
+    e = x - torch.where(at_one, 1.0, 2.0)
+    powers = [(-1) ** k * z / k for k, z in enumerate(_ZETA_LESS_ONE, 2)]
+    at_two = horner(e, [*reversed(powers), 1 - _EULER, 0.0])
+    return torch.where(at_one, at_two - torch.log1p(e), at_two)
+
+
 def _lgamma(x: Tensor) -> Tensor:
     z = torch.where(x < 0.5, 1 - x, x) - 1
     total = torch.full_like(z, _LANCZOS[0])
@@ -49,13 +72,15 @@ def _lgamma(x: Tensor) -> Tensor:
     part = x.abs() - x.abs().floor()
     sine = torch.sin(math.pi * torch.where(part > 0.5, 1 - part, part))
     found = torch.where(x < 0.5, math.log(math.pi) - torch.log(sine) - large, large)
-    return torch.where(x.isinf(), math.inf, found)
+    near = (x >= 0.5) & (x <= 2.5)
+    found = torch.where(near, _lgamma_near_its_zeros(torch.where(near, x, 1.0)), found)
+    return torch.where(x.isinf() | ((x <= 0) & (part == 0)), math.inf, found)
 
 
 @kernel("lgamma")
 def lgamma(x: Tensor) -> Tensor:
     y, dtype = wide(x)
-    return torch.where((y == 1) | (y == 2), 0, _lgamma(y)).to(dtype)
+    return _lgamma(y).to(dtype)
 
 
 @kernel("digamma")
@@ -74,7 +99,8 @@ def digamma(x: Tensor) -> Tensor:
         [1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12, 0],
     )
     found = torch.log(z) - 0.5 / z - series + shift
-    cotangent = math.pi / torch.tan(math.pi * (y - y.floor()))
+    # Not ``y - y.floor()``: just below an integer, that rounds.
+    cotangent = math.pi / torch.tan(math.pi * (y - y.round()))
     found = torch.where(below, found - cotangent, found)
     found = torch.where(y == 0, torch.copysign(torch.full_like(y, math.inf), -y), found)
     found = torch.where((y < 0) & (y == y.floor()), math.nan, found)
@@ -87,8 +113,8 @@ _BERNOULLI = [
 ]  # fmt: skip
 
 
-def _zeta(x: Tensor, q: Tensor) -> Tensor:
-    """The Hurwitz zeta function, by Euler-Maclaurin summation."""
+def _euler_maclaurin(x: Tensor, q: Tensor) -> Tensor:
+    """The Hurwitz zeta function for q > 0; for x = inf, any `q`."""
     total = torch.zeros_like(x)
     terms = 12
     for k in range(terms):
@@ -102,8 +128,24 @@ def _zeta(x: Tensor, q: Tensor) -> Tensor:
         total = total + b / math.factorial(2 * k + 2) * factor
         factor = factor * (x + 2 * k + 1) * (x + 2 * k + 2) / (a * a)
     # As in torch, which stops at a term too small to count.
-    total = torch.where(x == math.inf, torch.where(single == 0, math.nan, single), total)
+    return torch.where(x == math.inf, torch.where(single == 0, math.nan, single), total)
+
+
+def _zeta(x: Tensor, q: Tensor) -> Tensor:
+    """The Hurwitz zeta function.
+
+    NOTE [zeta of negative q]: its terms have the bases ``q + k``. Those below 0 are, but for the
+    sign, ``g, g + 1, ...`` up to ``-q``, where g in (0, 1) is the distance to the integer above
+    the last of them; so their sum is ``(-1)**x * (zeta(x, g) - zeta(x, 1 - q))``. Those above 0 sum
+    to ``zeta(x, 1 - g)``.
+    """
+    x, q = torch.broadcast_tensors(x, q)
     below = q <= 0
+    rest = q - q.round()  # exact; 1 - g would be rounded for q just below an integer
+    first, g = torch.where(rest > 0, rest, 1 + rest), torch.where(rest > 0, 1 - rest, -rest)
+    direct, after, before, beyond = _euler_maclaurin(x, torch.stack([q, first, g, 1 - q]))
+    sign = torch.where(x / 2 == (x / 2).floor(), 1.0, -1.0)
+    total = torch.where(below & (x != math.inf), after + sign * (before - beyond), direct)
     total = torch.where(below & (x != x.floor()), math.nan, total)
     total = torch.where(below & (q == q.floor()), math.inf, total)
     # Where the sum diverges, not even the poles in `q` matter.
@@ -119,14 +161,15 @@ def zeta(x: Tensor, q: Tensor) -> Tensor:
 def _trigamma(x: Tensor) -> Tensor:
     """As in torch, in the result's dtype, which determines the large number at a pole."""
     below = x < 0.5
-    sine = torch.sin(math.pi * x)
+    rest = x - x.round()
+    sine = torch.sin(math.pi * torch.where(rest == 0, x, rest))
     z = torch.where(below, 1 - x, x)
     shift = torch.zeros_like(z)
-    for _ in range(6):
+    for _ in range(10):
         shift = shift + 1 / (z * z)
         z = z + 1
     s = 1 / (z * z)
-    found = shift + (1 + 1 / (2 * z) + s * (1 / 6 - s * (1 / 30 - s / 42))) / z
+    found = shift + (1 + 1 / (2 * z) + s * horner(s, _BERNOULLI[6::-1])) / z
     return torch.where(below, math.pi**2 / (sine * sine) - found, found)
 
 
@@ -196,10 +239,28 @@ def igammac(a: Tensor, x: Tensor) -> Tensor:
     return _igamma(a, x, True)
 
 
+def _ndtri(p: Tensor) -> Tensor:
+    """The quantile of the normal distribution, of the probability `p`."""
+    upper = p > 1 - math.exp(-2)
+    y = torch.where(upper, 1 - p, p)
+    middle, t = y - 0.5, cephes.NDTRI
+    s = middle * middle
+    inner = middle + middle * s * horner(s, t["P0"]) / horner(s, t["Q0"])
+    x = torch.sqrt(-2 * torch.log(y))
+    z = 1 / x
+    near = horner(z, t["P1"]) / horner(z, t["Q1"])
+    far = horner(z, t["P2"]) / horner(z, t["Q2"])
+    tail = x - torch.log(x) / x - z * torch.where(x < 8, near, far)
+    outer = torch.where(upper, tail, -tail)
+    found = torch.where(y > math.exp(-2), inner * math.sqrt(2 * math.pi), outer)
+    found = torch.where(p == 0, -math.inf, torch.where(p == 1, math.inf, found))
+    return torch.where((p < 0) | (p > 1), math.nan, found)
+
+
 @kernel("special_ndtri")
 def ndtri(p: Tensor) -> Tensor:
     y, dtype = wide(p)
-    return (math.sqrt(2.0) * torch.erfinv(2 * y - 1)).to(dtype)
+    return _ndtri(y).to(dtype)
 
 
 # -- orthogonal polynomials -----------------------------------------------------------------------
