@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 # torch's own decompositions of operations whose derivative torch_xla 2.9 does not lower, or lowers
 # only for some arguments.
 for _name in """
-    grid_sampler_2d huber_loss multi_margin_loss multilabel_margin_loss_forward glu
+    grid_sampler_2d huber_loss glu
     reflection_pad1d reflection_pad2d reflection_pad3d
     replication_pad1d replication_pad2d replication_pad3d
 """.split():

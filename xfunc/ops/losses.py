@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from xfunc.ops.registry import kernel, original
+from xfunc.ops.registry import composition, kernel, original
 
 Tensor = torch.Tensor
 
@@ -61,3 +61,80 @@ def nll_loss_backward(
     if reduction == 0:
         grad = grad.reshape(1)
     return inner(grad, x[None], target.reshape(1), weight, reduction, ignore_index, total)[0]
+
+
+# NOTE [margin losses]: torch's decompositions count the labels after a -1, which ends a row of
+# labels, and have a slope of 1 where a margin is exactly met; torch's kernels have 0 there.
+
+
+@composition("multilabel_margin_loss_forward")
+def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    torch._check(
+        x.ndim <= 2 and (x.ndim == 0 or x.shape[-1] != 0),
+        lambda: (
+            "Expected non-empty vector or matrix with optional 0-dim batch size, "
+            f"but got: {x.shape}"
+        ),
+    )
+    torch._check(
+        target.shape == x.shape,
+        lambda: f"inconsistent target size: {target.shape} for input of size: {x.shape}",
+    )
+    rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
+    n = rows.shape[-1]
+    is_label = (labels == -1).cumsum(-1) == 0
+    chosen = rows.gather(-1, torch.where(is_label, labels, 0))
+    classes = torch.arange(n, device=x.device)
+    is_target = (is_label.unsqueeze(-1) & (labels.unsqueeze(-1) == classes)).any(-2)
+    margins = torch.relu(1 - chosen.unsqueeze(-1) + rows.unsqueeze(-2))  # [batch, label, class]
+    counts = is_label.unsqueeze(-1) & ~is_target.unsqueeze(-2)
+    losses = torch.where(counts, margins, 0).sum((-2, -1)) / n
+    return (
+        _reduced(losses.reshape(x.shape[:-1]), reduction),
+        is_target.to(x.dtype).reshape(target.shape),
+    )
+
+
+@composition("multi_margin_loss")
+def multi_margin_loss(
+    x: Tensor,
+    target: Tensor,
+    p: float = 1,
+    margin: float = 1,
+    weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Tensor:
+    rows, labels = torch.atleast_2d(x), torch.atleast_1d(target)
+    count, n = rows.shape[0], rows.shape[-1]
+    torch._check(p == 1 or p == 2, lambda: "only p == 1 and p == 2 supported")
+    torch._check(
+        rows.ndim == 2 and n != 0,
+        lambda: (
+            "Expected non-empty vector or matrix with optional 0-dim batch size, "
+            f"but got: {rows.shape}"
+        ),
+    )
+    torch._check(
+        labels.ndim == 1 and len(labels) == count,
+        lambda: f"inconsistent target size, expected {count} but got {labels.shape}",
+    )
+    labels = labels.unsqueeze(1)
+    margins = torch.relu(margin - rows.gather(1, labels) + rows)
+    margins = margins if p == 1 else margins * margins
+    if weight is not None:
+        weight = torch.atleast_1d(weight)
+        torch._check(
+            weight.ndim == 1 and len(weight) == n,
+            lambda: f"inconsistent weight size, expected {n} but got {weight.shape}",
+        )
+        margins = margins * weight[labels]
+    is_other = torch.arange(n, device=x.device) != labels
+    losses = torch.where(is_other, margins, 0).sum(1) / n
+    return _reduced(losses.reshape(target.shape), reduction)
+
+
+def _reduced(losses: Tensor, reduction: int) -> Tensor:
+    """The losses (reduction 0), their mean (1) or their sum (2)."""
+    if reduction == 0:
+        return losses
+    return losses.mean() if reduction == 1 else losses.sum()
