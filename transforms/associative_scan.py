@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias, TypeVar
-
-import torch
+from typing import TypeVar
 
 from xfunc import tree
 from xfunc.core.avals import short
@@ -13,10 +11,10 @@ from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, fail
 from xfunc.stages.checks import Fun, Tensor, arrays, as_results, as_tensors, check_same, labels_in
 from xfunc.stages.transformed import Transform
+from xfunc.torchlib.prefixes import prefixes
 from xfunc.tree import PyTree
 
 T = TypeVar("T")
-Combine: TypeAlias = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 
 
 def associative_scan(
@@ -93,29 +91,7 @@ class AssociativeScan(Transform[..., PyTree]):
             )
             return [x.movedim(self._axis, 0) for x in tree.leaves(out)]
 
-        outs = _prefixes(combine, moved)
+        outs = prefixes(combine, moved)
         if self._reverse:
             outs = [x.flip(0) for x in outs]
         return tree.unflatten(self_tree, [x.movedim(0, self._axis) for x in outs])
-
-
-def _prefixes(combine: Combine, xs: list[Tensor]) -> list[Tensor]:
-    """All prefixes along the first axis: those of the pairs, then the ones in between."""
-    n = xs[0].shape[0]
-    if n < 2:
-        return xs
-    paired = combine([x[0 : n - 1 : 2] for x in xs], [x[1:n:2] for x in xs])
-    odd = _prefixes(combine, paired)
-    if n == 2:
-        even = [x[:1] for x in xs]
-    else:
-        before = [o[: (n - 1) // 2] for o in odd]
-        rest = combine(before, [x[2:n:2] for x in xs])
-        even = [torch.cat([x[:1], r]) for x, r in zip(xs, rest, strict=True)]
-    return [_interleave(e, o) for e, o in zip(even, odd, strict=True)]
-
-
-def _interleave(even: Tensor, odd: Tensor) -> Tensor:
-    m = odd.shape[0]
-    mixed = torch.stack([even[:m], odd], dim=1).reshape(2 * m, *odd.shape[1:])
-    return mixed if even.shape[0] == m else torch.cat([mixed, even[m:]])

@@ -13,6 +13,7 @@ from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import kernel, original
 from xfunc.ops.settled import settled
+from xfunc.torchlib.prefixes import prefixes
 
 Tensor = torch.Tensor
 
@@ -177,14 +178,8 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
 
 def scan_along(combine, x: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
     """All partial results of an associative operation on tuples of tensors."""
-    n, step = x[0].shape[dim], 1
-    while step < n:
-        earlier = tuple(v.narrow(dim, 0, n - step) for v in x)
-        later = tuple(v.narrow(dim, step, n - step) for v in x)
-        made = combine(earlier, later)
-        x = tuple(torch.cat([v.narrow(dim, 0, step), m], dim) for v, m in zip(x, made, strict=True))
-        step *= 2
-    return x
+    moved = prefixes(lambda a, b: combine(tuple(a), tuple(b)), [v.movedim(dim, 0) for v in x])
+    return tuple(v.movedim(0, dim) for v in moved)
 
 
 def _extremes(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
