@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.checkpoint import (
-    checkpoint,
+    checkpoint as torch_checkpoint,
+)
+from torch.utils.checkpoint import (
     checkpoint_sequential,
     create_selective_checkpoint_contexts,
 )
@@ -16,6 +18,7 @@ from torch.utils.checkpoint import (
 import xfunc as xf
 
 Tensor = torch.Tensor
+checkpoint: Any = torch_checkpoint  # torch declares that it may return None
 X, W = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.3, 0.2, 0.1])
 
 

@@ -122,12 +122,12 @@ def multi_margin_loss(
     margins = torch.relu(margin - rows.gather(1, labels) + rows)
     margins = margins if p == 1 else margins * margins
     if weight is not None:
-        weight = torch.atleast_1d(weight)
+        scales = torch.atleast_1d(weight)
         torch._check(
-            weight.ndim == 1 and len(weight) == n,
-            lambda: f"inconsistent weight size, expected {n} but got {weight.shape}",
+            scales.ndim == 1 and len(scales) == n,
+            lambda: f"inconsistent weight size, expected {n} but got {scales.shape}",
         )
-        margins = margins * weight[labels]
+        margins = margins * scales[labels]
     is_other = torch.arange(n, device=x.device) != labels
     losses = torch.where(is_other, margins, 0).sum(1) / n
     return _reduced(losses.reshape(target.shape), reduction)
