@@ -3,7 +3,6 @@
 if __name__ != "xfunc.transforms":  # A second copy would have its own cache and errors.
     raise ImportError("import this package as xfunc.transforms, not as " + __name__)
 
-from xfunc.transforms import torch_checkpoint as _torch_checkpoint
 from xfunc.transforms.associative_scan import associative_scan as associative_scan
 from xfunc.transforms.at import at as at
 from xfunc.transforms.callback import io_callback as io_callback
@@ -41,5 +40,3 @@ from xfunc.transforms.vectorize import vectorize as vectorize
 from xfunc.transforms.vjp import vjp as vjp
 from xfunc.transforms.vmap import vmap as vmap
 from xfunc.transforms.while_loop import while_loop as while_loop
-
-_torch_checkpoint.install()

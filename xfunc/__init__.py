@@ -72,6 +72,7 @@ with _uncollected():
     )
     from xfunc.symbolic.dim import Dim
     from xfunc.symbolic.ladder import buckets
+    from xfunc.tools import torch_checkpoint as _torch_checkpoint
     from xfunc.tools.memory_report import memory_report
     from xfunc.tools.modules import functional
     from xfunc.torchlib.eager import disable_jit
@@ -116,6 +117,8 @@ with _uncollected():
         vmap,
         while_loop,
     )
+
+_torch_checkpoint.install()
 
 __version__ = "0.1.0"
 
