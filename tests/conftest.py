@@ -155,13 +155,16 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def device():
-    """The device on which transformed functions run, with the kernels that xfunc gives it."""
+def device() -> "object":
+    """torch_xla's device, with the kernels that xfunc gives it."""
     import torch
 
     import xfunc as xf
 
-    return xf.device_put(torch.zeros(())).device
+    xf.config.set_backend("torch_xla")
+    device = xf.device_put(torch.zeros(())).device
+    xf.config.set_backend(os.environ.get("XFUNC_BACKEND", "torch_xla"))
+    return device
 
 
 @pytest.fixture

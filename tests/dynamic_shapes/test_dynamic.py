@@ -329,3 +329,16 @@ def test_make_hlo_and_eval_shape_with_dims():
         xf.make_hlo(lambda x: x.sin() if x.shape[0] % 2 else x)(
             xf.ShapeDtypeStruct((S,), torch.float32)
         )
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_dim_sort_along_another_dimension_is_one_program(dim):
+    s = xf.Dim("S", max=8)
+    spec = ((s, None, None),)
+    f = xf.jit(lambda x: torch.sort(x, dim=dim, stable=True), dynamic_shapes=spec, buckets=[8])
+    f.clear_cache()
+    for n in (2, 5, 8):
+        x = torch.randn(n, 3, 4).round()
+        for found, wanted in zip(f(x), torch.sort(x, dim=dim, stable=True), strict=True):
+            assert torch.equal(found.cpu(), wanted)
+    assert "3 calls, one program" in f.explain(), f.explain()

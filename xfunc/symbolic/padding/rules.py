@@ -343,7 +343,15 @@ def triangular_solve(m: Movers, i: Instruction, operands: list[Val]) -> State:
     return result(m, i, [a.id, b.id], [p or q for p, q in zip(a.layouts, b.layouts, strict=True)])
 
 
+def bitcast_convert(m: Movers, i: Instruction, operands: list[Val]) -> State:
+    """Element by element between dtypes of one width; others have a dimension more or less."""
+    if len(operands[0].dims) != len(i.shape.dims):
+        raise Inexact("bitcast-convert between dtypes of different widths", i)
+    return elementwise(m, i, operands)
+
+
 RULES: dict[str, Rule] = {
+    "bitcast-convert": bitcast_convert,
     "constant": constant,
     "iota": iota,
     "broadcast": broadcast,
