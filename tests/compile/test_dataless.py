@@ -145,6 +145,7 @@ def _loaded() -> Callable[..., Any]:
     return xf.export.deserialize(xf.export.serialize(xf.jit(_double).lower(vector())))
 
 
+@pytest.mark.sample(5, seed=0)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("kind", REFUSED)
 def test_transforms_refuse_tensors_without_memory(kind: str, use: str) -> None:
@@ -241,6 +242,7 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize("is_cached", [False, True])
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("tracer", TRACERS)

@@ -78,7 +78,7 @@ def pairs(got: Any, want: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]
 SAME_KINDS = {"int64": "int32", "uint32": "int32"}
 
 
-@pytest.mark.sample(2, seed=0)
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 @pytest.mark.parametrize(
     ("key", "number"), [(k, i) for k, row in SNIPPETS.items() for i in range(len(row))]

@@ -233,6 +233,7 @@ def test_serve_on_one_device(packed: Path, tmp_path: Path) -> None:
     assert results["sampled"][0].tolist() == tokens[:, 6:].tolist()
 
 
+@pytest.mark.slow
 def test_serve_on_eight_devices(packed: Path, tmp_path: Path) -> None:
     n = xf.Dim("n", max=16, multiple_of=4)
     rows, columns = xf.NamedSharding(MESH, P("data")), xf.NamedSharding(MESH, P(None, "tensor"))

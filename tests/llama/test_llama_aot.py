@@ -84,6 +84,7 @@ def test_aot_report_footprint(
     assert len(list(tmp_path.rglob("*.zip"))) == 1
 
 
+@pytest.mark.slow
 def test_aot_mixed_precision_all_gathers_bfloat16(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,7 @@ def held_out(found: trained.Trained) -> float:
     return evaluate.held_out_loss(found.params, reader, found.recipe, 4, found.base)
 
 
+@pytest.mark.slow
 def test_ema_setting_errors_and_resume(
     made: Path, tmp_path: Path, run_of: Callable[..., Run]
 ) -> None:

@@ -46,6 +46,7 @@ def test_commands_errors_in_one_line(
         assert capsys.readouterr().err.startswith(message)
 
 
+@pytest.mark.slow
 def test_fit_sigterm_then_resume_on_another_mesh(
     run_of: Callable[..., Run], settings: Callable[..., list[str]]
 ) -> None:

@@ -79,7 +79,7 @@ def tokens(seed: int) -> torch.Tensor:
     return torch.randint(SIZES["vocab_size"], (4, 13), generator=generator)
 
 
-@pytest.mark.sample(8, seed=0)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "options", "expected"),
     [

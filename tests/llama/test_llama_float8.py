@@ -109,6 +109,7 @@ def trained(recipe: train.Recipe, steps: int = 40) -> tuple[list[float], train.S
     return [x.item() for x in losses], state
 
 
+@pytest.mark.slow
 def test_float8_training_close_to_bfloat16() -> None:
     mixed, _ = trained(recipe_of("mixed"))
     found, state = trained(recipe_of("float8"))

@@ -86,7 +86,7 @@ def tokens(seed: int) -> torch.Tensor:
     return torch.randint(SIZES.vocab, (4, 17), generator=generator)
 
 
-@pytest.mark.sample(2, seed=0)
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["null", "nf4"])
 def test_lora_training_matches_peft(hub: Path, tmp_path: Path, form: str) -> None:
     """Adapters of PEFT are read, trained on as PEFT does, written, and read by PEFT."""

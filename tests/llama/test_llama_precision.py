@@ -136,7 +136,7 @@ def saved(run: Run) -> Any:
     return xf.device_get(Checkpoints(Path(run.folder, "checkpoints")).restore(target).state)
 
 
-@pytest.mark.sample(6, seed=0)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixed", "float8", "stochastic", "compensated"])
 def test_fit_resume_and_export_in_each_precision(
     name: str,

@@ -105,7 +105,7 @@ def test_linear_of_codes_matches_rounded_weight(form: str, dtype: torch.dtype) -
             )
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "form"), [("adapters", "int8"), ("pairs", "int8"), ("pairs", "nf4")]
 )
@@ -225,6 +225,7 @@ def test_codes_are_sharded_like_their_weights() -> None:
     assert found["w_down"] == [P(None, "tensor", parts), P(None, None, parts)]
 
 
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize("policy", ["dots", "everything"])
 @pytest.mark.parametrize("experts", [None, Experts(4, 2, 320)])
 def test_train_step_stores_no_dequantised_weights(policy: str, experts: Experts | None) -> None:

@@ -145,6 +145,7 @@ def test_splash_float64_raises() -> None:
         xf.jit(blocks_of_128)(*qkv(torch.float64), None)
 
 
+@pytest.mark.slow
 def test_splash_vmap_raises() -> None:
     q, k, v = qkv()
     with pytest.raises(UnsupportedOpError, match=r"splash_kernel:forward .* cannot be batched"):

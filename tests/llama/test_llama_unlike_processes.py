@@ -66,6 +66,7 @@ def of(name: str, number: int, where: str) -> str:
     return differ(f"the hash of {name}, file {number} of {where},")
 
 
+@pytest.mark.sample(9, seed=0)
 def test_unlike_processes_are_refused(places: tuple[Path, Path], made: Path) -> None:
     a, b = places
     out, run = ["folder=out", "mesh.fsdp=2"], ["run", "mesh.fsdp=2"]

@@ -57,8 +57,8 @@ def examined(name, *transforms, samples):
     return operations.examine(op, operations.Unit(name, dtype, transforms, samples))
 
 
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.quick
-@pytest.mark.sample(3, seed=0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", RIGHT)
 def test_operation_and_gradient_match_eager_torch(name):

@@ -146,6 +146,7 @@ def test_scatter_into_tensor_takes_its_dtype(
         assert torch.equal(found.cpu(), want)
 
 
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
 @pytest.mark.parametrize(
     "compute",

@@ -150,6 +150,7 @@ class Block(nn.Module):
         return self.norm(x + self.dropout(torch.relu(self.linear(x))))
 
 
+@pytest.mark.slow
 def test_implicit_dropout_module_in_scan() -> None:
     """Other masks at each step; gradients are those of eager torch with the same masks."""
     torch.manual_seed(0)

@@ -210,7 +210,7 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.sample(2, seed=0)
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.parametrize("form", FORMS)
 def test_collectives_on_meshes_of_1_to_3_axes(form: str, any_mesh: Any) -> None:
     names = any_mesh.axis_names
@@ -330,6 +330,7 @@ def test_psum_and_axis_index_with_permuted_devices() -> None:
         close(shard_map(each, mesh, every, every)(x), want.flatten())
 
 
+@pytest.mark.slow
 def test_collectives_more_than_threads() -> None:
     """More collectives are ready at once than there are threads."""
 

@@ -29,7 +29,7 @@ def test_ending_waits_for_limited_time(fresh: Server) -> None:
     assert "error: the others did not end within 0.1 seconds." in why
 
 
-@pytest.mark.sample(2, seed=0)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "status", "reason"),
     [

@@ -291,7 +291,7 @@ RECORDED = [
 ]
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(9, seed=0)
 @pytest.mark.parametrize(("name", "policy", "arguments", "total"), RECORDED)
 def test_peak_of_train_step_matches_compiler(
     name: str, policy: Any, arguments: int, total: int, monkeypatch: pytest.MonkeyPatch

@@ -237,6 +237,7 @@ def test_dynamic_shapes_default_buckets_on_a_mesh(mesh, n):
         jitted(torch.randn(3, 3))  # in a bucket of 4
 
 
+@pytest.mark.slow
 def test_dynamic_shapes_of_llama_packed_documents():
     """Loss and gradient of rows of any length, against eager torch at the exact shape."""
     lies = Sharding.of({"data": 2, "fsdp": 2, "tensor": 2})

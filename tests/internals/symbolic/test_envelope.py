@@ -55,7 +55,7 @@ def branches(ws: Any, x: Any) -> Any:
     return y[:, :-1], torch.cat([x, y], 1), y.sum(0) @ ws[0]
 
 
-@pytest.mark.sample(2, seed=0)
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize("f", [xf.grad(loss), step, lean, branches])
 @pytest.mark.parametrize("donated", [(), (0,)])
 def test_symbolic_peak_equals_peak_of_each_size(f: Any, donated: tuple[int, ...]) -> None:

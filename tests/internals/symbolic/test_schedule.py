@@ -125,7 +125,7 @@ def loss(a: Any, b: Any, ws: Any) -> Any:
     return (a.sum((0, 1)) @ b).sum()
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.slow
 @pytest.mark.parametrize("f", [wide, xf.grad(loss), xf.grad(loss, argnums=(0, 1, 2))])
 def test_schedule_one_order_for_all_sizes(f: Any) -> None:
     def module(env: Any) -> Any:
