@@ -322,44 +322,6 @@ def below_jvp(
     return tuple(t if t is None else _functorch._wrap_for_grad(t, level) for t in found)
 
 
-class _Below:
-    """The context of an autograd.Function, with tensors as the levels below see them."""
-
-    def __init__(self, ctx: AutogradContext, saved: Sequence[Tensor], level: int):
-        self._ctx, self._level, self.saved_tensors = ctx, level, tuple(saved)
-
-    def __getattr__(self, name: str) -> object:
-        value, level = getattr(self._ctx, name), self._level
-        if isinstance(value, Tensor):
-            return _functorch._unwrap_for_grad(value, level)
-        if type(value) in (tuple, list):
-            return type(value)(
-                _functorch._unwrap_for_grad(v, level) if isinstance(v, Tensor) else v for v in value
-            )
-        return value
-
-
-_generate: Callable[..., Any] = autograd_function.generate_single_level_function
-
-
-def _generate_with_jvp_below(interpreter: Level, function: Any) -> Any:
-    """torch's rule of an autograd.Function at one level, with its `jvp` run by `below_jvp`."""
-    generated = _generate(interpreter, function)
-
-    def jvp(ctx: AutogradContext, *tangents: Tensor | None) -> Sequence[Tensor | None]:
-        def push(kept: Sequence[Tensor], dots: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-            found = function.jvp(_Below(ctx, kept, interpreter.level()), *dots)
-            return found if isinstance(found, (tuple, list)) else (found,)
-
-        return below_jvp(push, ctx.saved_tensors, tangents)
-
-    generated.jvp = staticmethod(jvp)
-    return generated
-
-
-autograd_function.generate_single_level_function = _generate_with_jvp_below
-
-
 def below_vmap(fun: Batched, args: Sequence[Tensor]) -> list[Tensor]:
     """Run ``fun(dims, size, args) -> outputs, dims`` below the innermost level, a vmap."""
     interpreter = retrieve_current_functorch_interpreter()
