@@ -9,6 +9,8 @@ Those in ``tests/llama/extras`` need more libraries than the others: `make test-
 """
 
 import os
+import random
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,6 +140,18 @@ def pytest_terminal_summary(
         terminalreporter.write_line(
             "Not run: the tests on 8 devices. `python -m tests` runs all.", yellow=True
         )
+
+
+@pytest.fixture(autouse=True)
+def _seeded(request: pytest.FixtureRequest) -> None:
+    """Random numbers of a test do not depend on the tests before it."""
+    import numpy as np
+    import torch
+
+    number = zlib.crc32(request.node.nodeid.encode())
+    torch.default_generator.manual_seed(number)
+    random.seed(number)
+    np.random.seed(number)
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,7 @@ OF_TORCH_XLA = {
 }
 
 
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize("use", USES)
 def test_fork_uses_of_xfunc_raise(use: str, fresh: Server) -> None:
     code = BEGIN + f"assert child(lambda: {USES[use]}) == 0\nassert f(x).tolist() == [2, 2, 2]"
@@ -73,6 +74,7 @@ def test_fork_uses_of_xfunc_raise(use: str, fresh: Server) -> None:
     assert 'multiprocessing_context="spawn"' in found.stdout
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.torch_xla
 @pytest.mark.parametrize("use", OF_TORCH_XLA)
 def test_fork_uses_of_device_tensors_raise(use: str, fresh: Server) -> None:

@@ -77,12 +77,14 @@ def check(f: Callable[[Tensor], Any], a: Tensor) -> None:
     assert_close(found, f(a), rtol=precision, atol=precision)
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", [*RECTANGULAR, *ONLY_LAPACK])
 def test_linalg_every_dtype(name: str, dtype: torch.dtype) -> None:
     check({**RECTANGULAR, **ONLY_LAPACK}[name], torch.randn(2, 4, 3, dtype=dtype))
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_linalg_every_shape(shape: tuple[int, ...]) -> None:
     a = torch.randn(shape)
@@ -253,6 +255,7 @@ MATRICES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", MATRICES)
 def test_linalg_empty_matrices(name: str, dtype: torch.dtype) -> None:

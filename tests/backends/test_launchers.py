@@ -107,6 +107,7 @@ print(xf.process_index(), everyones, torch.distributed.get_world_size())
 """
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("launcher", [*LAUNCHERS, "an explicit address"])
 def test_initialize_detects_launcher(fresh: Server, launcher: str) -> None:
     job, count = port(), 2

@@ -35,6 +35,7 @@ def test_torch_xla_import_loads_torch_compilers(fresh: Server) -> None:
     assert found == ["torch._dynamo", "torch._inductor"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["import torch", "import torch._dynamo"])
 def test_torch_compile_settings_are_kept(fresh: Server, before: str) -> None:
     untouched = printed(fresh, "import torch._dynamo\n" + SETTINGS)
@@ -42,6 +43,7 @@ def test_torch_compile_settings_are_kept(fresh: Server, before: str) -> None:
     assert printed(fresh, f"{before}\n{CALL}{SETTINGS}") == untouched
 
 
+@pytest.mark.slow
 def test_torch_xla_left_out_parts_load_on_demand(fresh: Server) -> None:
     code = (
         CALL
@@ -64,6 +66,7 @@ print(*torch.compile(lambda x: x * 2 + 1, backend="aot_eager")(torch.ones(2)).to
     assert printed(fresh, code) == ["4.0"] * 2 + ["3.0"] * 4
 
 
+@pytest.mark.slow
 def test_torch_xla_imported_first_is_complete(fresh: Server) -> None:
     code = (
         "import torch_xla\n"

@@ -188,6 +188,7 @@ print(len(failed))
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.torch_xla
 def test_reads_beside_launches_of_other_threads(fresh: Server) -> None:
     """The reader waited for Python's lock with the device's, and the launcher the other way."""

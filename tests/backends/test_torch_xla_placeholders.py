@@ -71,6 +71,7 @@ assert pending.tolist() == [5, 5, 5]
 """
 
 
+@pytest.mark.sample(14, seed=0)
 @pytest.mark.torch_xla
 @pytest.mark.parametrize("first", ["import torch_xla", "import xfunc; xfunc.devices()"])
 @pytest.mark.parametrize("use", USES)
@@ -79,6 +80,7 @@ def test_torch_xla_placeholders_beside_traces(use: str, first: str, fresh: Serve
     assert found.returncode == 0, found.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.torch_xla
 def test_torch_xla_failed_scan_leaves_traces_intact(fresh: Server) -> None:
     code = """

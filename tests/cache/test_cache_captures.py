@@ -113,6 +113,7 @@ def _asks_a_shape(x: torch.Tensor) -> torch.Tensor:
     return xf.scan(outer, x, None, length=2)[0]
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("first", ["jit", "jacrev", "jvp", "vmap"])
 @pytest.mark.parametrize("second", ["jit", "jacrev", "jvp", "vmap"])
 def test_jit_nested_uses_only_shape_of_outer_value(first: str, second: str) -> None:

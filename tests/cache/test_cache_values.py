@@ -131,8 +131,8 @@ OUTER: dict[str, Callable[[Callable[..., Any]], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.sample(9, seed=0)
 @pytest.mark.quick(4, seed=0)
-@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("outer", OUTER)
 @pytest.mark.parametrize("name", HELD)
 def test_jit_closure_value_changed(name: str, outer: str) -> None:

@@ -258,7 +258,7 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.sample(9, seed=0)
+@pytest.mark.sample(27, seed=0)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
 def test_transforms_function_or_content_changed(name: str, way: str) -> None:

@@ -133,7 +133,7 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(9, seed=0)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
 def test_transforms_hidden_dependency_changed(name: str, way: str) -> None:

@@ -117,7 +117,7 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", CASES)
 def test_transforms_object_or_class_changed(name: str, way: str) -> None:

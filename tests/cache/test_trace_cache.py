@@ -200,6 +200,7 @@ EDITS = {
 }
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 def test_trace_cache_misses_edited_program(load: Any, edit: tuple[str, str]) -> None:
     assert run(load().loss)[0] == 1
@@ -232,7 +233,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_trace_cache_misses_changed_process_state(
     load: Any, change: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -353,6 +354,7 @@ def test_trace_cache_hit_in_reloaded_program(load: Any, name: str) -> None:
 # ------------------------------------------------------------------ files and processes
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "another"])
 def test_trace_cache_replaces_damaged_file(load: Any, damage: str, tmp_path: Path) -> None:
     run(load().f)
@@ -555,6 +557,7 @@ print(json.dumps([xf.trace_count(train.train_step), "torch_xla" in sys.modules, 
 """
 
 
+@pytest.mark.slow
 def test_llama_fit_starts_from_trace_cache(fresh: Server, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{k} bottles of water on the wall. " for k in range(2000)))

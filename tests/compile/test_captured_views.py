@@ -89,6 +89,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize(("change", "inner", "outer"), CASES)
 def test_inner_function_captures_view_changed_in_place(change: Fun, inner: str, outer: str) -> None:
     def fun(x: Tensor) -> Tensor:

@@ -145,6 +145,7 @@ def chosen(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda x: xf.cond(x.sum() > 0, f, f, x)
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("wrap", [xf.jit, xf.checkpoint, looped, chosen])
 @pytest.mark.parametrize("name", MAKERS)
 def test_numpy_constant_in_derived_programs(name: str, wrap: Any) -> None:

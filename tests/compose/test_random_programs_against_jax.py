@@ -42,7 +42,7 @@ def _title(p: Recorded) -> str:
     return f"program {p.number} ({' of '.join(p.nest) or 'plain'}), inputs {p.inputs}"
 
 
-@pytest.mark.sample(16, seed=0)
+@pytest.mark.sample(32, seed=0)
 @pytest.mark.parametrize("chunk", CHUNKS, ids=lambda c: f"{c[0].number}-{c[-1].number}")
 def test_programs_equal_jax(chunk: list[Recorded]) -> None:
     found = failures(chunk)

@@ -119,6 +119,7 @@ def _expected(name: str) -> tuple[torch.Tensor, list[torch.Tensor]]:
     return y.detach(), [x.grad, w.grad]
 
 
+@pytest.mark.sample(3, seed=0)
 @pairs
 def test_backward(name: str, where: str) -> None:
     y_want, want = _expected(name)
@@ -131,6 +132,7 @@ def test_backward(name: str, where: str) -> None:
         assert all(t.grad.device == t.device for t in leaves)
 
 
+@pytest.mark.sample(3, seed=0)
 @pairs
 def test_backward_one_argument_requires_grad(name: str, where: str) -> None:
     _, want = _expected(name)
@@ -142,6 +144,7 @@ def test_backward_one_argument_requires_grad(name: str, where: str) -> None:
         assert leaves[1 - i].grad is None
 
 
+@pytest.mark.sample(3, seed=0)
 @pairs
 def test_backward_twice(name: str, where: str) -> None:
     def second(fun: Fun, where: str) -> list[torch.Tensor]:
@@ -181,6 +184,7 @@ def test_requires_grad_under_no_grad_and_detach(name: str, where: str) -> None:
     assert not y.detach().requires_grad
 
 
+@pytest.mark.sample(3, seed=0)
 @pairs
 def test_torch_func_of_staged_function(name: str, where: str) -> None:
     ours, plain = FUNCTIONS[name]

@@ -111,7 +111,7 @@ def test_grad_of_grad_of_other_chains(kind: str) -> None:
     )
 
 
-@pytest.mark.sample(8, seed=0)
+@pytest.mark.sample(16, seed=0)
 @pytest.mark.parametrize("inside", INSIDE)
 @pytest.mark.parametrize(
     ("kind", "second"),

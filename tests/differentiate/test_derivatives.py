@@ -55,7 +55,7 @@ COMPOSED = {
 }
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's vmap of some
 @pytest.mark.filterwarnings("ignore:torch.qr is deprecated")
 @pytest.mark.parametrize("name", COMPOSED)
@@ -145,7 +145,7 @@ MENDED = """
 """.split()
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", MENDED)
 def test_operation_derivatives_of_every_kind(name):

@@ -132,6 +132,7 @@ def function_of(name: str) -> Callable[..., None]:
     return getattr(importlib.import_module(f"torch.optim.{module}"), module.strip("_"))
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("traced", [True, False])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_functional_optimizer_equals_class(name: str, traced: bool) -> None:

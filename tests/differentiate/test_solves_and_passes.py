@@ -68,6 +68,7 @@ TABLE: dict[str, Any] = {
 }
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("eager", [True, False])  # Eager first: what it needs is not traced yet.
 @pytest.mark.parametrize("name", TABLE)
 def test_custom_linear_solve_under_transforms(name: str, eager: bool) -> None:

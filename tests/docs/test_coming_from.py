@@ -78,7 +78,7 @@ def pairs(got: Any, want: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]
 SAME_KINDS = {"int64": "int32", "uint32": "int32"}
 
 
-@pytest.mark.sample(6, seed=0)
+@pytest.mark.sample(12, seed=0)
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 @pytest.mark.parametrize(
     ("key", "number"), [(k, i) for k, row in SNIPPETS.items() for i in range(len(row))]
@@ -102,6 +102,7 @@ def test_jax_snippet_values_equal_jax(key: str, number: int) -> None:
         )
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("key", RAISES)
 def test_jax_row_errors_are_raised(key: str) -> None:
     cells = next(row for row in ROWS if key_of(row) == key)

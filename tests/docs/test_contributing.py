@@ -51,6 +51,7 @@ def test_version_notes_in_docstrings_and_comments() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_version_notes_are_complete() -> None:
     notes = version_notes.notes()
     files = {

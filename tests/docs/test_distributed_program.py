@@ -35,6 +35,7 @@ def eager() -> tuple[list[float], torch.Tensor]:
     return losses[::10], w.detach()
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("count", [1, 2])
 def test_distributed_page_program(count: int, tmp_path: Path, fresh: Server) -> None:
     env = {"CPU_NUM_DEVICES": "2", "JAX_PLATFORMS": "cpu", "WORLD_SIZE": str(count)}

@@ -89,6 +89,7 @@ def test_transformers_one_program_equals_exact_shapes(make: Any) -> None:
     assert "bucket S<=32: 6 calls, one program" in step.explain()
 
 
+@pytest.mark.slow
 def test_vit_images_of_all_sizes() -> None:
     """Interpolated embeddings depend on the size: a program for each, and the line that says so."""
     torch.manual_seed(0)

@@ -90,6 +90,7 @@ DTYPES += [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DTYPES += [torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2]
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_pure_callback_dtypes(dtype) -> None:
     for shape in [(), (3,), (0, 2)]:

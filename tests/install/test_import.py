@@ -32,6 +32,7 @@ def test_import_loads_neither_torch_xla_nor_jax(loaded):
     assert not loaded & {"torch_xla", "_XLAC", "jax", "jaxlib", "libtpu"}
 
 
+@pytest.mark.slow
 def test_llama_train_step_traced_without_sympy():
     """Its import would take longer than the trace."""
     code = """

@@ -62,6 +62,7 @@ def test_keep_memory_reuses_freed_large_arrays() -> None:
     assert (done, mapped, free >= size) == (True, [0, 0], True)
 
 
+@pytest.mark.slow
 def test_keep_memory_uses_huge_pages_if_available() -> None:
     available = Path("/sys/kernel/mm/transparent_hugepage").exists()
     assert [told(keep)[-1] for keep in ("no", "yes")] == [False, available]

@@ -36,6 +36,7 @@ def batch_of(seed: int) -> model.Batch:
 # -- the running mean -------------------------------------------------------------------------
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("precision", ["float32", "mixed", "bfloat16"])
 def test_ema_matches_torch_averaged_model(precision: str) -> None:
     """Of float32 weights; where they are kept in bfloat16, it is not rounded with them."""
@@ -67,6 +68,7 @@ def test_ema_unchanged_by_skipped_step() -> None:
     xf.tree.map(lambda a, b: torch.testing.assert_close(a.cpu(), b), state.average, before)
 
 
+@pytest.mark.slow
 def test_ema_is_evaluated_and_exported(made: Path, tmp_path: Path) -> None:
     run = tuned.begin(made, tmp_path / "run", "averaged")
     fit.fit(run)

@@ -64,6 +64,7 @@ def plain(module: Any) -> torch.Tensor:
     return functional.dequantize_4bit(weight.data, state)
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("kind", KINDS)
 def test_bnb_codes_and_scales_kept_by_load(folders: Callable[[str], Any], kind: str) -> None:
     """A base in the form of the files has their codes and scales; a plain one what these stand for,
@@ -96,6 +97,7 @@ def test_bnb_codes_and_scales_kept_by_load(folders: Callable[[str], Any], kind: 
         torch.testing.assert_close(kept, expected.to(dtype), **near)
 
 
+@pytest.mark.slow
 def test_bnb_base_training_and_export(
     folders: Callable[[str], Any], made: Path, tmp_path: Path
 ) -> None:

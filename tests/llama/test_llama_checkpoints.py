@@ -218,6 +218,7 @@ def test_checkpoints_between_one_device_and_mesh(tmp_path: Path, fresh: Server) 
         assert torch.equal(ours.cpu(), expected.cpu())
 
 
+@pytest.mark.slow
 def test_checkpoints_survive_repeated_kills(
     tmp_path: Path, pytestconfig: pytest.Config, fresh: Server, seed: int
 ) -> None:

@@ -82,6 +82,7 @@ def test_cudnn_train_step_has_one_call_per_pass() -> None:
     assert xf.export.deserialize(xf.export.serialize(lowered)).donated
 
 
+@pytest.mark.slow
 def test_cudnn_attention_sharded_over_rows_and_heads() -> None:
     where = Sharding.of({"data": 1, "fsdp": 2, "tensor": 4}, abstract=True)
     run = functools.partial(cudnn.cudnn_attention, sharding=where)

@@ -210,6 +210,7 @@ def older(hub: Path, folder: Path, targets: list[str]) -> None:
     save_file(found, folder / adapters.TENSORS)
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize(
     ("family", "targets"),
     [
@@ -284,7 +285,7 @@ def test_learned_part_counts_active_experts() -> None:
         assert lora.learned_part(MOE, tune) == pytest.approx(learned / used, rel=1e-9)
 
 
-@pytest.mark.sample(2, seed=0)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tune", "made"), [(Tune(("layers.e_*",), rank=2), False), (Tune(full=("layers.e_*",)), True)]
 )

@@ -167,7 +167,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float =
     torch.testing.assert_close(actual.float(), expected, rtol=0.0, atol=tolerance * scale)
 
 
-@pytest.mark.sample(12, seed=0)
+@pytest.mark.sample(24, seed=0)
 @pytest.mark.parametrize("case", CASES)
 def test_family_matches_transformers(case: str, tmp_path: Path) -> None:
     reference = reference_of(CASES[case], tmp_path / "theirs")

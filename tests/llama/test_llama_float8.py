@@ -125,6 +125,7 @@ def test_float8_training_close_to_bfloat16() -> None:
         assert (history > 0).all()
 
 
+@pytest.mark.slow
 def test_float8_microbatches_close_to_whole_batch() -> None:
     one, whole = trained(recipe_of("float8"), 3)
     two, parts = trained(recipe_of("float8", plan=Plan(microbatches=2)), 3)

@@ -271,6 +271,7 @@ def test_adapters_load_of_wrong_files_raises(
 # -- runs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tuned_run_refers_to_its_base(
     run_of: Callable[..., Run], settings: Callable[..., list[str]], tmp_path: Path
 ) -> None:

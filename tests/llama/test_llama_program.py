@@ -169,6 +169,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return functools.partial(interrupted.poison, monkeypatch)
 
 
+@pytest.mark.slow
 def test_fit_skips_bad_steps(run_of: Callable[..., Run], poison: Callable[..., None]) -> None:
     poison(3, 6)
     run = run_of("a")

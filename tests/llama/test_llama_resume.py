@@ -66,6 +66,7 @@ def test_position_of_earlier_version() -> None:
     assert Position.of({"step": 9, "batch": 4}) == Position(0, 0, ())
 
 
+@pytest.mark.slow
 def test_fit_resume_with_new_data(
     settings: Callable[..., list[str]], run_of: Callable[..., Run], text: Path, command: Command
 ) -> None:

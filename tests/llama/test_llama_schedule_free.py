@@ -114,7 +114,7 @@ def by_eager_torch() -> tuple[list[float], list[torch.Tensor]]:
     return losses, last
 
 
-@pytest.mark.sample(8, seed=0)
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "stochastic", "compensated", "mixed"])
 def test_schedule_free_training_matches_eager_torch(precision: str) -> None:
     """Gradients are taken between the two sequences, and the state's weights are the average."""

@@ -106,6 +106,7 @@ def test_server_several_prompts_and_choices(client: openai.OpenAI) -> None:
     assert tokens.choices[1].text == client.completions.create(prompt=[7], **how).choices[0].text
 
 
+@pytest.mark.slow
 def test_server_concurrent_requests_equal_single_ones(running: Running) -> None:
     """64, of all lengths and settings: each as it is alone, and nothing is compiled."""
     words = "the cat and the dog say yes and bye".split()
@@ -213,6 +214,7 @@ BAD: dict[str, tuple[str, Any]] = {
 }
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("message", BAD)
 def test_server_bad_request_is_refused(running: Running, message: str) -> None:
     """They are refused with a reason, and the next one is answered."""

@@ -43,7 +43,7 @@ def results(attention: Any, segments: Any, dtype: torch.dtype = torch.float32) -
     return xf.device_get([out, *grads])
 
 
-@pytest.mark.sample(4, seed=0)
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("segments", [None, DOCUMENTS], ids=["row", "documents"])
 def test_splash_matches_dense_attention(segments: Any) -> None:
@@ -85,6 +85,7 @@ FULL = xf.checkpoint_policies.nothing_saveable
 NAMED = xf.checkpoint_policies.save_only_these_names("attention")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("policy", [FULL, NAMED], ids=["full", "attention"])
 def test_splash_in_scanned_layers(policy: Any) -> None:

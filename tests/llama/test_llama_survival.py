@@ -98,7 +98,7 @@ def test_fit_learns_in_every_kind_of_run(
 # -- damage -----------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(9, seed=0)
+@pytest.mark.sample(54, seed=0)
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -132,7 +132,7 @@ def test_fit_resumes_from_the_checkpoint_before_a_damaged_one(
     assert (checkpoints / "4.damaged").exists()
 
 
-@pytest.mark.sample(5, seed=0)
+@pytest.mark.sample(12, seed=0)
 @pytest.mark.parametrize("kind", KINDS)
 def test_fit_makes_damaged_data_again(
     made: Path,
@@ -254,6 +254,7 @@ def test_import_published_to_a_full_disk_raises(made: Path, tmp_path: Path) -> N
     assert Checkpoints(Path(run.folder, "checkpoints")).steps() == [0]
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize(
     ("size", "name", "use"),
     [

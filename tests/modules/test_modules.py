@@ -144,7 +144,7 @@ def weighted_sum(out: Any) -> Tensor:
     return total
 
 
-@pytest.mark.sample(2, seed=0)
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 def test_functional_value_grads_buffers_equal_eager(case: Case, mode: str) -> None:

@@ -97,7 +97,7 @@ def assert_close(ours: Any, theirs: Any) -> None:
     torch.testing.assert_close(xf.device_get(ours), theirs, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.sample(2, seed=0)
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_outputs_and_grads_equal_eager(name: str) -> None:
     make, batch, cached = MODELS[name]

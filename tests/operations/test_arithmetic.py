@@ -105,7 +105,7 @@ def cases(name: str) -> Iterator[tuple[Any, Callable[..., Any], tuple[torch.Tens
             yield (d, n), lambda x, n=n: f(x, n), (x,)
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(9, seed=0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [*TWO, *WITH_NUMBER, *ONE])
 def test_arithmetic_matches_eager_torch(name: str) -> None:

@@ -59,7 +59,7 @@ def check(got: torch.Tensor, call: str) -> None:
     torch.testing.assert_close(got.cpu(), want, rtol=1e-6, atol=0, equal_nan=True)
 
 
-@pytest.mark.sample(6, seed=0)
+@pytest.mark.sample(12, seed=0)
 @pytest.mark.parametrize("call", RECORDED)
 def test_at_matches_jax(call: str) -> None:
     check(evaluate(call, N.float(), N), call)
@@ -68,6 +68,7 @@ def test_at_matches_jax(call: str) -> None:
 TRACED = [c for c in RECORDED if "n > 20" not in c and "0, (n" not in c][::6]
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("call", TRACED)
 def test_at_with_traced_indices(call: str) -> None:
     names = {k: v for k, v in NAMES.items() if isinstance(v, torch.Tensor)}
@@ -127,6 +128,7 @@ def examples(axes, args):
     return [[a if d is None else a[k] for a, d in zip(args, axes, strict=True)] for k in range(3)]
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("name", UPDATES)
 def test_at_derivatives_and_vmap(name: str) -> None:
     ours, plain = UPDATES[name]

@@ -33,6 +33,7 @@ COMPOSITIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sample(2, seed=0)
 @COMPLEX
 @pytest.mark.parametrize("name", COMPOSITIONS)
 def test_complex_compositions_are_not_simplified_as_real(name: str, dtype: torch.dtype) -> None:
@@ -53,6 +54,7 @@ FUNCTIONS = """
 """.split()
 
 
+@pytest.mark.sample(3, seed=0)
 @COMPLEX
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_complex_functions_at_branch_cuts_and_poles(name: str, dtype: torch.dtype) -> None:

@@ -93,6 +93,7 @@ def test_derivatives_at_kinks(name: str) -> None:
         torch.testing.assert_close(found, want, equal_nan=True)
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("name", TIES)
 def test_derivatives_at_ties(name: str, dtype: torch.dtype) -> None:
@@ -207,6 +208,7 @@ def second(f: Callable[..., Tensor], *args: Tensor) -> list[Tensor]:
     return [xf.device_get(xf.jit(way)(args[0])) for way in ways]
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation_second_derivatives(name: str) -> None:
     f, step = ACTIVATIONS[name], 1e-5
@@ -227,6 +229,7 @@ SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("name", SUMS)
 def test_logaddexp_and_logsumexp_second_derivatives(name: str) -> None:
     """Where one is -inf, or smaller by more than an exponential holds, the other is the sum."""
@@ -285,6 +288,7 @@ STEPS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("name", STEPS)
 def test_step_functions_have_no_tangent(name: str) -> None:
     """A tangent of zeros would meet slopes without a limit: atan2 and the root of zero."""

@@ -35,6 +35,7 @@ ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 NOT_OF_TORCH = {("logsumexp", (2, 3))}
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_reductions_of_empty_arrays_match_eager_torch(name: str) -> None:

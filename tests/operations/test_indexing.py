@@ -173,6 +173,7 @@ TO_PARTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("transform", ["jit", "grad", "vmap", "scan"])
 @pytest.mark.parametrize("name", TO_PARTS)
 def test_view_at_traced_index_written_in_place(name: str, transform: str) -> None:

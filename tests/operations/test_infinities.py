@@ -177,6 +177,7 @@ CONSTRUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("name", CONSTRUCTS)
 def test_jvp_constant_through_construct_has_no_tangent(name: str) -> None:
     """JAX gives 0 here: there is no tangent to multiply with the infinite slope of 1 / x at 0."""
@@ -215,6 +216,7 @@ COMPLEX: dict[str, Callable[[torch.Tensor, Any], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("of", [torch.tensor, float], ids=["arrays", "numbers"])
 @pytest.mark.parametrize("name", COMPLEX)
 def test_complex_times_and_over_real_with_infinities(name: str, of: Callable[[float], Any]) -> None:
@@ -262,6 +264,7 @@ SORTS: dict[str, Callable[[torch.Tensor], Any]] = {
 ZEROS = [[0.0, -0.0, -1.0, 0.0, NAN], [-0.0, 1e-310, 0.0, -1e-310, -0.0], [INF, 0.0, -0.0, 1, -INF]]
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("name", SORTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_stable_sort_takes_both_zeros_as_equal(name: str, dtype: torch.dtype) -> None:

@@ -73,7 +73,7 @@ CHAINS: dict[str, Op] = {
 SHAPES = (3, 3), (5, 17)
 
 
-@pytest.mark.sample(4, seed=0)
+@pytest.mark.sample(8, seed=0)
 @pytest.mark.filterwarnings(r"ignore:index_reduce\(\) is in beta")
 @pytest.mark.parametrize("op", OPS)
 def test_maxima_derivatives_of_computed_values(op: str) -> None:
@@ -154,6 +154,7 @@ NAN = float("nan")
 X = torch.tensor([[[1.0, NAN, 3, 2, NAN, 1], [NAN, NAN, -1, -1, NAN, NAN]]])
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize(
     "pool",
     [

@@ -52,6 +52,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.quick(4, seed=0)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_promotion_matches_eager_torch(name: str) -> None:
@@ -98,6 +99,7 @@ COUNTED: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
 }
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64, torch.bool])
 @pytest.mark.parametrize("name", COUNTED)
 def test_reduction_with_dtype_converts_first(name: str, dtype: torch.dtype) -> None:

@@ -64,7 +64,7 @@ WAYS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
 }
 
 
-@pytest.mark.sample(6, seed=0)
+@pytest.mark.sample(18, seed=0)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_second_derivative_along_a_direction(name: str, way: str) -> None:

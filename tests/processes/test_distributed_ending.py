@@ -93,6 +93,7 @@ def ends(fresh: Server, how: str, code: str = PROGRAM) -> list[tuple[int, list[s
     ]
 
 
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize(
     ("how", "status", "reason"),
     [
@@ -125,6 +126,7 @@ def test_distributed_error_in_all_is_reported_by_first(fresh: Server) -> None:
     assert "KeyError" not in nothing
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("how", ["exit", "thread", "interactive", "fork"])
 def test_distributed_harmless_end_leaves_others_running(fresh: Server, how: str) -> None:
     (first, said, whole), (second, printed, why) = ends(fresh, how)

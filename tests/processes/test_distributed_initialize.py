@@ -114,6 +114,7 @@ print("alive", flush=True)
 """
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("leave", [0, 1])
 @pytest.mark.parametrize(
     ("catch", "status", "printed"), [(0, -15, []), (1, 0, ["caught", "alive"])]

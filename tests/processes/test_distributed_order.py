@@ -49,6 +49,7 @@ def run(fresh: Server, how: str, code: str = PROGRAM) -> list[tuple[int, str, st
     return [(d.returncode, d.stdout, d.stderr) for d in done]
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize(
     ("how", "first", "second"),
     [

@@ -28,7 +28,7 @@ def evaluated(call: str) -> torch.Tensor:
     return eval(call, WIDE if "f64" in call else NAMES)
 
 
-@pytest.mark.sample(16, seed=0)
+@pytest.mark.sample(32, seed=0)
 @pytest.mark.parametrize("call", RECORDED)
 def test_distributions_match_jax(call: str) -> None:
     want, got = torch.from_numpy(RECORDED[call]), evaluated(call).cpu()
@@ -56,7 +56,7 @@ IN_JIT = [
 ]
 
 
-@pytest.mark.sample(2, seed=0)
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize("call", IN_JIT)
 def test_distributions_inside_jit(call: str) -> None:
     torch.testing.assert_close(xf.jit(lambda: evaluated(call))(), evaluated(call))

@@ -72,6 +72,7 @@ def count(text, *opcodes):
     return tuple(len(re.findall(rf" {o}\(", text)) for o in opcodes)
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("make", [checkpointed, scanned])
 @pytest.mark.parametrize("name", POLICIES)
 def test_checkpoint_policy_recomputed_operations(name, make):
@@ -93,7 +94,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.parametrize("make", [checkpointed, scanned])
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_checkpoint_policy_gradients_equal(transform, make):
@@ -108,6 +109,7 @@ def test_checkpoint_policy_gradients_equal(transform, make):
             torch.testing.assert_close(a, b, rtol=0.0, atol=limit, msg=name)
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("name", POLICIES)
 def test_checkpoint_policy_with_random_keys(name):
     policy, _ = POLICIES[name]

@@ -20,6 +20,7 @@ def found():
     return remat.ours(BUDGETS)
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.quick(4, seed=0)
 @pytest.mark.parametrize("name", remat.POLICIES)
 def test_checkpoint_policy_as_good_as_jax(found, name):

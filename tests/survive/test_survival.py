@@ -32,6 +32,7 @@ HERE = r"test_survival\.py|hostile_functions\.py"
 HOSTILE = READING | PURITY | OTHERS
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.quick(8, seed=0)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_function(name: str) -> None:
@@ -52,7 +53,7 @@ OTHER_TRANSFORMS = (
 )  # fmt: skip
 
 
-@pytest.mark.sample(9, seed=0)
+@pytest.mark.sample(18, seed=0)
 @pytest.mark.parametrize("transform", OTHER_TRANSFORMS)
 @pytest.mark.parametrize("name", ["float", "nonzero", "mask", "add_", "rand", "recursion", "leak"])
 def test_hostile_function_under_other_transforms(name: str, transform: str) -> None:

@@ -102,6 +102,7 @@ ALLOWED: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("name", ALLOWED)
 def test_jit_allowed_function(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     fun = ALLOWED[name]

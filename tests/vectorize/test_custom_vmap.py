@@ -63,6 +63,7 @@ TABLE: dict[str, Any] = {
 }
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("make", [doubled, sequential])
 @pytest.mark.parametrize("name", TABLE)

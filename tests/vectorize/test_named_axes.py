@@ -124,6 +124,7 @@ def arguments() -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randn(4, 8, dtype=torch.float64, generator=generator) / 2
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize(
     ("name", "transform"),
     [(n, t) for n in WHOLE for t in (FORWARD if n == "rounds" else BOTH)],
@@ -149,6 +150,7 @@ def test_named_axis_gradient_inside_vmap(name: str) -> None:
     close(inside, torch.func.grad(lambda x: plain(x).pow(2).sum())(x))
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize(
     ("f", "plain"),
     [

@@ -197,6 +197,7 @@ DERIVATIVES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_jacobians_match_torch(name: str) -> None:

@@ -41,6 +41,7 @@ def _loop(
     return torch.stack([f(*xs) for xs in each])
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_vmap_over_each_operand_and_all(name: str) -> None:
     f, args = FUNCTIONS[name]
@@ -70,6 +71,7 @@ RECURRENT = {
 }
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("name", RECURRENT)
 def test_vmap_of_recurrent_modules(name: str) -> None:

@@ -34,6 +34,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
+@pytest.mark.sample(3, seed=0)
 @pytest.mark.parametrize("sent", [False, True], ids=["gpu", "tpu"])
 @pytest.mark.parametrize("name", usual.CASES)
 def test_callbacks_through_jax_results(
@@ -49,6 +50,7 @@ def test_callbacks_through_jax_effects_once_per_run() -> None:
     usual.test_io_callback_runs_once_per_call()
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("dtype", usual.DTYPES, ids=str)
 def test_callbacks_through_jax_every_dtype(dtype: torch.dtype, calls: list[str]) -> None:
     usual.test_pure_callback_dtypes(dtype)

@@ -77,6 +77,7 @@ DTYPES = [torch.bool, torch.int8, torch.int32, torch.int64, torch.uint8, torch.f
 DTYPES += [torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3, 4), (0, 2)], ids=str)
 def test_host_call_every_dtype_and_shape(
@@ -241,6 +242,7 @@ print("survived")
 """
 
 
+@pytest.mark.slow
 def test_host_call_on_several_devices_until_exit() -> None:
     path = os.pathsep.join(p for p in sys.path if p)
     environment = {**os.environ, "PYTHONPATH": path, "CPU_NUM_DEVICES": "8"}

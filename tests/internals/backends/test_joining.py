@@ -48,6 +48,7 @@ def test_initialize_hosts_joined_by_torch_xla(
     assert who_joins(fresh, backend, variables) == "torch_xla joins False"
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize(
     ("backend", "variable", "device"),
     [

@@ -58,6 +58,7 @@ TRANSFORMS: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_refused_reads_leave_lazy_tensors_intact(transform: str) -> None:
     errors: dict[str, BaseException] = {}  # whose tracebacks hold what they were raised about

@@ -119,6 +119,7 @@ def test_trsm(dtype: torch.dtype) -> None:
         check(" ".join(("trsm", *said)), [a, rhs], [x.contiguous()])
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, 0.0])
 def test_solvers_write_in_bounds_for_non_finite_values(dtype: torch.dtype, value: float) -> None:
@@ -136,6 +137,7 @@ def test_solvers_write_in_bounds_for_non_finite_values(dtype: torch.dtype, value
             a, _ = operands_of(dtype, (), n)
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_solvers_first_calls_in_threads(
     dtype: torch.dtype,

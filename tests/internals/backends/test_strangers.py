@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.fresh import Server
 
 
+@pytest.mark.slow
 def test_lazy_tensors_held_by_graph_only(fresh: Server) -> None:
     """Python finds the objects of some, which are freed with the graph; torch warns if not told."""
     code = """

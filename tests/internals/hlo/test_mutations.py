@@ -14,6 +14,7 @@ from tests.internals.hlo import mutations
 from xfunc.hlo import InvalidHloError, Module, verify
 
 
+@pytest.mark.slow
 def test_mutated_files_and_modules_are_refused(seed: int) -> None:
     assert mutations.search(600, seed) == [], f"python -m tests.internals.hlo.mutations 600 {seed}"
 
