@@ -95,6 +95,10 @@ def _choose_devices(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart() -> None:
+    _keep_executables()
+
+
+def _keep_executables() -> None:
     """Let the next run load executables, found by their HLO and all versions, outside the checkout.
 
     torch_xla's runtime cannot load those that it has compiled for the CPU.
@@ -187,6 +191,17 @@ def cleared() -> None:
     import xfunc as xf
 
     xf.clear_caches()
+
+
+@pytest.fixture
+def executables_not_kept() -> Iterator[None]:
+    """XLA compiles what the test runs, whatever an earlier run has kept; it may choose a folder."""
+    import xfunc as xf
+
+    xf.config.set_compilation_cache_dir(None)
+    yield
+    xf.config.set_compilation_cache_dir(None)
+    _keep_executables()
 
 
 @pytest.fixture

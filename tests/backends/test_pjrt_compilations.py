@@ -13,12 +13,12 @@ import xfunc as xf
 from tests.backends.test_pjrt import close
 from tests.support.compilations import compilations
 
-pytestmark = pytest.mark.usefixtures("pjrt")
+pytestmark = pytest.mark.usefixtures("pjrt", "executables_not_kept")
 X = torch.tensor([1.0, 2.0])
 
 
 @pytest.fixture
-def compiled(pjrt: None) -> Iterator[Callable[[], int]]:
+def compiled(pjrt: None, executables_not_kept: None) -> Iterator[Callable[[], int]]:
     """How many programs JAX has compiled since the test began."""
     xf.jit(lambda: torch.zeros(1))()  # What is compiled once for all programs is compiled now.
     with compilations() as count:
@@ -45,11 +45,10 @@ def test_jit_compiles_once_per_program(compiled: Callable[[], int]) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(executables_not_kept: None, tmp_path: Path) -> Path:
     xf.jit(lambda: torch.zeros(1))()  # What is compiled once for all programs is compiled now.
     xf.config.set_compilation_cache_dir(tmp_path)
-    yield tmp_path
-    xf.config.set_compilation_cache_dir("")
+    return tmp_path
 
 
 def run(fun: Callable[..., Any], *args: torch.Tensor) -> tuple[int, Any]:
@@ -114,18 +113,16 @@ def test_compilation_cache_keeps_programs(tmp_path: Path) -> None:
 
     assert run() == 1
     xf.config.set_compilation_cache_dir(tmp_path / "programs")
-    try:
-        assert [run(), run(), run()] == [1, 0, 0]
-        assert [run(0), run(0)] == [1, 0], "Another program."
-        first, _ = sorted((tmp_path / "programs").iterdir())
-        first.write_bytes(first.read_bytes()[:-1])
-        first.with_name("other").touch()
-        assert sorted([run() + run(0), run() + run(0)]) == [0, 1], "A damaged file is written anew."
-        xf.config.set_compilation_cache_dir(tmp_path / "programs" / "other")
-        message = "compiled programs cannot be kept in .*other: .*exists"
-        with pytest.warns(UserWarning, match=message):
-            assert run() == 1
+    assert [run(), run(), run()] == [1, 0, 0]
+    assert [run(0), run(0)] == [1, 0], "Another program."
+    first, _ = sorted((tmp_path / "programs").iterdir())
+    first.write_bytes(first.read_bytes()[:-1])
+    first.with_name("other").touch()
+    assert sorted([run() + run(0), run() + run(0)]) == [0, 1], "A damaged file is written anew."
+    xf.config.set_compilation_cache_dir(tmp_path / "programs" / "other")
+    message = "compiled programs cannot be kept in .*other: .*exists"
+    with pytest.warns(UserWarning, match=message):
         assert run() == 1
-    finally:
-        xf.config.set_compilation_cache_dir("")
+    assert run() == 1
+    xf.config.set_compilation_cache_dir("")
     assert run() == 1

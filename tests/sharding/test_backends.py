@@ -213,6 +213,7 @@ def test_io_callback_runs_once_on_several_devices(
         assert any(torch.allclose(wanted, s, rtol=1e-4) for s in seen)
 
 
+@pytest.mark.usefixtures("executables_not_kept")
 def test_compilation_cache_of_sharded_programs(tmp_path: Path) -> None:
     import jax
 
@@ -222,21 +223,18 @@ def test_compilation_cache_of_sharded_programs(tmp_path: Path) -> None:
     xf.config.set_backend("pjrt")
     xf.config.set_compilation_cache_dir(tmp_path)
     found = []
-    try:
-        for _ in range(2):
-            p, x = params(), rows()
-            with compilations() as compiled:
-                new = xf.jit(moved, donate_argnums=0)(p, x)
-                count = compiled()
-            lies = [xf.sharding.sharding_of(w) for w in new.values()]
-            assert [s and s.spec for s in lies] == [P("x", "y"), P("y", "x"), P(None, "x", "y")]
-            with pytest.raises(RuntimeError, match="donated"):
-                _ = p["up"] + 1
-            found.append((count, xf.device_get(new)))
-            jax.clear_caches()
-            xf.clear_caches()
-    finally:
-        xf.config.set_compilation_cache_dir("")
+    for _ in range(2):
+        p, x = params(), rows()
+        with compilations() as compiled:
+            new = xf.jit(moved, donate_argnums=0)(p, x)
+            count = compiled()
+        lies = [xf.sharding.sharding_of(w) for w in new.values()]
+        assert [s and s.spec for s in lies] == [P("x", "y"), P("y", "x"), P(None, "x", "y")]
+        with pytest.raises(RuntimeError, match="donated"):
+            _ = p["up"] + 1
+        found.append((count, xf.device_get(new)))
+        jax.clear_caches()
+        xf.clear_caches()
     (first, a), (second, b) = found
     assert (first, second) == (1, 0)
     assert all(torch.equal(a[k], b[k]) for k in a)

@@ -100,15 +100,13 @@ def test_callbacks_on_unsupported_devices_are_refused(monkeypatch: pytest.Monkey
         xf.jit(lambda x: usual.f(x))(usual.X)
 
 
+@pytest.mark.usefixtures("executables_not_kept")
 def test_callbacks_through_jax_programs_are_not_cached(tmp_path: Path) -> None:
     xf.config.set_compilation_cache_dir(tmp_path)
-    try:
-        xf.device_get(xf.jit(lambda x: usual.f(x))(usual.X))
-        assert not list(tmp_path.glob("*.compiled"))
-        xf.device_get(xf.jit(lambda x: x * 7)(usual.X))
-        assert list(tmp_path.glob("*.compiled"))
-    finally:
-        xf.config.set_compilation_cache_dir("")
+    xf.device_get(xf.jit(lambda x: usual.f(x))(usual.X))
+    assert not list(tmp_path.glob("*.compiled"))
+    xf.device_get(xf.jit(lambda x: x * 7)(usual.X))
+    assert list(tmp_path.glob("*.compiled"))
 
 
 # After a callback that fails, JAX's CPU client launches all programs of the process synchronously.

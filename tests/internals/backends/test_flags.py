@@ -7,7 +7,7 @@ import pytest
 import xfunc as xf
 from xfunc.backends import flags
 
-pytestmark = pytest.mark.quick
+pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("executables_not_kept")]
 
 
 @pytest.mark.parametrize("nothing", [None, ""])
