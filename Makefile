@@ -52,7 +52,7 @@ test-newest-jax: newest-jax ## run the tests of the backend pjrt with it
 	$(BIN)/python -c 'import jax; print("jax", jax.__version__)'
 	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(NEWEST_JAX_TESTS) $(PYTEST_ARGS)
 
-NEWEST_JAX_TESTS := $(wildcard tests/backends/test_pjrt*.py) $(patsubst %,tests/internals/backends/test_%.py,array callbacks client ending launchers stored) tests/backends/test_launchers.py tests/backends/test_switching.py \
+NEWEST_JAX_TESTS := $(wildcard tests/backends/test_pjrt*.py) $(patsubst %,tests/internals/backends/test_%.py,array callbacks client ending launchers meeting stored) tests/backends/test_launchers.py tests/backends/test_switching.py \
 	tests/backends/test_threads.py tests/compile/test_call_jax.py tests/internals/program/test_foreign.py tests/sharding/test_backends.py \
 	tests/processes/test_distributed.py tests/processes/test_distributed_ending.py tests/export/test_serve.py
 

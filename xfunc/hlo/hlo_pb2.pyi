@@ -425,6 +425,73 @@ class CollectiveDeviceListProto(_message.Message):
         iota_replica_group_list: IotaReplicaGroupListProto | _Mapping | None = ...,
     ) -> None: ...
 
+class MeshAxesReplicaGroupListProto(_message.Message):
+    __slots__ = ("axes", "mesh")
+    MESH_FIELD_NUMBER: _ClassVar[int]
+    AXES_FIELD_NUMBER: _ClassVar[int]
+    mesh: MeshProto
+    axes: _containers.RepeatedCompositeFieldContainer[AxisRefProto]
+    def __init__(
+        self,
+        mesh: MeshProto | _Mapping | None = ...,
+        axes: _Iterable[AxisRefProto | _Mapping] | None = ...,
+    ) -> None: ...
+
+class MeshProto(_message.Message):
+    __slots__ = ("axes", "device_ids", "iota_transform")
+    class MeshAxis(_message.Message):
+        __slots__ = ("name", "size")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        SIZE_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        size: int
+        def __init__(self, name: str | None = ..., size: int | None = ...) -> None: ...
+
+    class IotaTransform(_message.Message):
+        __slots__ = ("reshape_dims", "transpose_perm")
+        RESHAPE_DIMS_FIELD_NUMBER: _ClassVar[int]
+        TRANSPOSE_PERM_FIELD_NUMBER: _ClassVar[int]
+        reshape_dims: _containers.RepeatedScalarFieldContainer[int]
+        transpose_perm: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(
+            self,
+            reshape_dims: _Iterable[int] | None = ...,
+            transpose_perm: _Iterable[int] | None = ...,
+        ) -> None: ...
+
+    AXES_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_IDS_FIELD_NUMBER: _ClassVar[int]
+    IOTA_TRANSFORM_FIELD_NUMBER: _ClassVar[int]
+    axes: _containers.RepeatedCompositeFieldContainer[MeshProto.MeshAxis]
+    device_ids: _containers.RepeatedScalarFieldContainer[int]
+    iota_transform: MeshProto.IotaTransform
+    def __init__(
+        self,
+        axes: _Iterable[MeshProto.MeshAxis | _Mapping] | None = ...,
+        device_ids: _Iterable[int] | None = ...,
+        iota_transform: MeshProto.IotaTransform | _Mapping | None = ...,
+    ) -> None: ...
+
+class AxisRefProto(_message.Message):
+    __slots__ = ("mesh_axis_index", "sub_axis_info")
+    class SubAxis(_message.Message):
+        __slots__ = ("pre_size", "size")
+        PRE_SIZE_FIELD_NUMBER: _ClassVar[int]
+        SIZE_FIELD_NUMBER: _ClassVar[int]
+        pre_size: int
+        size: int
+        def __init__(self, pre_size: int | None = ..., size: int | None = ...) -> None: ...
+
+    MESH_AXIS_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SUB_AXIS_INFO_FIELD_NUMBER: _ClassVar[int]
+    mesh_axis_index: int
+    sub_axis_info: AxisRefProto.SubAxis
+    def __init__(
+        self,
+        mesh_axis_index: int | None = ...,
+        sub_axis_info: AxisRefProto.SubAxis | _Mapping | None = ...,
+    ) -> None: ...
+
 class SourceTarget(_message.Message):
     __slots__ = ("source", "target")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -474,7 +541,9 @@ class HloInstructionProto(_message.Message):
         "fft_type",
         "frontend_attributes",
         "id",
+        "iota_collective_device_list",
         "literal",
+        "mesh_axes_replica_group_list",
         "metadata",
         "name",
         "opcode",
@@ -537,6 +606,8 @@ class HloInstructionProto(_message.Message):
     COMPARISON_TYPE_FIELD_NUMBER: _ClassVar[int]
     CUSTOM_CALL_API_VERSION_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_DEVICE_LIST_FIELD_NUMBER: _ClassVar[int]
+    IOTA_COLLECTIVE_DEVICE_LIST_FIELD_NUMBER: _ClassVar[int]
+    MESH_AXES_REPLICA_GROUP_LIST_FIELD_NUMBER: _ClassVar[int]
     name: str
     opcode: str
     shape: ShapeProto
@@ -574,6 +645,8 @@ class HloInstructionProto(_message.Message):
     comparison_type: str
     custom_call_api_version: int
     collective_device_list: CollectiveDeviceListProto
+    iota_collective_device_list: IotaReplicaGroupListProto
+    mesh_axes_replica_group_list: MeshAxesReplicaGroupListProto
     def __init__(
         self,
         name: str | None = ...,
@@ -611,6 +684,8 @@ class HloInstructionProto(_message.Message):
         comparison_type: str | None = ...,
         custom_call_api_version: int | None = ...,
         collective_device_list: CollectiveDeviceListProto | _Mapping | None = ...,
+        iota_collective_device_list: IotaReplicaGroupListProto | _Mapping | None = ...,
+        mesh_axes_replica_group_list: MeshAxesReplicaGroupListProto | _Mapping | None = ...,
     ) -> None: ...
 
 class HloComputationProto(_message.Message):

@@ -8,6 +8,7 @@ partition id there. These three are then expressed as sums.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Iterator, Sequence
 
@@ -89,11 +90,60 @@ def list_groups(proto: pb.HloModuleProto) -> None:
         for i in computation.instructions:
             groups = i.collective_device_list
             if groups.HasField("iota_replica_group_list"):
-                iota = groups.iota_replica_group_list
-                order = Order(tuple(iota.iota_reshape_dims), tuple(iota.iota_transpose_perm))
-                for row in order.devices().reshape(-1, iota.num_devices_per_group).tolist():
+                for row in _of_iota(groups.iota_replica_group_list):
                     groups.replica_groups.add(replica_ids=row)
                 groups.ClearField("iota_replica_group_list")
+
+
+def _of_iota(groups: pb.IotaReplicaGroupListProto) -> list[list[int]]:
+    order = Order(tuple(groups.iota_reshape_dims), tuple(groups.iota_transpose_perm))
+    return order.devices().reshape(-1, groups.num_devices_per_group).tolist()
+
+
+def _of_mesh(groups: pb.MeshAxesReplicaGroupListProto) -> list[list[int]]:
+    """Groups along axes of a mesh.
+
+    An axis may be split into parts, from the slowest to the fastest: part (p, s) of an axis of size
+    n is the middle dimension of ``reshape(p, s, n // (p * s))``.
+
+    Source: ``xla::MeshAxesReplicaGroupList``.
+    """
+    mesh = groups.mesh
+    sizes = [axis.size for axis in mesh.axes]
+    bounds = [{1, size} for size in sizes]
+    spans: list[tuple[int, int, int]] = []
+    for axis in groups.axes:
+        k, part = axis.mesh_axis_index, axis.sub_axis_info
+        first = part.pre_size if axis.HasField("sub_axis_info") else 1
+        last = first * part.size if axis.HasField("sub_axis_info") else sizes[k]
+        bounds[k] |= {first, last}
+        spans.append((k, first, last))
+    parts = [(k, *pair) for k, of in enumerate(bounds) for pair in itertools.pairwise(sorted(of))]
+    within = [
+        d
+        for k, first, last in spans
+        for d, (of, start, stop) in enumerate(parts)
+        if of == k and first <= start and stop <= last
+    ]
+    others = [d for d in range(len(parts)) if d not in within]
+    iota = mesh.iota_transform
+    reshape, perm = tuple(iota.reshape_dims), tuple(iota.transpose_perm)
+    order = Order(reshape, perm) if reshape else Order((math.prod(sizes),), (0,))
+    devices = np.array(mesh.device_ids) if mesh.device_ids else order.devices()
+    split = devices.reshape([stop // start for _, start, stop in parts])
+    size = math.prod(split.shape[d] for d in within)
+    return split.transpose([*others, *within]).reshape(-1, size).tolist()
+
+
+def _groups(i: pb.HloInstructionProto) -> list[list[int]]:
+    """The devices of each group, in whichever form a release of XLA writes them."""
+    if i.HasField("mesh_axes_replica_group_list"):
+        return _of_mesh(i.mesh_axes_replica_group_list)
+    for iota in i.iota_collective_device_list, i.collective_device_list.iota_replica_group_list:
+        if iota.num_replica_groups:
+            return _of_iota(iota)
+    listed = [*i.collective_device_list.replica_groups, *i.replica_groups]
+    return [list(group.replica_ids) for group in listed]
 
 
 _OF_ALL = frozenset(["all-reduce", "all-gather", "all-to-all", "reduce-scatter"])
@@ -102,15 +152,12 @@ _OF_ALL = frozenset(["all-reduce", "all-gather", "all-to-all", "reduce-scatter"]
 
 def exchanges(module: Module, count: int) -> list[Sequence[int]]:
     """The groups of so many devices that exchange data in a partitioned module."""
-    proto = pb.HloModuleProto()
-    proto.CopyFrom(module.proto)
-    list_groups(proto)
     found: list[Sequence[int]] = []
-    for i in (i for c in proto.computations for i in c.instructions):
-        groups = [*i.collective_device_list.replica_groups, *i.replica_groups]
+    for i in (i for c in module.proto.computations for i in c.instructions):
+        groups = _groups(i)
         if not groups and i.opcode.removesuffix("-start") in _OF_ALL:
             found.append(range(count))
-        found += [g.replica_ids for g in groups]
+        found += groups
         found += [(pair.source, pair.target) for pair in i.source_target_pairs]
     return found
 
