@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from xfunc.backends import flags
 from xfunc.backends.torch_xla import runtime
 
 
@@ -26,6 +27,7 @@ def test_keep_programs_sets_persistent_cache_off_cpu(
     monkeypatch.setenv("XLA_PERSISTENT_CACHE_PATH", "")  # So that it is restored.
     monkeypatch.delenv("XLA_PERSISTENT_CACHE_PATH")
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(flags, "compiled_programs", None)  # of the tests themselves
     for device, wanted in {"CPU": None, "TPU": str(tmp_path / "torch_xla")}.items():
         monkeypatch.setenv("PJRT_DEVICE", device)
         runtime._keep_programs()

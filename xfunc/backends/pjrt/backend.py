@@ -29,8 +29,8 @@ from xfunc.hlo.passes.inline import inline_calls
 from xfunc.hlo.passes.precise import ask_for_float32
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 from xfunc.hlo.passes.shardy import to_shardy
-from xfunc.torchlib.dataless import HELD_ELSEWHERE
-from xfunc.torchlib.functorch import top_level
+from xfunc.torchlib.dataless import HELD_ELSEWHERE, with_memory
+from xfunc.torchlib.functorch import is_wrapped, top_level
 
 if TYPE_CHECKING:
     import jax
@@ -120,6 +120,7 @@ class Pjrt:
 
     def _uploaded(self, tensor: torch.Tensor) -> Array:
         if tensor.device.type != "xla":
+            tensor = with_memory(tensor) if is_wrapped(tensor) else tensor
             where = sharding(None)
             shared = on_gpu.put(tensor, where)
             return _made(client.put(tensor.detach(), where) if shared is None else shared, tensor)
