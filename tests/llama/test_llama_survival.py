@@ -206,6 +206,7 @@ def test_fit_and_load_with_damaged_base_raise(
 # -- a full disk ------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("executables_not_kept")  # JAX cannot keep what it compiles, either.
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's
 @pytest.mark.parametrize("kind", KINDS)
@@ -254,6 +255,7 @@ def test_import_published_to_a_full_disk_raises(made: Path, tmp_path: Path) -> N
     assert Checkpoints(Path(run.folder, "checkpoints")).steps() == [0]
 
 
+@pytest.mark.usefixtures("executables_not_kept")  # JAX cannot keep what it compiles, either.
 @pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize(
     ("size", "name", "use"),
