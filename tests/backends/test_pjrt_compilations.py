@@ -126,3 +126,21 @@ def test_compilation_cache_keeps_programs(tmp_path: Path) -> None:
     assert run() == 1
     xf.config.set_compilation_cache_dir("")
     assert run() == 1
+
+
+def test_memory_analysis_of_program_found_on_disk(folder: Path) -> None:
+    import jax
+
+    def fun(x: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x @ x).values.cumsum(0)
+
+    x = torch.ones(32, 32)
+    made = xf.jit(fun).lower(x).compile().memory_analysis()
+    jax.clear_caches()
+    xf.clear_caches()
+    with compilations() as count:
+        again = xf.jit(fun).lower(x).compile().memory_analysis()
+    assert count() == 0
+    assert again == made
+    assert made.temp_size_in_bytes is not None
+    assert made.temp_size_in_bytes >= 4096

@@ -19,7 +19,7 @@ def test_stored_unreadable_file_is_rewritten(folder: Path) -> None:
 
     run(fun, X)
     (file,) = folder.iterdir()
-    data = b"\x80\x04\x8e" + b"\xff" * 8  # a pickle of bytes, longer than memory
+    data = b"{}\n\x80\x04\x8e" + b"\xff" * 8  # a pickle of bytes, longer than memory
     file.write_bytes(hashlib.sha256(file.stem.encode() + data).digest() + data)
     assert stored.load(file, [], []) is None
     for wanted in (1, 0):

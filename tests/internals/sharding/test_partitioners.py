@@ -56,6 +56,7 @@ def handed_over(f: Any, monkeypatch: pytest.MonkeyPatch) -> list[Module]:
     return list(map(Module.from_bytes, given))
 
 
+@pytest.mark.usefixtures("executables_not_kept")
 @pytest.mark.sample(6, seed=0)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_compilers_are_given_listed_replica_groups(

@@ -103,8 +103,10 @@ class Executable:
             place = None  # JAX does not serialize its callbacks.
             if not of_jax:
                 place = stored.place_of(module, where, tuple(donated), options, mesh is not None)
-            run: Any = stored.load(place, shapes, returned)
+            loaded = stored.load(place, shapes, returned)
+            run: Any = loaded and loaded[0]
             found: Any = run
+            self._sizes = loaded and loaded[1]
             try:
                 if found is None:
                     exported = _exported(name, module, shapes, returned)
@@ -116,7 +118,9 @@ class Executable:
                         **only,
                     )
                     found = run.lower(*shapes).compile()
-                    stored.keep(place, found)
+                    if place is not None:
+                        self._sizes = _sizes(found)
+                        stored.keep(place, found, self._sizes)
             except Exception as error:  # of many classes, by what goes wrong
                 raise compile_error(name, str(error)) from error
         self._compiled = found
@@ -167,13 +171,18 @@ class Executable:
     def optimised(self) -> Optimised:
         """XLA's analysis of the program."""
         (module,) = self._compiled.runtime_executable().hlo_modules()
-        found = self._compiled.memory_analysis()
-        sizes = {f.name: getattr(found, f.name, None) for f in dataclasses.fields(MemoryAnalysis)}
+        sizes = self._sizes or _sizes(self._compiled)
         read = Module.from_bytes(module.as_serialized_hlo_module_proto())
         for computation in read.proto.computations:
             for i in computation.instructions:
                 i.metadata.op_name = _WITHIN.sub("", i.metadata.op_name)
         return Optimised(read, MemoryAnalysis(**sizes))
+
+
+def _sizes(compiled: jax.stages.Compiled) -> dict[str, int | None]:
+    """The memory that a compiled program takes, by the fields of `MemoryAnalysis`."""
+    found = compiled.memory_analysis()
+    return {f.name: getattr(found, f.name, None) for f in dataclasses.fields(MemoryAnalysis)}
 
 
 def _program(call: Callable[..., Any], name: str) -> Callable[..., Any]:

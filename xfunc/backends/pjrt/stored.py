@@ -5,6 +5,9 @@ a program is stored under a digest of its HLO and of everything else that it was
 the process that finds it there need not pass it through JAX at all. Programs of several processes
 are left to JAX's cache, which knows which of them writes.
 
+What the compiler said of its memory is stored with it: XLA knows no more of a program that it has
+loaded than the sizes of its arguments and results.
+
 A program that comes from JAX's cache must not be stored: what XLA (jaxlib 0.7.1) makes of it loads,
 but does not run. So only one of the two caches is in use: see `client.folder_of_programs`.
 """
@@ -14,10 +17,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import os
 import pickle
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +61,8 @@ def load(
     place: Path | None,
     arguments: Sequence[jax.ShapeDtypeStruct],
     outputs: Sequence[jax.ShapeDtypeStruct],
-) -> jax.stages.Compiled | None:
-    """The program that is stored there, or None; a damaged file counts as none."""
+) -> tuple[jax.stages.Compiled, dict[str, int | None]] | None:
+    """The program that is stored there and its sizes, or None; a damaged file counts as none."""
     if place is None:
         return None
     from jax.experimental import serialize_executable
@@ -68,14 +72,17 @@ def load(
         data = place.read_bytes()
         if data[:_SUM] != _sum(place, data[_SUM:]):
             return None
+        sizes, _, program = data[_SUM:].partition(b"\n")
         trees = structure((tuple(arguments), {})), structure(list(outputs))
-        return serialize_executable.deserialize_and_load(data[_SUM:], *trees)
+        return serialize_executable.deserialize_and_load(program, *trees), json.loads(sizes)
     except _WHAT_LOADING_RAISES:
         return None
 
 
-def keep(place: Path | None, compiled: jax.stages.Compiled) -> None:
-    """Store a program there, if JAX can."""
+def keep(
+    place: Path | None, compiled: jax.stages.Compiled, sizes: Mapping[str, int | None]
+) -> None:
+    """Store a program and its sizes there, if JAX can."""
     if place is None:
         return
     from jax.experimental import serialize_executable
@@ -84,6 +91,7 @@ def keep(place: Path | None, compiled: jax.stages.Compiled) -> None:
         data, _, _ = serialize_executable.serialize(compiled)
     except (RuntimeError, ValueError, NotImplementedError):
         return
+    data = json.dumps(sizes).encode() + b"\n" + data
     archive.keep(place, _sum(place, data) + data, "compiled programs")
 
 
