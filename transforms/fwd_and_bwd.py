@@ -20,6 +20,7 @@ from xfunc.stages.checks import (
     Fun,
     arrays,
     as_tensors,
+    check_differentiable,
     check_floating,
     check_same,
     labels_of,
@@ -30,7 +31,7 @@ from xfunc.stages.checks import (
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib.eager import is_eager
-from xfunc.transforms.vjp import check_outputs, vjp
+from xfunc.transforms.vjp import vjp
 from xfunc.tree import PyTree
 
 
@@ -127,7 +128,7 @@ class Forward(_Pass):
         out_tree, aux_tree = entry.out_tree.children()
         n, m = out_tree.num_leaves, len(program.outputs)
         like = tree.unflatten(out_tree, program.outputs[:n])
-        check_outputs(program.outputs[:n], out_tree, self.fun, name)
+        check_differentiable(program.outputs[:n], out_tree, self.fun, name)
         wrt = tuple(i for i, other in enumerate(not_chosen(nums, structure)) if not other)
         kept = differentiations(inputs) == 0
         how = program.memo(

@@ -12,6 +12,7 @@ from xfunc.program import vma
 from xfunc.stages.checks import (
     Fun,
     Tensor,
+    check_differentiable,
     check_floating,
     chosen,
     labels_of,
@@ -91,12 +92,17 @@ class Jacobian(Transform[..., PyTree]):
             out = self.fun(*full, **kwargs)
             out, aux = split_results(out, self.fun, self._has_aux, self.__name__)
             outs, out_tree = tree.flatten(out)
+            check_differentiable(outs, out_tree, self.fun, self.__name__)
             aux_leaves, aux_tree = tree.flatten(aux)
             trees[:] = [out_tree, aux_tree]
             return tuple(outs), tuple(aux_leaves)
 
         columns = _forward if self._forward else _reverse
-        blocks, aux = columns(flat, leaves)
+        if leaves:
+            blocks, aux = columns(flat, leaves)
+        else:
+            outs, aux = flat()
+            blocks = [list[Tensor]() for _ in outs]
         out_tree, aux_tree = trees
         per_output: list[PyTree] = []
         for row in blocks:
@@ -140,6 +146,9 @@ def _forward(
 def _reverse(
     flat: Callable[..., Flat], leaves: list[Tensor]
 ) -> tuple[list[list[Tensor]], tuple[Tensor, ...]]:
+    """Row by row. The pullback of a complex output along ``e`` is the real part of its row, that
+    along ``1j * e`` the imaginary part.
+    """
     outs, pull, aux = vma.vjp(flat, *leaves)
     rows: list[list[Tensor]] = []
     for i, o in enumerate(outs):
@@ -149,5 +158,7 @@ def _reverse(
             return pull((*zeros[:i], ct, *zeros[i + 1 :]))
 
         grads = _vmap(pull_row)(_basis(o))
+        if o.dtype.is_complex:
+            grads = list(map(torch.complex, grads, _vmap(pull_row)(1j * _basis(o))))
         rows.append([g.reshape((*o.shape, *x.shape)) for g, x in zip(grads, leaves, strict=True)])
     return rows, aux

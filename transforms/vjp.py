@@ -10,16 +10,15 @@ loops.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, TypeAlias, TypeVar, overload
 
 import torch
 
 from xfunc import tree
 from xfunc.cache import identity
-from xfunc.core.avals import Aval, short
+from xfunc.core.avals import Aval
 from xfunc.core.locations import function_name
-from xfunc.core.types import Shaped
 from xfunc.core.wrappers import Part, Wrapper
 from xfunc.errors import LeakError, fail
 from xfunc.program import vma
@@ -31,6 +30,7 @@ from xfunc.stages.checks import (
     Fun,
     Tensor,
     as_tensors,
+    check_differentiable,
     check_floating,
     check_same,
     labels_of,
@@ -89,12 +89,12 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
         outs, out_tree = tree.flatten(out)
         aux_leaves, aux_tree = tree.flatten(aux)
         out_trees[:] = [out_tree, aux_tree]
-        check_outputs(outs, out_tree, fun, name)
+        check_differentiable(outs, out_tree, fun, name)
         return tuple(outs), tuple(aux_leaves)
 
     if staged:
         outs, pull, aux = _run(_Flat(fun, has_aux, name), args, leaves, out_trees)
-        check_outputs(outs, out_trees[0], fun, name)
+        check_differentiable(outs, out_trees[0], fun, name)
     else:
         outs, pull, aux = vma.vjp(flat, *leaves)
         outs, aux = own(outs), own(aux)
@@ -108,18 +108,6 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
         vjp_fn.in_bodies = _InBodies(fun, args, has_aux)
     out = tree.unflatten(out_tree, outs)
     return (out, vjp_fn, tree.unflatten(aux_tree, aux)) if has_aux else (out, vjp_fn)
-
-
-def check_outputs(outs: Iterable[Shaped], out_tree: tree.Structure, fun: Fun, name: str) -> None:
-    """Raise unless all outputs are floating."""
-    for o, accessor in zip(outs, out_tree.accessors(), strict=True):
-        if not differentiable(o):
-            fail(
-                TypeError,
-                f"{name}: {function_name(fun)} returned {short(o)} at "
-                f"{accessor.codify('output')}, which is not floating",
-                "return what is not differentiated through has_aux.",
-            )
 
 
 class _Flat(Transform[..., PyTree]):

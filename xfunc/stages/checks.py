@@ -13,6 +13,7 @@ from xfunc import tree
 from xfunc.backends.active import tracer
 from xfunc.core.avals import NUMBERS, ShapeDtypeStruct, short
 from xfunc.core.locations import function_name
+from xfunc.core.types import Shaped
 from xfunc.errors import TreeMismatchError, fail, instead_of, shown
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
@@ -103,7 +104,14 @@ def select(
                 "arguments",
                 f"pass the arguments of {option} by position.",
             )
-    return tuple(i % len(args) for i in nums)
+    found = tuple(i % len(args) for i in nums)
+    if len(set(found)) < len(found):
+        fail(
+            ValueError,
+            f"{name} has {option}={argnums}, in which an argument occurs twice",
+            f"name each argument once in {option}.",
+        )
+    return found
 
 
 def chosen(
@@ -139,6 +147,20 @@ def check_floating(leaves: Sequence[object], labels: Sequence[str], name: str) -
                 TypeError,
                 f"{name} differentiates with respect to {label}, which is {what}, not floating",
                 hint,
+            )
+
+
+def check_differentiable(
+    outs: Iterable[Shaped], out_tree: tree.Structure, fun: Fun, name: str
+) -> None:
+    """Raise unless all outputs of a function are floating or complex."""
+    for o, accessor in zip(outs, out_tree.accessors(), strict=True):
+        if not (o.dtype.is_floating_point or o.dtype.is_complex):
+            fail(
+                TypeError,
+                f"{name}: {function_name(fun)} returned {short(o)} at "
+                f"{accessor.codify('output')}, which is not floating",
+                "return what is not differentiated through has_aux.",
             )
 
 
