@@ -110,7 +110,9 @@ class Linear:
         self._primals, self._wrt, self._out_tree = primals, wrt, out_tree
         self._trace = tracing.current()
         self._halves: Halves | None = None
-        if self._trace is None and functorch.top_level() is None:
+        if not program.outputs:
+            self.values = []
+        elif self._trace is None and functorch.top_level() is None:
             pushed = program.pushforward(wrt)
             self._halves = pushed.memo(
                 "linearize",
@@ -121,7 +123,7 @@ class Linear:
                     policy=everything_saveable,
                 ),
             )
-            found = self._halves.forward.apply(inputs) if program.outputs else []
+            found = self._halves.forward.apply(inputs)
             n = len(program.outputs)
             self.values, self._residuals = found[:n], found[n:]
         else:
@@ -142,7 +144,9 @@ class Linear:
         dots = [d for d in tangents_of(leaves, primal_tree, tangents, self._name) if d is not None]
         outputs = self._program.outputs
         n = len(outputs)
-        if self._halves is not None and tracing.current() is None and not _watched(dots):
+        if not outputs:
+            out_dots = []
+        elif self._halves is not None and tracing.current() is None and not _watched(dots):
             inputs = [*self._inputs, *self._halves.forward.consts]
             flat = {"input": inputs, "residual": self._residuals, "ct": dots}
             backward = self._halves.backward

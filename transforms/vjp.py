@@ -144,6 +144,8 @@ def _run(
 
     def pull(cts: tuple[Tensor, ...]) -> list[Tensor]:
         grads = [torch.zeros_like(x) for x in leaves]
+        if not cts:
+            return grads
         rest: tuple[None, ...] = (None,) * (len(outs) - n_out)
         if any(ct.requires_grad for ct in cts) or functorch.top_level():
             present = tuple(i for i in range(n_out) if differentiable(program.outputs[i]))

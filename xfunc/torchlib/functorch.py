@@ -172,14 +172,31 @@ def vjp(
     fun: Callable[..., object], *primals: Tensor
 ) -> tuple[Any, Callable[[object], tuple[Tensor, ...]], Any]:
     """torch.func.vjp of ``fun(*primals) -> (out, aux)``: (out, pullback, aux)."""
-    made: Any = torch.func.vjp(fun, *primals, has_aux=True)
+    empty = [False]
+    made: Any = torch.func.vjp(_never_empty(fun, empty), *primals, has_aux=True)
     out, pull, aux = made
+    if empty[0]:
+        return (), lambda _: tuple(map(torch.zeros_like, primals)), aux
 
     def own_pull(cts: object) -> tuple[Tensor, ...]:
         with own_gradient():
             return pull(cts)
 
     return out, own_pull, aux
+
+
+def _never_empty(fun: Callable[..., object], empty: list[bool]) -> Callable[..., object]:
+    """The function, with its first argument as its output if it has none, which torch.func refuses.
+
+    `empty`: is told whether it has none.
+    """
+
+    def some(*xs: Tensor) -> object:
+        found: Any = fun(*xs)
+        empty[:] = [found[0] == ()]
+        return (xs[:1], found[1]) if empty[0] else found
+
+    return some
 
 
 @contextlib.contextmanager
@@ -202,8 +219,12 @@ def jvp(
     fun: Callable[..., tuple[T, A]], primals: tuple[object, ...], tangents: tuple[object, ...]
 ) -> tuple[T, T, A]:
     """torch.func.jvp of ``fun(*primals) -> (out, aux)``: (out, tangents, aux)."""
-    made: Any = torch.func.jvp(fun, primals, tangents, has_aux=True)
+    empty = [False]
+    made: Any = torch.func.jvp(_never_empty(fun, empty), primals, tangents, has_aux=True)
     out, dots, aux = made
+    if empty[0]:
+        nothing: Any = ()
+        return nothing, nothing, aux
     # Some of torch's rules (renorm, frexp) give narrow dtypes float32 tangents.
     return out, tree.map(lambda o, t: t.to(o.dtype), out, dots), aux
 
