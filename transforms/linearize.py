@@ -21,6 +21,7 @@ from xfunc.stages.checks import Fun, arrays, as_tensors, labels_of
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
+from xfunc.torchlib.dataless import check_surroundings
 from xfunc.torchlib.eager import is_eager
 from xfunc.trace import tracing
 from xfunc.transforms.jvp import push, tangents_of
@@ -137,6 +138,7 @@ class Linear:
                 "ended",
                 "call it inside the traced function, or call linearize outside of jit.",
             )
+        check_surroundings(self._name)
         given, structure = tree.flatten((tangents, {}))
         given, _ = prepare(Staged(self.__call__), given, structure)
         leaves, primal_tree = tree.flatten(self._primals)

@@ -39,6 +39,7 @@ from xfunc.stages.checks import (
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.stages.transformed import Transform, own
 from xfunc.torchlib import functorch
+from xfunc.torchlib.dataless import check_surroundings
 from xfunc.torchlib.eager import is_eager
 from xfunc.trace import effects, tracing
 from xfunc.tree import PyTree
@@ -223,6 +224,7 @@ class Pullback:
                 f"the pullback of {self._name} was called after the trace that made it ended",
                 "call it inside the traced function, or call vjp outside of jit.",
             )
+        check_surroundings(self._name)
         ct = as_tensors(ct)
         check_same(
             ct,

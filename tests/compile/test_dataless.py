@@ -275,3 +275,24 @@ def test_jit_inside_torch_export_is_refused() -> None:
 def test_jit_inside_flop_counter_mode() -> None:
     with FlopCounterMode(display=False):
         assert _jitted(vector()).tolist() == [2 * v for v in vector().tolist()]
+
+
+def _pullback() -> Callable[[torch.Tensor], object]:
+    pull = xf.vjp(torch.sin, vector())[1]
+    return lambda ct: pull(ct)[0]
+
+
+DERIVATIVES = {
+    "pullback": _pullback,
+    "linearized": lambda: xf.linearize(torch.sin, vector())[1],
+    "transpose": lambda: xf.linear_transpose(lambda x: x * 2, vector()),
+}
+
+
+@pytest.mark.parametrize("kind", DERIVATIVES)
+def test_derivative_at_a_point_inside_make_fx_is_refused(kind: str) -> None:
+    f = DERIVATIVES[kind]()
+    with pytest.raises(UnsupportedOpError, match="called inside of make_fx"):
+        make_fx(f)(vector())
+    with pytest.raises(UnsupportedOpError, match="called inside of FakeTensorMode"):
+        _in(FakeTensorMode(), f)
