@@ -1,16 +1,24 @@
 # torch declares the rules of a Function with specific argument lists.
 # pyright: reportIncompatibleMethodOverride=false
-"""`custom_jvp`: a function with its own rule for both modes of differentiation."""
+"""`custom_jvp`: a function with its own rule for both modes of differentiation.
+
+NOTE [rules that call their function on a tangent]: for a linear function one writes the rule
+``return f(x), f(dx)``. Reverse mode transposes the rule: there `f` of a tangent is differentiated
+as it is written, since its rule would call it on a tangent again, without end. JAX does so for any
+function with a rule.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeAlias, TypeVar, cast
 
 import torch
 
 from xfunc import tree
+from xfunc.cache.programs import FunctionCache
 from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.locations import function_name
 from xfunc.core.types import AutogradContext
@@ -24,6 +32,8 @@ from xfunc.stages.checks import Fun, as_results, check_same, is_pair
 from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.values import is_tracked
+from xfunc.trace import tracing
+from xfunc.trace.tracing import Trace
 from xfunc.transforms.custom import CustomFunction, Parts
 from xfunc.tree import PyTree
 
@@ -110,6 +120,8 @@ class CustomJvp(CustomFunction[P, R]):
         def push(xs: object, dots: Sequence[Tensor]) -> tuple[PyTree, list[Tensor]]:
             return self._push(nondiff, xs, dots, smooth, structure)
 
+        if self._is_transposed(leaves):
+            return primal(*diff) if is_eager() else self._unwatched(primal, diff, nondiff)
         if is_eager():
             return _eager(primal, push, leaves, structure, smooth)
         if not any(is_tracked(x) or functorch.has_tangent(x) for x in leaves):
@@ -137,6 +149,16 @@ class CustomJvp(CustomFunction[P, R]):
         )
         return tree.unflatten(out_tree, bind(primitive, inputs.flat))
 
+    def _is_transposed(self, leaves: Sequence[Tensor]) -> bool:
+        """Whether these are tangents of this function's own rule, which is being transposed."""
+        for cache, trace, watching in _thread.transposed:
+            if cache is self.staged.cache:
+                # A trace inside that one watches what is watched there.
+                here = watching if trace is tracing.current() else {0}
+                if here & _levels(leaves):
+                    return True
+        return False
+
     def _push(
         self,
         nondiff: Sequence[object],
@@ -149,7 +171,16 @@ class CustomJvp(CustomFunction[P, R]):
         full = [torch.zeros_like(x) for x in tree.leaves(xs)]
         for i, d in zip(smooth, dots, strict=True):
             full[i] = d
-        result = self._rules[0](*nondiff, xs, tree.unflatten(structure, full))
+        given = tree.unflatten(structure, full)
+        watching = _levels(dots) - _levels(tree.leaves(xs))
+        before = _thread.transposed
+        if watching:
+            here = self.staged.cache, tracing.current(), watching
+            _thread.transposed = (*before, here)
+        try:
+            result = self._rules[0](*nondiff, xs, given)
+        finally:
+            _thread.transposed = before
         name = f"{self.__name__}: the rule {function_name(self._rules[0])}"
         if not is_pair(result):
             fail(
@@ -174,6 +205,19 @@ class CustomJvp(CustomFunction[P, R]):
         )
         picked = zip(outs, dots_out, strict=True)
         return out, [d for o, d in picked if differentiable(o)]
+
+
+class _Thread(threading.local):
+    # The functions whose rules are being transposed: cache, trace, what watches the tangents.
+    transposed: tuple[tuple[FunctionCache, Trace | None, set[int]], ...] = ()
+
+
+_thread = _Thread()
+
+
+def _levels(tensors: Iterable[Tensor]) -> set[int]:
+    """What takes gradients with respect to tensors; see `functorch.gradient_levels`."""
+    return set().union(*map(functorch.gradient_levels, tensors))
 
 
 @dataclasses.dataclass(eq=False)

@@ -13,6 +13,7 @@ import torch
 from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.locations import function_name
+from xfunc.core.nodes import optree
 from xfunc.core.types import AutogradContext
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.program import vma
@@ -50,7 +51,7 @@ def custom_vjp(
             return f(x, y), residuals           # residuals: any tree of tensors
 
         def backward(residuals, ct):
-            return ct_x, ct_y                   # one for each argument; None means zero
+            return ct_x, ct_y                   # one for each argument; None anywhere means zero
 
         f.defvjp(forward, backward)
 
@@ -159,11 +160,7 @@ class CustomVjp(CustomFunction[P, R]):
         for i, (arg, ct) in enumerate(zip(like, cts, strict=True)):
             leaves = tree.leaves(arg)
             smooth = [a for a in leaves if differentiable(a)]
-            if ct is None:
-                found += [zeros(a) if not is_eager() else torch.zeros(a.shape, dtype=a.dtype)
-                          for a in smooth]  # fmt: skip
-                continue
-            ct = as_results(ct, name, f"gradient[{i}]")
+            ct = as_results(_filled(ct, arg), name, f"gradient[{i}]")
             given = tree.leaves(ct)
             if len(given) == len(smooth) < len(leaves):  # None for arguments that are not floating.
                 found += given
@@ -182,6 +179,23 @@ class CustomVjp(CustomFunction[P, R]):
             )
             found += [c for a, c in zip(leaves, given, strict=True) if differentiable(a)]
         return found
+
+
+def _filled(ct: PyTree, arg: PyTree) -> PyTree:
+    """A gradient with zeros in place of each None that stands for leaves of its argument."""
+    leaves, structure = optree.tree_flatten(ct, none_is_leaf=True, namespace=tree.NAMESPACE)
+    if all(x is not None for x in leaves):
+        return ct
+    try:
+        parts = structure.flatten_up_to(arg)
+    except ValueError:  # It has another structure than the argument, and will be refused.
+        return ct
+
+    def zero(a: Aval) -> Tensor:
+        return torch.zeros(tuple(a.shape), dtype=a.dtype) if is_eager() else zeros(a)
+
+    pairs = zip(leaves, parts, strict=True)
+    return structure.unflatten([tree.map(zero, p) if x is None else x for x, p in pairs])
 
 
 @dataclasses.dataclass(eq=False)

@@ -422,6 +422,16 @@ def levels_of(t: Tensor) -> set[int]:
     return {_functorch.maybe_get_level(x) for x in layers(t) if is_wrapped(x)}
 
 
+def gradient_levels(t: Tensor) -> set[int]:
+    """The numbers of the transforms that take gradients with respect to a tensor; 0: autograd."""
+    with torch._C.DisableTorchFunction():
+        return {
+            _functorch.maybe_get_level(x) if is_wrapped(x) else 0
+            for x in layers(t)
+            if x.requires_grad
+        }
+
+
 def mapped_levels(t: Tensor) -> set[int]:
     """The numbers of the vmaps that map a tensor."""
     return {_functorch.maybe_get_level(x) for x in layers(t) if _functorch.is_batchedtensor(x)}
