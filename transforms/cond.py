@@ -112,6 +112,11 @@ class Choice(Transform[..., PyTree]):
         uses = tuple((*own, *inputs.add(entry, leaves, held)) for entry, held in found)
         programs = tuple(e.program for e, _ in found)
         outs = bind(Switch(programs, uses, inputs.avals), inputs.flat)
+        for k in range(len(outs)):  # What all branches return unchanged does not depend on `which`.
+            passed = {None if (i := p.forwards[k]) is None else u[i]
+                      for p, u in zip(programs, uses, strict=True)}  # fmt: skip
+            if len(passed) == 1 and (place := passed.pop()) is not None:
+                outs[k] = inputs.flat[place]
         return tree.unflatten(found[0][0].out_tree, outs)
 
     def _index(self, which: Leaf) -> Tensor:

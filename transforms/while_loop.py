@@ -105,7 +105,11 @@ class WhileLoop(Transform[..., PyTree]):
         loop = While(
             test.program, step.program, test_uses, step_uses, inputs.avals, user_location()
         )
-        return tree.unflatten(carry_tree, bind(loop, inputs.flat))
+        outs = bind(loop, inputs.flat)
+        # A value that the body returns unchanged is the first one, batched or not.
+        unchanged = [i == k for k, i in enumerate(step.program.forwards)]
+        outs = [c if same else o for c, same, o in zip(carry, unchanged, outs, strict=True)]
+        return tree.unflatten(carry_tree, outs)
 
     def _check_condition(
         self, out_tree: tree.Structure, outputs: Sequence[Aval], name: str

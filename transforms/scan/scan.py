@@ -136,6 +136,9 @@ class ScanTransform(Transform[..., PyTree]):
         if entry.effects:
             outs = effects.take([effects.Steps(entry.effects, length, self._reverse)], outs)
         n = len(carry)
+        # A carry that the body returns unchanged is the first one, batched or not.
+        unchanged = [i == k for k, i in enumerate(entry.program.forwards[:n])]
+        outs[:n] = [c if same else o for c, same, o in zip(carry, unchanged, outs, strict=False)]
         return tree.unflatten(carry_tree, outs[:n]), tree.unflatten(ys_tree, outs[n:])
 
     def _check_length(self, xs: object, name: str) -> int:

@@ -162,6 +162,7 @@ class Program:
         name: of the user's function.
         avals: of the arguments, then of the captures.
         captures: the tensors that the function closed over in its first run.
+        forwards: for each result, the input that the function returns unchanged there, or None.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class Program:
     ):
         self.name = name
         self.captures: list[torch.Tensor] = []
+        self.forwards: tuple[int | None, ...] = ()
         self.avals = tuple(avals)
         self._raw_fn, self._n_args = fn, len(self.avals)
         self._labels = tuple(labels)
@@ -302,6 +304,8 @@ class Program:
             self.captures = list(trace.captures)
             self.avals = (*self.avals, *(aval_of(c) for c in self.captures))
             inputs = [*inputs, *trace.capture_inputs]
+            places = {id(x): i for i, x in enumerate(inputs)}
+            self.forwards = tuple(places.get(id(o)) for o in outs)
             self._outputs, self._traced = tuple(map(aval_of, outs)), True
         return inputs, outs
 
