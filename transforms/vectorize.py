@@ -27,11 +27,12 @@ def vectorize(
     """`fun`, mapped over all axes of its arguments but the last ones that it works on.
 
     Args:
-        fun: takes arrays by position, and returns an array or a tuple of arrays.
+        fun: takes arrays by position, and returns an array or a tuple of arrays. An argument that
+            is None is passed on unchanged.
         excluded: positions of arguments that are passed on unchanged. All keyword arguments are
             passed on unchanged; their names may be listed too.
         signature: the last axes of arguments and results, as in ``"(m,n),(n)->(m)"``; None: `fun`
-            takes and returns scalars. Equal names are of equal size.
+            takes scalars, and what it returns may have any shape. Equal names are of equal size.
 
     Returns:
         A function of the same arguments, whose other axes broadcast against each other.
@@ -48,8 +49,6 @@ def vectorize(
     @functools.wraps(fun)
     def vectorized(*args: P.args, **kwargs: P.kwargs) -> R:
         given = [i for i in range(len(args)) if i not in skip]
-        tensors = [as_tensor(args[i]) for i in given]
-        arrays(tensors, name, [f"argument {i}" for i in given])
         inputs, outputs = dims if dims is not None else ([()] * len(given), None)
         if len(inputs) != len(given):
             fail(
@@ -57,6 +56,18 @@ def vectorize(
                 f"{name} has the signature {signature!r}, but was called with {len(given)} arrays",
                 "give each argument a part of the signature, or exclude it.",
             )
+        for i, part in zip(given, inputs, strict=True):
+            if args[i] is None and part:
+                fail(
+                    TypeError,
+                    f"{name} was given None as argument {i}, which has the axes "
+                    f"({','.join(part)}) in its signature",
+                    "pass an array, or make that part of the signature ().",
+                )
+        pairs = [(i, p) for i, p in zip(given, inputs, strict=True) if args[i] is not None]
+        given, inputs = [i for i, _ in pairs], [p for _, p in pairs]
+        tensors = [as_tensor(args[i]) for i in given]
+        arrays(tensors, name, [f"argument {i}" for i in given])
         sizes = _sizes(tensors, inputs)
 
         def core(*xs: Tensor) -> R:
@@ -64,7 +75,8 @@ def vectorize(
             for i, x in zip(given, xs, strict=True):
                 full[i] = x
             out = function(*full, **kwargs)
-            _check_outputs(out, outputs, sizes)
+            if outputs is not None:
+                _check_outputs(out, outputs, sizes)
             return out
 
         loops = [tuple(x.shape[: x.ndim - len(c)]) for x, c in zip(tensors, inputs, strict=True)]
@@ -88,10 +100,8 @@ def vectorize(
             mapped = vmap(mapped, axes, axis_size=n) if axes else mapped
         return mapped(*kept)
 
-    def _check_outputs(out: object, outputs: Sequence[Part] | None, sizes: dict[str, int]) -> None:
+    def _check_outputs(out: object, outputs: Sequence[Part], sizes: dict[str, int]) -> None:
         leaves = tree.leaves(out)
-        if outputs is None:
-            outputs = [()] * len(leaves)
         if len(leaves) != len(outputs):
             fail(
                 TreeMismatchError,
