@@ -180,3 +180,48 @@ def test_jit_captured_numpy_array_changed() -> None:
     assert f(torch.ones(3)).tolist() == [1, 1, 1]
     table[0] = 5
     assert f(torch.ones(3)).tolist() == [5, 1, 1]
+
+
+ROW, ROWS = np.array([1, 2, 3], np.float32), np.arange(6, dtype=np.float32).reshape(2, 3)
+# Functions that give arrays of NumPy to transforms inside, and what they compute.
+NESTED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "scan": (
+        lambda x: xf.scan(lambda c, r: (c * r * x, None), ROW, ROWS + 1)[0],
+        lambda x: torch.tensor(ROW * (ROWS + 1).prod(0)) * x * x,
+    ),
+    "while_loop": (
+        lambda x: xf.while_loop(
+            lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * x), (np.int32(0), ROW)
+        )[1],
+        lambda x: torch.tensor(ROW) * x * x,
+    ),
+    "fori_loop": (
+        lambda x: xf.fori_loop(0, 2, lambda i, c: c * x, ROW),
+        lambda x: torch.tensor(ROW) * x * x,
+    ),
+    "cond": (
+        lambda x: xf.cond(x[0] > 0, lambda y: y * x * x, lambda y: y + x, ROW),
+        lambda x: torch.tensor(ROW) * x * x,
+    ),
+    "switch": (lambda x: xf.switch(0, [lambda y: y * x], ROW), lambda x: torch.tensor(ROW) * x),
+    "map": (lambda x: xf.map(lambda r: r * x, ROWS)[1], lambda x: torch.tensor(ROWS[1]) * x),
+    "vmap": (
+        lambda x: xf.vmap(lambda r: r * x)(ROWS).sum(0),
+        lambda x: torch.tensor(ROWS.sum(0)) * x,
+    ),
+    "jit": (lambda x: xf.jit(torch.mul)(x, ROW), lambda x: x * torch.tensor(ROW)),
+    "checkpoint": (lambda x: xf.checkpoint(torch.mul)(x, ROW), lambda x: x * torch.tensor(ROW)),
+    "at": (lambda x: xf.at(x * x)[1:].add(ROW[:2]), lambda x: x * x + torch.tensor([0.0, 1, 2])),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_numpy_argument_of_nested_transform_in_forward_mode(name: str) -> None:
+    f, plain = NESTED[name]
+    x = torch.tensor([0.5, 1.0, 1.5])
+    torch.testing.assert_close(xf.jvp(f, (x,), (x,))[1].cpu(), torch.func.jvp(plain, (x,), (x,))[1])
+    torch.testing.assert_close(xf.jacfwd(f)(x).cpu(), torch.func.jacfwd(plain)(x))
+    twice = xf.jacfwd(xf.jacfwd(f))(x).cpu()
+    torch.testing.assert_close(twice, torch.func.jacfwd(torch.func.jacfwd(plain))(x))
+    mapped = xf.vmap(lambda x: xf.jvp(f, (x,), (x,))[1])(x.expand(2, 3)).cpu()
+    torch.testing.assert_close(mapped[0], torch.func.jvp(plain, (x,), (x,))[1])

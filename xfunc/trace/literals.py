@@ -7,10 +7,16 @@ import torch
 from xfunc.backends.active import tracer
 from xfunc.core.avals import Aval, hlo_shape
 from xfunc.hlo import Builder
+from xfunc.torchlib import functorch
 
 
 def literal(value: torch.Tensor) -> torch.Tensor:
     """A traced tensor that is the constant `value` (a CPU tensor)."""
+    with functorch.bottom_level():  # In a jvp, what is made would be a value of its level.
+        return _literal(value)
+
+
+def _literal(value: torch.Tensor) -> torch.Tensor:
     if value.numel() == 0 or value.ndim == 0:
         with torch._C.DisableTorchFunction():  # It is not a traced value: it may be read.
             fill = value.item() if value.ndim == 0 else 0
