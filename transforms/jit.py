@@ -28,7 +28,7 @@ from xfunc.symbolic import limit, lowered
 from xfunc.symbolic.abstract import is_symbolic
 from xfunc.symbolic.dynamic import Dynamic
 from xfunc.torchlib.eager import is_eager
-from xfunc.transforms.named_arguments import Names, Nums, resolve
+from xfunc.transforms.named_arguments import Names, Nums, in_call, resolve
 from xfunc.tree import PyTree
 
 P = ParamSpec("P")
@@ -236,7 +236,7 @@ class Jit(Transform[P, R]):
         """Arguments without the static ones, and the options that stage them."""
         options = PLAIN._replace(compiler=self.compiler) if self.compiler else PLAIN
         if self._static != ((), ()):
-            nums = [i for i in self._static[0] if i < len(args)]
+            nums = self._static_places(args)
             names = [n for n in self._static[1] if n in kwargs]
             given: list[tuple[int | str, object]] = [(i, args[i]) for i in nums]
             given += [(n, kwargs[n]) for n in names]
@@ -265,6 +265,9 @@ class Jit(Transform[P, R]):
             options = options._replace(donated=lambda: self._donated_leaves(args, kwargs))
         return args, kwargs, options
 
+    def _static_places(self, args: tuple[object, ...]) -> list[int]:
+        return in_call(self._static[0], len(args), self._staged.name, "static_argnums")
+
     def _check_positional(self, kwargs: dict[str, object]) -> None:
         if self._in is not None and kwargs:
             fail(
@@ -282,7 +285,8 @@ class Jit(Transform[P, R]):
         """The sharding of each leaf of the positional arguments; None: unchanged."""
         if self._in is None:
             return [None] * tree.structure(args).num_leaves
-        dynamic = tuple(a for i, a in enumerate(args) if i not in self._static[0])
+        static = self._static_places(args)
+        dynamic = tuple(a for i, a in enumerate(args) if i not in static)
         return in_order(self._in, dynamic, self._staged.name)
 
     def _wanted_by_all(self, args: tuple[object, ...], kwargs: dict[str, object]) -> list[object]:
@@ -310,7 +314,8 @@ class Jit(Transform[P, R]):
     def _donated_leaves(
         self, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> frozenset[int]:
-        sizes = [(i in self._donate[0], a) for i, a in enumerate(args)]
+        nums = in_call(self._donate[0], len(args), self._staged.name, "donate_argnums")
+        sizes = [(i in nums, a) for i, a in enumerate(args)]
         sizes += [(n in self._donate[1], kwargs[n]) for n in sorted(kwargs)]
         found, k = list[int](), 0
         for donated, x in sizes:

@@ -15,7 +15,10 @@ Names = str | Sequence[str] | None
 def resolve(
     fun: Callable[..., object], nums: Nums, names: Names
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Positions and names of arguments, each completed from the other by the signature."""
+    """Positions and names of arguments, each completed from the other by the signature.
+
+    Negative positions remain only where the function takes ``*args``: see `in_call`.
+    """
     positions = () if nums is None else (nums,) if isinstance(nums, int) else tuple(nums)
     called = () if names is None else (names,) if isinstance(names, str) else tuple(names)
     if not positions and not called:
@@ -37,7 +40,8 @@ def resolve(
                 f"{i}",
                 "give positions of parameters of the function.",
             )
-    positions = tuple(i if i >= 0 else i + len(by_position) for i in positions)
+    if not variadic:
+        positions = tuple(i if i >= 0 else i + len(by_position) for i in positions)
     for n in called:
         if n not in {p.name for p in parameters} and not keywords:
             fail(
@@ -46,5 +50,21 @@ def resolve(
                 f"its parameters are {', '.join(p.name for p in parameters)}.",
             )
     all_positions = {*positions, *(by_position.index(n) for n in called if n in by_position)}
-    all_names = {*called, *(by_position[i] for i in positions if i < len(by_position))}
+    all_names = {*called, *(by_position[i] for i in positions if 0 <= i < len(by_position))}
     return tuple(sorted(all_positions)), tuple(sorted(all_names))
+
+
+def in_call(nums: Sequence[int], n: int, name: str, option: str) -> list[int]:
+    """The positions that a call with n positional arguments has; negative ones count from its end.
+
+    Raises:
+        ValueError: a negative one is before its first argument.
+    """
+    for i in nums:
+        if i < -n:
+            fail(
+                ValueError,
+                f"{name} has {option}={i}, but was called with {n} positional arguments",
+                f"pass the arguments of {option} by position.",
+            )
+    return [i % n for i in nums if i < n]

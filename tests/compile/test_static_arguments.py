@@ -1,5 +1,7 @@
 """Python numbers that are not differentiated or mapped stay Python numbers, as in JAX."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -187,3 +189,26 @@ def test_eval_shape_takes_non_arrays() -> None:
     assert xf.eval_shape(f, aval, "sum", 2, scale=2.0) == aval
     with pytest.raises(xf.errors.ConcretizationError, match=r"reads a traced value \(int64\[\]\)"):
         xf.eval_shape(repeat, aval, 3)
+
+
+def test_negative_static_argnums_of_variadic_function() -> None:
+    x = torch.ones(3)
+    assert xf.jit(lambda *a: a[0] * len(a[1]), static_argnums=-1)(x, "abc").tolist() == [3, 3, 3]
+    f = xf.jit(lambda x, *a: x * len(a[-1]), static_argnums=-1)
+    assert f(x, "ab").tolist() == [2, 2, 2]
+    assert f(x, x, "abc").tolist() == [3, 3, 3]
+    y = xf.device_put(torch.ones(3))
+    assert xf.jit(lambda *a: a[0] + a[1], donate_argnums=-1)(x, y).tolist() == [2, 2, 2]
+    with pytest.raises(RuntimeError, match="was donated"):
+        y + 1
+
+
+@pytest.mark.parametrize("option", ["static_argnums", "donate_argnums"])
+def test_negative_argnums_before_the_first_argument(option: str) -> None:
+    f: Any = xf.jit(lambda *a: a[0], **{option: -3})
+    with pytest.raises(ValueError, match=rf"has {option}=-3, but was called with 1 positional"):
+        f(torch.ones(3))
+
+
+def test_static_argnums_beyond_the_arguments_of_variadic_function() -> None:
+    assert xf.jit(lambda *a: a[0], static_argnums=3)(torch.ones(1)).tolist() == [1]
