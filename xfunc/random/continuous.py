@@ -25,7 +25,7 @@ from xfunc.random.checks import (
     floating,
     numbers,
 )
-from xfunc.random.threefry import random_bits, shift_right
+from xfunc.random.threefry import random_bits, shift_right, split
 from xfunc.transforms.jit import jit
 
 
@@ -64,10 +64,12 @@ def uniform(
 def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
     """Samples from the normal distribution with mean 0 and variance 1.
 
+    Complex samples have real and imaginary parts of variance 1/2.
+
     Args:
         key: int32[2].
         shape: shape of the result.
-        dtype: a floating dtype; None means torch's default.
+        dtype: a floating dtype, complex64 or complex128; None means torch's default.
 
     Raises:
         TypeError: the key, dtype or shape is invalid.
@@ -75,6 +77,8 @@ def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
 
     Source: ``jax.random.normal``.
     """
+    if dtype in (torch.complex64, torch.complex128):
+        return _complex_normal(as_key(key, "normal"), shape=as_shape(shape, "normal"), dtype=dtype)
     return drawn(_normal, "normal", key, shape, dtype)
 
 
@@ -160,6 +164,12 @@ def _normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 
 @partial(jit, static_argnames=("shape", "dtype"))
+def _complex_normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    real, imag = (_normal(k, shape=shape, dtype=dtype.to_real()) for k in split(key))
+    return torch.complex(real, imag) / math.sqrt(2)
+
+
+@partial(jit, static_argnames=("shape", "dtype"))
 def _truncated_normal(
     key: Tensor, low: Tensor, high: Tensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> Tensor:
@@ -167,17 +177,50 @@ def _truncated_normal(
     root = numbers(dtype, math.sqrt(2))[0].to(key.device)
     u = _uniform(key, torch.erf(low / root), torch.erf(high / root), shape=shape, dtype=dtype)
     found = root * torch.erfinv(u)
+    sign = torch.where(low > 0, 1.0, -1.0)
+    is_tail = torch.maximum(low, -high) > _TAIL
+    drawn = unit(key, shape=shape, dtype=dtype)
+    found = torch.where(is_tail, _in_tail(drawn, low, high, sign, is_tail), found)
     return torch.minimum(torch.maximum(found, _inwards(low, 1)), _inwards(high, -1))
+
+
+_TAIL = 2.0  # Beyond it erf is close to 1, and its inverse inexact.
+
+
+def _in_tail(drawn: Tensor, low: Tensor, high: Tensor, sign: Tensor, is_tail: Tensor) -> Tensor:
+    """The quantile of numbers from 0 to 1, between bounds on one side of 0.
+
+    Solves ``log_ndtr(-x) = p`` by Newton's method, which converges from above.
+    """
+    dtype = drawn.dtype
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    drawn, low, high, sign = (t.to(wide) for t in (drawn, low, high, sign))
+    near = torch.where(is_tail, torch.where(sign > 0, low, -high), _TAIL)
+    far = torch.where(is_tail, torch.where(sign > 0, high, -low), _TAIL)
+    far = torch.minimum(far, near + 50.0)  # as good as infinity
+    part = torch.where(sign > 0, drawn, 1 - drawn)
+    p = _log_tail(near) + torch.log1p(part * torch.expm1(_log_tail(far) - _log_tail(near)))
+    x = torch.sqrt(-2 * p)
+    for _ in range(5):
+        slope = math.sqrt(2 / math.pi) / torch.special.erfcx(x / math.sqrt(2))
+        x = x + (_log_tail(x) - p) / slope
+    return (sign * x).to(dtype)
+
+
+def _log_tail(x: Tensor) -> Tensor:
+    """The logarithm of the probability of more than `x`, which is positive."""
+    return torch.log(torch.special.erfcx(x / math.sqrt(2)) / 2) - x * x / 2
 
 
 def _inwards(bound: Tensor, sign: int) -> Tensor:
     """The next number above (or below) a bound, without a gradient."""
     # torch.nextafter has no lowering. Slightly more than half a unit in the last place rounds up.
     # Source: Rump et al., "Computing predecessor and successor in rounding to nearest", 2009.
-    bound = bound.detach()
+    finite = torch.finfo(bound.dtype)
+    bound = bound.detach().clamp(finite.min, finite.max)
     wide = bound.double() if bound.dtype is torch.float64 else bound.float()
     half = 2.0 ** -(MANTISSA[bound.dtype] + 1)
-    step = wide.abs() * (half * (1 + 2 * half)) + torch.finfo(bound.dtype).tiny
+    step = wide.abs() * (half * (1 + 2 * half)) + finite.tiny
     return (wide + sign * step).to(bound.dtype)
 
 
