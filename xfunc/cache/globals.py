@@ -203,7 +203,8 @@ class _GlobalWalk(StateWalk):
         if kind.__module__.startswith("xfunc."):
             return Same(x)
         self.things.append(x)
-        return (Same(x), kind, x.requires_grad, self.state(x) if x.__dict__ else None)
+        form = (tuple(x.shape), x.dtype) if watch.has_shape(x) else None
+        return (Same(x), kind, x.requires_grad, form, self.state(x) if x.__dict__ else None)
 
 
 class _Reach:

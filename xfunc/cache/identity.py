@@ -14,6 +14,7 @@ Globals that a function names are not part of its value; see `xfunc.cache.global
 
 from __future__ import annotations
 
+import array
 import contextlib
 import copy
 import functools
@@ -21,6 +22,7 @@ import types
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from xfunc.cache import changes, classes, volatile
@@ -31,6 +33,8 @@ from xfunc.cache.watch import Watch
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Wrapper
 from xfunc.errors import report
+from xfunc.torchlib import functorch
+from xfunc.torchlib.dataless import is_without_memory
 
 T = TypeVar("T")
 
@@ -43,11 +47,53 @@ def places_of(fun: object) -> dict[tuple[int, str | None], tuple[object, Hashabl
     return walk.places
 
 
+def things_in(fun: object) -> list[object]:
+    """The mutable objects that a function holds."""
+    walk = Walk()
+    walk.value(fun)
+    return walk.things
+
+
 def class_contents(fun: object) -> dict[classes.ClassState, dict[tuple[type, str], Hashable]]:
     """The contents of the classes of what a function holds; see `ClassState.note_changes`."""
     walk = Walk()
     walk.value(fun)
     return {c: c.contents() for c in map(classes.known, walk.classes)}
+
+
+def detached(
+    captures: list[torch.Tensor], fun: object, others: Iterable[object]
+) -> list[torch.Tensor]:
+    """Captures, copied where they are the memory of an array, which counts by its content.
+
+    `torch.from_numpy` makes such: an equal array finds the program, whatever was written into this
+    one since. `others`: what the function reaches besides what it holds.
+    """
+    if not any(t.device.type == "cpu" for t in captures):
+        return captures
+    spans = [span for x in (*things_in(fun), *others) if (span := _memory_of(x)) is not None]
+    if not spans:
+        return captures
+    with torch._C.DisableTorchFunction(), functorch.bottom_level():
+        return [t.clone() if _is_within(t, spans) else t for t in captures]
+
+
+def _memory_of(x: object) -> tuple[int, int] | None:
+    """The addresses of an array of numbers: the first one and the end."""
+    if isinstance(x, (bytearray, array.array, memoryview)):
+        x = np.frombuffer(x, np.uint8)
+    if not isinstance(x, np.ndarray) or x.dtype == object:
+        return None
+    reach = [(n - 1) * step for n, step in zip(x.shape, x.strides, strict=True)]
+    first = x.ctypes.data + sum(r for r in reach if r < 0)
+    return first, first + sum(map(abs, reach)) + x.itemsize
+
+
+def _is_within(t: torch.Tensor, spans: Iterable[tuple[int, int]]) -> bool:
+    if t.device.type != "cpu" or is_without_memory(t):
+        return False
+    address = t.data_ptr()
+    return any(first <= address < end for first, end in spans)
 
 
 def note_changes(
@@ -228,6 +274,9 @@ def _frozen(x: Any, copies: dict[int, Any]) -> Any:
         return items
     if type(x) is tuple:
         return tuple([_frozen(v, copies) for v in x])
+    if type(x) in (np.ndarray, bytearray, array.array):
+        copies[id(x)] = copied = copy.copy(x)
+        return copied
     if isinstance(x, functools.partial):
         inside = _frozen(x.func, copies), *_frozen(x.args, copies)
         return functools.partial(*inside, **_frozen(x.keywords, copies))

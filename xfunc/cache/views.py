@@ -40,17 +40,17 @@ class Look:
         return iter(self._look(self._thing))
 
 
-class _Bytes:
-    """An object's bytes: one and the same `bytes` object for as long as they are unchanged."""
+class _Equal:
+    """What a function finds in an object: one and the same object for as long as it is equal."""
 
-    def __init__(self, thing: object):
-        self._thing, self._last = thing, bytes_of(thing)
+    def __init__(self, look: Callable[[T], object], thing: T):
+        self._look, self._thing, self._last = look, thing, look(thing)
 
     def __len__(self) -> int:
         return 1
 
-    def __iter__(self) -> Iterator[bytes]:
-        now = bytes_of(self._thing)
+    def __iter__(self) -> Iterator[object]:
+        now = self._look(self._thing)
         if now != self._last:
             self._last = now
         yield self._last
@@ -122,10 +122,13 @@ def views(x: Any) -> list[View]:
         return [x, x.values()]
     if isinstance(x, (type({}.keys()), type({}.values()), type({}.items()))):
         return [x.mapping, x.mapping.values()]
-    if isinstance(x, np.ndarray) and x.dtype == object:
-        return [Look(lambda a: tuple(a.ravel()), x)]
-    if isinstance(x, (bytearray, np.ndarray, array.array, memoryview)):
-        return [_Bytes(x)]
+    if isinstance(x, np.ndarray):  # All of these can be changed in place.
+        form = _Equal(lambda a: (a.shape, a.strides, a.dtype), x)
+        if x.dtype == object:
+            return [form, Look(lambda a: tuple(a.ravel()), x)]
+        return [form, _Equal(bytes_of, x)]
+    if isinstance(x, (bytearray, array.array, memoryview)):
+        return [_Equal(bytes_of, x)]
     if isinstance(x, contextvars.ContextVar):
         return [Look(lambda v: (context_value(v),), x)]
     if type(x) is weakref.ref:

@@ -17,6 +17,7 @@ compared.
 from __future__ import annotations
 
 import abc
+import collections
 import ctypes
 import itertools
 import operator
@@ -26,6 +27,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from xfunc.cache.views import MISSING, Look, View, content, views
 
@@ -44,6 +46,7 @@ _turns = 0  # how often all watches were ended
 _read = operator.attrgetter("raw")
 _dict_of = operator.attrgetter("__dict__")
 _requires_grad = operator.attrgetter("requires_grad")
+_aval = operator.attrgetter("requires_grad", "shape", "dtype")
 _function_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__dict__")
 
 
@@ -142,7 +145,9 @@ class Namespace:
     def __init__(self, names: dict[str, object], watched: Iterable[str] | None = None):
         self._dict, self._names = names, None if watched is None else tuple(watched)
         self._all, self._held = tuple(names), list(self._now())
-        self.tag = _place(names, _DICT_VERSION) if _dict_versions else None
+        # Moving an item within an OrderedDict leaves its number as it is.
+        numbered = _dict_versions and not isinstance(names, collections.OrderedDict)
+        self.tag = _place(names, _DICT_VERSION) if numbered else None
 
     def same(self) -> bool:
         """Whether all are unchanged."""
@@ -182,8 +187,10 @@ class Watch:
         self._kinds = list(map(type, self._objects))
         dicts = [*map(_dict_of, own), *(t for t in things if _is_plain(t))]
         self._namespaces = [*map(Namespace, dicts), *namespaces]
-        self._tensors = [t for t in things if isinstance(t, torch.Tensor)]
-        self._grads = list(map(_requires_grad, self._tensors))
+        tensors = [t for t in things if isinstance(t, torch.Tensor)]
+        self._tensors = list(filter(has_shape, tensors))
+        self._shapeless = [t for t in tensors if not has_shape(t)]
+        self._avals = self._avals_now()
         cells = [c for f in self._functions for c in f.__closure__ or ()]
         self._cells = [c for c in cells if content(c) is not MISSING]
         self._contained = list(map(content, self._cells))
@@ -214,7 +221,7 @@ class Watch:
             self._same_others: self._others,
             self._same_objects: self._objects,
             self._same_functions: self._functions if not pointers else (),
-            self._same_tensors: self._tensors,
+            self._same_tensors: tensors,
             self._same_views: self._views,
             self._same_classes: self._contents,
             self._same_registrations: any(isinstance(c, abc.ABCMeta) for c in self._classes),
@@ -258,7 +265,10 @@ class Watch:
         )
 
     def _same_tensors(self) -> bool:
-        return list(map(_requires_grad, self._tensors)) == self._grads
+        return self._avals_now() == self._avals
+
+    def _avals_now(self) -> list[object]:
+        return [*map(_aval, self._tensors), *map(_requires_grad, self._shapeless)]
 
     def _same_views(self) -> bool:
         found = self._views
@@ -277,6 +287,11 @@ class Watch:
 
     def _same_registrations(self) -> bool:
         return abc.get_cache_token() == self._registrations
+
+
+def has_shape(t: torch.Tensor) -> bool:
+    """Whether a tensor can be asked for its shape."""
+    return t.layout is torch.strided and not t.is_nested and not is_lazy(t)
 
 
 def _is_plain(x: object) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import threading
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -257,12 +258,24 @@ def are_plain(modes: Modes) -> bool:
     dtype, backend = modes
     return (
         _thread.is_plain
+        and not any(_HOOKS)
         and _dtype() is dtype
         and _backend is backend
         and not (_is_deterministic() or _is_autocast() or _modes() or _is_tracing())
     )
 
 
+def global_hooks() -> list[object]:
+    """The hooks of all modules and of all optimizers, which run in traced code."""
+    return [hook for hooks in _HOOKS for hook in hooks.values()] if any(_HOOKS) else []
+
+
+_HOOKS: tuple[dict[int, object], ...] = tuple(
+    hooks
+    for module in map(importlib.import_module, ("torch.nn.modules.module", "torch.optim.optimizer"))
+    for name, hooks in vars(module).items()
+    if name.startswith("_global_") and isinstance(hooks, dict)
+)
 _dtype, _is_autocast = torch.get_default_dtype, torch._C._is_any_autocast_enabled
 _is_deterministic = torch._C._get_deterministic_algorithms
 _modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing

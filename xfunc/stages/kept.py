@@ -235,6 +235,8 @@ def place_of(
         return None, ""
     if watched:
         return None, "autograd watches an argument"
+    if ambient.global_hooks():
+        return None, "a hook of all modules is registered"
     if ambient.is_inside_something():
         return None, "it is called under a mode of torch or of xfunc"
     try:

@@ -108,7 +108,7 @@ class Staged:
         self, structure: tree.Structure, avals: tuple[AvalKey, ...], options: Options
     ) -> tuple[KeyParts, list[torch.Tensor]]:
         """The fields of the `Key` of a call, and the tensors that the function holds."""
-        if options.fixed or options.beside or ambient.named_axes():
+        if options.fixed or options.beside or ambient.named_axes() or ambient.global_hooks():
             value, others, held = self._values(options)
         else:  # nearly always
             others = ()
@@ -120,9 +120,9 @@ class Staged:
         value, held = self.function_value()
         if ambient.named_axes():  # The function may hold their indices without our knowing.
             held = [*held, *(axis.held() for axis in ambient.named_axes())]
-        if not options.fixed and not options.beside:
-            return value, (), held
-        return value, *identity.values_beside((*options.fixed, *options.beside), held)
+        hooks = [("a hook of all modules", hook) for hook in ambient.global_hooks()]
+        beside = (*options.fixed, *options.beside, *hooks)
+        return (value, *identity.values_beside(beside, held)) if beside else (value, (), held)
 
     def find(
         self,
@@ -220,6 +220,9 @@ class Staged:
             value, others, held = self._values(options)
             key = key._replace(values=value, beside=others)
         slots = {id(t): i for i, t in enumerate(held)}
+        others = [c for c in program.captures if id(c) not in slots]
+        copies = iter(identity.detached(others, self.value, before[0].walk.things))
+        program.captures = [c if id(c) in slots else next(copies) for c in program.captures]
         captures = tuple(slots.get(id(c), c) for c in program.captures)
         if place is not None and found is None:
             if had or not program.outputs:
