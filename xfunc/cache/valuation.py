@@ -245,7 +245,7 @@ def _leaf_rule_of(kind: type) -> Callable[[Walk, Any], Hashable] | None:
         return lambda walk, x: Same(x)
     if issubclass(kind, types.ModuleType):
         return _module
-    if _is_of_xfunc(kind):
+    if _is_of_xfunc(kind) or _is_of_test_runner(kind):
         return lambda walk, x: Same(x)
     return (lambda walk, x: ("class", walk.class_state(x))) if issubclass(kind, type) else None
 
@@ -259,6 +259,16 @@ def _is_of_xfunc(kind: type) -> bool:
         return False
     by_value = (Wrapper, *RULES)
     return kind.__hash__ in (object.__hash__, None) and not issubclass(kind, by_value)
+
+
+def _is_of_test_runner(kind: type) -> bool:
+    """Whether a class is of pytest or of unittest, through whose objects all tests are reached.
+
+    A test's function holds its `TestCase`, and that its runner.
+    """
+    return kind.__module__.startswith("_pytest.") or (
+        kind.__module__.startswith("unittest.") and kind.__name__ in ("_Outcome", "TestSuite")
+    )
 
 
 def _module(walk: Walk, x: types.ModuleType) -> Hashable:
