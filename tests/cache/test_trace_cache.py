@@ -79,9 +79,15 @@ def reads(w, x):
         return x * float(opened.read())
 
 def clock(w, x):
-    return x * time.time()
+    return x * time.perf_counter()
 
 def draws(w, x):
+    return x * random.Random(0).random()
+
+def wall_clock(w, x):
+    return x * time.time()
+
+def global_draws(w, x):
     return x * random.random()
 
 def computed(w, x):
@@ -332,6 +338,13 @@ def test_trace_cache_skips_impure_functions(
         module.FILE = str(tmp_path / "number")
         random.seed(0)
         assert run(getattr(module, name))[0] == 1
+    assert not list((tmp_path / "traces").glob("*"))
+
+
+@pytest.mark.parametrize("name", ["wall_clock", "global_draws"])
+def test_trace_cache_refuses_functions_that_draw(load: Any, name: str, tmp_path: Path) -> None:
+    with pytest.raises(xf.errors.PurityError, match="each call of the program would repeat"):
+        run(getattr(load(), name))
     assert not list((tmp_path / "traces").glob("*"))
 
 

@@ -19,7 +19,7 @@ import builtins
 import os
 import sys
 import types
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -257,6 +257,11 @@ class _Reach:
                 for f in (*found, *_functions_of(kinds))
                 if is_of_program(f.__code__)
             ]
+
+    @property
+    def mentioned(self) -> Collection[str]:
+        """The names of attributes in the code that is reached."""
+        return self._mentioned
 
     def aliases(self) -> tuple[int, ...]:
         """Which of the mutable objects found in several places are one and the same."""

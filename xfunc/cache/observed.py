@@ -25,6 +25,7 @@ import torch
 
 from xfunc.cache import views
 from xfunc.cache.digest import Digest, Unknown, code_digest, is_library
+from xfunc.cache.draws import Draws
 from xfunc.cache.impure import calls_impure, is_impure
 from xfunc.cache.names import names_in
 from xfunc.cache.obscure import obscured_by
@@ -48,10 +49,13 @@ class Observer:
         why: why what runs is not the same each time; "" if it is.
         codes: the code that ran.
         read: the environment variables that were read.
+
+    Args:
+        draws: what sees it too.
     """
 
-    def __init__(self) -> None:
-        self.why = ""
+    def __init__(self, draws: Draws | None = None) -> None:
+        self.why, self._draws = "", draws
         self.read: set[str] = set()
         self._imports = 0
         self.codes: dict[int, tuple[types.CodeType, dict[str, object]]] = {}
@@ -71,6 +75,8 @@ class Observer:
                 self.why = "random numbers were drawn"
 
     def _see(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        if self._draws is not None:
+            self._draws.see(frame, event, arg)
         if frame.f_code.co_name == "_find_and_load" and event in ("call", "return"):
             self._imports += 1 if event == "call" else -1
         elif self._imports:  # What a module does when it is loaded, it does in each process.

@@ -18,7 +18,7 @@ import torch
 from xfunc import tree
 from xfunc.backends import active
 from xfunc.backends.lock import lock
-from xfunc.cache import identity, programs
+from xfunc.cache import draws, identity, programs
 from xfunc.cache.changes import Changed
 from xfunc.cache.globals import Guards
 from xfunc.cache.misses import Key
@@ -198,7 +198,10 @@ class Staged:
             parts, watched = (key.tree, key.avals, key.modes), any(wrt or ())
             place, store.not_kept = kept.place_of(self.value, parts, named, raws, watched)
             found = place and place.find(self.name, avals)
-        seen = Observer()
+        reach = before[0]
+        held_by = (*identity.things_in(self.value), *reach.walk.things)
+        drawn = draws.watching(name, reach.places, reach.mentioned, held_by)
+        seen = Observer(drawn)
         with recursion.being_traced(store, key), collect_guards() as guards:
             if named:
                 depend_on(named)
@@ -206,11 +209,12 @@ class Staged:
                 program.restore(found.lowering, [held[i] for i in found.captures], found.has_rule)
                 out_tree[:] = [found.out_tree]
             elif wrt is not None and any(wrt):
-                program.joint(wrt, options.zeros)
+                with draws.refused(drawn):
+                    program.joint(wrt, options.zeros)
             else:
                 if place is not None:
                     active.tracer().device()  # It is not to be seen how it starts.
-                with seen if place is not None else contextlib.nullcontext():
+                with seen if place is not None else draws.refused(drawn):
                     program.trace()
         run[0] = later
         changed = named.note_changes(before) | identity.note_changes(self.value, places)
