@@ -47,7 +47,7 @@ def fwd_and_bwd(
         grad_x, grad_w = bwd(residuals, ct)         # ct: a tree like out
 
     Unlike the function that `vjp` returns, `bwd` is traced once for all calls, and residuals are a
-    tree of tensors: they may leave a jitted function.
+    tree of tensors: they may leave a jitted function, so that nothing is computed again.
 
     Args:
         fun: a function of trees of tensors with floating results.

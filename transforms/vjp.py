@@ -5,12 +5,16 @@ trace, whose values are of no use in a trace within: a loop's body, a branch, a 
 the pullback is one call of a program ``(arguments, cotangent) -> gradients``, which computes what
 it needs from the function again. That part does not depend on the cotangent: XLA moves it out of
 loops.
+
+NOTE [pullbacks as trees]: a jitted function may return a pullback of its own. As a tree, a pullback
+has the tensors of such a program as leaves: the arguments, and what the function closes over.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Literal, TypeAlias, TypeVar, overload
 
 import torch
@@ -24,7 +28,7 @@ from xfunc.errors import LeakError, fail
 from xfunc.program import vma
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
-from xfunc.program.program import differentiable
+from xfunc.program.program import Program, differentiable
 from xfunc.stages.arguments import prepare
 from xfunc.stages.checks import (
     Fun,
@@ -47,6 +51,7 @@ from xfunc.tree import PyTree
 R = TypeVar("R")
 Aux = TypeVar("Aux")
 Pull: TypeAlias = Callable[[tuple[Tensor, ...]], Sequence[Tensor]]
+Parts: TypeAlias = Callable[[], tuple[Program, list[Tensor]]]
 _Held: TypeAlias = tuple[Hashable, list[Tensor]]
 
 
@@ -71,7 +76,8 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
     Returns:
         ``(out, vjp_fn)`` or ``(out, vjp_fn, aux)``; ``vjp_fn(ct)`` takes a tree like `out` and
         returns a tuple of trees like `primals`. At top level the forward pass has run and its
-        residuals are kept by `vjp_fn`, which may be called any number of times.
+        residuals are kept by `vjp_fn`, which may be called any number of times. A jitted function
+        may return a `vjp_fn` of its own, which runs the forward pass again (see `fwd_and_bwd`).
 
     Source: ``jax.vjp``.
     """
@@ -93,8 +99,9 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
         check_differentiable(outs, out_tree, fun, name)
         return tuple(outs), tuple(aux_leaves)
 
+    parts: Parts | None = None
     if staged:
-        outs, pull, aux = _run(_Flat(fun, has_aux, name), args, leaves, out_trees)
+        outs, pull, aux, parts = _run(_Flat(fun, has_aux, name), args, leaves, out_trees)
         check_differentiable(outs, out_trees[0], fun, name)
     else:
         outs, pull, aux = vma.vjp(flat, *leaves)
@@ -105,8 +112,10 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
     vjp_fn = Pullback(
         pull, name, structure, out_tree, [Aval(tuple(o.shape), o.dtype) for o in outs]
     )
+    vjp_fn.parts = parts
     if tracing.current() is not None:
-        vjp_fn.in_bodies = _InBodies(fun, args, has_aux)
+        bodies = vjp_fn.in_bodies = _InBodies(fun, args, has_aux)
+        vjp_fn.parts = lambda: bodies.as_tree(name, leaves)
     out = tree.unflatten(out_tree, outs)
     return (out, vjp_fn, tree.unflatten(aux_tree, aux)) if has_aux else (out, vjp_fn)
 
@@ -125,7 +134,7 @@ class _Flat(Transform[..., PyTree]):
 
 def _run(
     flat: _Flat, args: tuple[object, ...], leaves: list[Tensor], out_trees: list[tree.Structure]
-) -> tuple[list[Tensor], Pull, list[Tensor]]:
+) -> tuple[list[Tensor], Pull, list[Tensor], Parts]:
     """Run the forward pass on the device and keep its residuals."""
     structure = tree.structure((args, {}))
     wrt = tuple(differentiable(x) for x in leaves)
@@ -156,7 +165,12 @@ def _run(
             grads[i] = grads[i] if g is None else g
         return grads
 
-    return outs[:n_out], pull, outs[n_out:]
+    return outs[:n_out], pull, outs[n_out:], lambda: (_pullback(program, n, n_out), inputs)
+
+
+def _pullback(program: Program, n: int, n_out: int) -> Program:
+    """Gradients of the first n inputs, from all inputs and cotangents of the first outputs."""
+    return program.pullback(tuple(range(n)), tuple(range(n_out)))
 
 
 def _bringing(pull: Pull, outs: Sequence[Tensor]) -> Pull:
@@ -173,8 +187,8 @@ class _InBodies:
         # What a transformed function holds is not frozen.
         self._held = identity.function_value(fun) if isinstance(fun, Wrapper) else None
 
-    def __call__(self, ct: PyTree) -> list[Tensor]:
-        fun, has_aux = self._fun, self._has_aux
+    def _check(self) -> None:
+        fun = self._fun
         if self._held is not None and not _same(self._held, identity.function_value(fun)):
             fail(
                 RuntimeError,
@@ -182,6 +196,19 @@ class _InBodies:
                 "the pullback cannot be called in the body of a transform any more",
                 "pass it as an argument, or call vjp inside the body.",
             )
+
+    def as_tree(self, name: str, leaves: list[Tensor]) -> tuple[Program, list[Tensor]]:
+        """See NOTE [pullbacks as trees]."""
+        self._check()
+        avals = tuple((tuple(x.shape), x.dtype) for x in leaves)
+        staged = _Flat(self._fun, self._has_aux, name).staged
+        entry, held = staged.find(tree.structure((self._args, {})), avals)
+        n_out = entry.out_tree.children()[0].num_leaves
+        return _pullback(entry.program, len(leaves), n_out), entry.inputs(leaves, held)
+
+    def __call__(self, ct: PyTree) -> list[Tensor]:
+        fun, has_aux = self._fun, self._has_aux
+        self._check()
 
         def pull(args: tuple[object, ...], ct: PyTree) -> PyTree:
             with effects.collected(True):  # They have happened in the forward pass.
@@ -201,9 +228,11 @@ class Pullback:
 
     Attributes:
         in_bodies: what does it in traces within the one that made it.
+        parts: see NOTE [pullbacks as trees]; None: it is a tree without leaves.
     """
 
     in_bodies: _InBodies | None = None
+    parts: Parts | None = None
 
     def __init__(
         self,
@@ -247,5 +276,44 @@ class Pullback:
             grads = own(grads)
         return tuple(tree.unflatten(self._structure, grads))
 
+    def flatten(self) -> tuple[list[Tensor], _Static]:
+        """Its leaves and the rest; see NOTE [pullbacks as trees]."""
+        if self.parts is None:
+            return [], _Static(self, None)
+        program, tensors = self.parts()
+        return tensors, program.memo(
+            ("pullback as a tree",), lambda: _Static(self._bare(), program)
+        )
 
+    def _bare(self) -> Pullback:
+        """The same without tensors."""
+        return Pullback(_no_pull, self._name, self._structure, self._out_tree, self._outs)
+
+
+@dataclasses.dataclass(eq=False)
+class _Static:
+    """What a pullback has besides tensors; `program`: None if it is all in `like`."""
+
+    like: Pullback
+    program: Program | None
+
+
+def _no_pull(cts: tuple[Tensor, ...]) -> Sequence[Tensor]:
+    raise NotImplementedError
+
+
+def _unflatten(static: _Static, children: Iterable[Tensor]) -> Pullback:
+    like, program, tensors = static.like, static.program, list(children)
+    if program is None:
+        return like
+
+    def pull(cts: tuple[Tensor, ...]) -> list[Tensor]:
+        return bind(Call(program), [*tensors, *cts])
+
+    made = Pullback(pull, like._name, like._structure, like._out_tree, like._outs)
+    made.parts = lambda: (program, tensors)
+    return made
+
+
+tree.register(Pullback, Pullback.flatten, _unflatten)
 functorch.never_compile(Pullback.__call__)

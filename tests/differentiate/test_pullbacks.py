@@ -360,3 +360,39 @@ def test_vjp_and_linearize_read_variables_at_call(transform: Any, inside: bool) 
         return got
 
     torch.testing.assert_close((xf.jit(f) if inside else f)(X).cpu(), X.cos())
+
+
+W = torch.randn(3, generator=_g, dtype=torch.float64)
+
+
+def _returned(w: Tensor, x: Tensor) -> Any:
+    shift = x.sum()  # a traced value that the differentiated function closes over
+    return xf.vjp(lambda w: {"y": torch.tanh(w * x) * shift, "z": w.sum()}, w)
+
+
+def test_jit_returns_a_pullback() -> None:
+    f, apply = xf.jit(_returned), xf.jit(lambda vjp_fn, ct: vjp_fn(ct)[0])
+    want_out, want_pull = torch.func.vjp(
+        lambda w: {"y": torch.tanh(w * X) * X.sum(), "z": w.sum()}, W
+    )
+    ct = {"y": X, "z": torch.tensor(2.0, dtype=torch.float64)}
+    (want,) = want_pull(ct)
+    out, pull = f(W, X)
+    for vjp_fn in (pull, f(W, X)[1]):
+        torch.testing.assert_close(out["y"].cpu(), want_out["y"])
+        torch.testing.assert_close(vjp_fn(ct)[0].cpu(), want)
+        torch.testing.assert_close(apply(vjp_fn, ct).cpu(), want)
+    pulled = xf.vmap(lambda y: pull({"y": y, "z": ct["z"]})[0])(X[None])
+    torch.testing.assert_close(pulled[0].cpu(), want)
+    assert xf.trace_count(apply) == 1
+    assert xf.trace_count(f) == 1
+    out, pull = f(2 * W, X)
+    (want,) = torch.func.vjp(lambda w: torch.tanh(w * X) * X.sum(), 2 * W)[1](X)
+    torch.testing.assert_close(pull({"y": X, "z": 0 * ct["z"]})[0].cpu(), want)
+
+
+def test_pullback_as_argument_of_jit() -> None:
+    apply = xf.jit(lambda vjp_fn, ct: vjp_fn(ct)[0])
+    for w in (W, 2 * W):
+        pull = xf.vjp(lambda w: torch.tanh(w * X.to(w.device)), w)[1]
+        torch.testing.assert_close(apply(pull, X), pull(X)[0])
