@@ -35,6 +35,73 @@ def test_jit_of_the_initialisation_of_layers() -> None:
     assert not torch.equal(other["linear.weight"], weight)
 
 
+class _Own(nn.Module):
+    """Parameters made and filled in the other ways that modules use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaled = nn.Parameter(torch.randn(3, 2) * 0.1)
+        self.filled = nn.Parameter(torch.empty(3, 2))
+        with torch.no_grad():
+            self.filled.normal_()
+            self.filled[0].fill_(7.0)
+        self.data = nn.Parameter(torch.empty(4, 2))
+        self.data.data[0].zero_()
+        self.data.data.uniform_(-1, 1)
+        self.data.data[1].zero_()
+
+
+MODULES = {
+    "layers": lambda: nn.Sequential(
+        nn.Linear(3, 2), nn.Embedding(5, 2, padding_idx=0), nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)
+    ),
+    "LSTM": lambda: nn.LSTM(2, 3),
+    "transformer": lambda: nn.TransformerEncoderLayer(4, 2, 8),
+    "own": _Own,
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_vmap_of_the_initialisation_over_keys(name: str) -> None:
+    def make(key: Tensor) -> dict[str, Tensor]:
+        with xf.random.implicit(key):
+            module = MODULES[name]()
+        assert all(p.requires_grad and p.is_leaf for p in module.parameters())
+        return {k: p.detach() for k, p in module.named_parameters()}
+
+    keys = xf.random.split(xf.random.key(0), 3)
+    made = xf.device_get(xf.vmap(make)(keys))
+    one = xf.device_get(xf.jit(make)(keys[1]))
+    torch.testing.assert_close({k: v[1] for k, v in made.items()}, one)
+
+
+@pytest.mark.parametrize("name", ["trunc_normal_", "orthogonal_", "sparse_"])
+def test_vmap_of_an_initialiser_over_keys(name: str) -> None:
+    def run(key: Tensor) -> Tensor:
+        with xf.random.implicit(key):
+            weight = nn.Parameter(torch.empty(6, 4))
+            return getattr(nn.init, name)(weight, *((0.5,) if name == "sparse_" else ())).detach()
+
+    keys = xf.random.split(xf.random.key(0), 2)
+    mapped, one = xf.vmap(run)(keys).cpu(), xf.jit(run)(keys[1]).cpu()
+    torch.testing.assert_close(mapped[1], one)
+    assert not torch.equal(mapped[0], one)
+
+
+def test_vmap_that_fills_a_parameter_from_outside() -> None:
+    def fill(keys: Tensor) -> Tensor:
+        weight = nn.Parameter(torch.zeros(2, 2))
+
+        def run(key: Tensor) -> Tensor:
+            with xf.random.implicit(key):
+                return nn.init.normal_(weight).detach()
+
+        return xf.vmap(run)(keys)
+
+    with pytest.raises(xf.errors.PurityError, match="the mapped function did not make itself"):
+        xf.jit(fill)(xf.random.split(xf.random.key(0), 2))
+
+
 def test_eval_shape_of_the_initialisation() -> None:
     shapes = xf.eval_shape(_make, xf.random.key(0))
     assert tuple(shapes["linear.weight"].shape) == (32, 64)

@@ -146,3 +146,18 @@ def test_in_place_change_under_vmap_of_hessian_is_refused() -> None:
 
     with pytest.raises(xf.errors.UnsupportedOpError, match=r"(?s)differ between the.*Hint: comp"):
         xf.vmap(xf.hessian(f))(torch.ones(3, 2))
+
+
+def test_vmap_in_place_of_views_that_take_the_place_of_others_in_memory() -> None:
+    def fill(x: Tensor) -> Tensor:
+        y = torch.zeros(4, 3)
+        for k in range(4):  # Each view is freed before the next is made.
+            y[k].fill_(k)
+            y.data[k].add_(k)
+        y[2].copy_(x)
+        return y
+
+    x = torch.arange(6.0).reshape(2, 3)
+    want = torch.stack([2.0 * torch.arange(4)[:, None].expand(4, 3)] * 2)
+    want[:, 2] = x
+    torch.testing.assert_close(xf.vmap(fill)(x).cpu(), want)

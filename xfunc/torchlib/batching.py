@@ -4,7 +4,8 @@ NOTE [tensors that become batched]: torch.func.vmap cannot write values that dif
 example into a tensor that all examples share. But if the mapped function made that tensor itself,
 ``y = torch.zeros(3)``, it is merely not batched yet: each example has its own. Before such a write,
 the contents of `y` are replaced with a batched tensor of the same values, and those of its views
-with views of that tensor.
+with views of that tensor. torch makes an `nn.Parameter` without telling the trace: the number of
+its data says whether that is from within the mapped function.
 
 NOTE [examples that a mesh shards]: the size of a vmap with ``spmd_axis_name`` is a `Size`, which
 knows the mesh axes. Whatever is derived from it, such as the batched program of a body,
@@ -67,12 +68,22 @@ class _View:
     place: int | None
 
 
+@dataclasses.dataclass
+class _Before:
+    """What a trace had made before a vmap began: values by id; and a number that none of them has,
+    nor any before it.
+    """
+
+    made: dict[int, weakref.ref[Tensor]]
+    number: int
+
+
 class Batching:
     """The vmaps that are open in a trace."""
 
     def __init__(self, trace: Trace):
         self._trace = trace
-        self._before: dict[int, dict[int, weakref.ref[Tensor]]] = {}  # made earlier, by level
+        self._before: dict[int, _Before] = {}  # made earlier, by level
         self._views: dict[int, _View] = {}
         self._axes: dict[int, tuple[str, ...]] = {}  # mesh axes, by level
 
@@ -91,7 +102,7 @@ class Batching:
         number = functorch.level()
         # Below all levels (`functorch.bottom_level`) the count starts again.
         hidden = self._before.get(number)
-        self._before[number] = self._trace.made.so_far()
+        self._before[number] = _Before(self._trace.made.so_far(), self._trace.next_number())
         others = self._axes
         self._axes = {**others, number: axes} if axes or number in others else others
         try:
@@ -115,13 +126,14 @@ class Batching:
         """Remember how a view was made."""
         several = isinstance(out, (tuple, list))
         for i, t in enumerate(out if several else (out,)):
-            if isinstance(t, Tensor) and id(t) not in self._views:
+            if isinstance(t, Tensor) and not self._is_noted(t):
                 base = next(tensors_in(args, kwargs), None)
                 if base is None or base is t or self._before.keys() <= functorch.mapped_levels(t):
                     continue
                 inner, of = functorch.innermost(t), functorch.innermost(base)
                 if not torch._C._is_alias_of(inner, of):  # pyright: ignore[reportAttributeAccessIssue]
                     continue
+                self._views.pop(id(t), None)  # of a view that is no more; these are in order
                 self._views[id(t)] = _View(
                     weakref.ref(t), base, lambda: func(*args, **kwargs), i if several else None
                 )
@@ -158,9 +170,13 @@ class Batching:
 
     def _root(self, target: Tensor) -> Tensor:
         """The tensor at the end of a chain of views."""
-        while (view := self._views.get(id(target))) is not None and view.ref() is target:
-            target = view.of
+        while self._is_noted(target):
+            target = self._views[id(target)].of
         return target
+
+    def _is_noted(self, t: Tensor) -> bool:
+        view = self._views.get(id(t))
+        return view is not None and view.ref() is t
 
     def _batch(
         self, func: object, target: Tensor, sources: Sequence[Tensor], levels: set[int]
@@ -187,16 +203,20 @@ class Batching:
                 touched.add(key)
 
     def _replace(self, tensor: Tensor, by: Tensor) -> None:
+        if isinstance(tensor, torch.nn.Parameter):  # It stays a leaf.
+            by = torch.nn.Parameter(by.detach(), tensor.requires_grad)
         functorch.swap_contents(tensor, by)
         self._trace.known.forget(tensor)
 
     def _is_made_inside(self, tensor: Tensor, level: int) -> bool:
-        if self._trace.is_input(tensor) or tensor not in self._trace.made:
-            return False
         before = self._before.get(level)
-        if before is None:  # the user's own torch.func.vmap
+        if before is None or self._trace.is_input(tensor):  # None: the user's own torch.func.vmap
             return False
-        there = before.get(id(tensor))
+        if tensor not in self._trace.made:
+            if not isinstance(tensor, torch.nn.Parameter) or not self._trace.owns(tensor):
+                return False
+            return self._trace.number_of(tensor) >= before.number
+        there = before.made.get(id(tensor))
         return there is None or there() is not tensor
 
 

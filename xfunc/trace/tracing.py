@@ -187,7 +187,7 @@ class Trace:
             stack.enter_context(self.mode)
             self.stamps = scopes.Stamps()
             stack.callback(scopes.enter, scopes.enter(""))  # XLA prepends the caller's scope.
-            self._first_id = tracer().number_of(tracer().placeholder(Aval((), torch.bool)))
+            self._first_id = self.next_number()
             _thread.trace = self
             ambient.change_busy(1)
             self.is_open = True
@@ -282,6 +282,16 @@ class Trace:
             if plain.device.type != "xla":
                 return plain in self.made
             return not self._is_of_parent(layers) and tracer().number_of(plain) >= self._first_id
+
+    def next_number(self) -> int:
+        """A number between those of the tensors so far and those to come."""
+        with torch._C.DisableTorchFunction(), functorch.bottom_level():
+            return tracer().number_of(tracer().placeholder(Aval((), torch.bool)))
+
+    def number_of(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor of the device."""
+        with torch._C.DisableTorchFunction():
+            return tracer().number_of(functorch.innermost(tensor))
 
     def _is_of_parent(self, layers: Sequence[torch.Tensor]) -> bool:
         """Whether an enclosing trace is known to have made one of these."""
