@@ -261,6 +261,48 @@ def test_debug_nans_names_nan_argument():
         xf.jit(lambda p: p["a"] * 2)({"a": X / 0 - X / 0})
 
 
+DONATIONS = {
+    "argument": ({"donate_argnums": 0}, lambda f: f),
+    "named argument": ({"donate_argnames": "x"}, lambda f: f),
+    "range of shapes": (
+        {"donate_argnums": 0, "dynamic_shapes": ((xf.Dim("S", max=8),),)},
+        lambda f: f,
+    ),
+    "scan inside": (
+        {"donate_argnums": 0},
+        lambda f: lambda x: xf.scan(lambda c, _: (c, f(c)), x, length=2)[1],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DONATIONS)
+def test_debug_nans_with_donated_arguments(name):
+    settings, around = DONATIONS[name]
+    fun = xf.jit(around(lambda x: {"z": torch.log(x - 3)}), **settings)
+    bad, good = (xf.device_put(torch.arange(4.0) + n) for n in (0, 4))
+    with xf.debug.nans():
+        with pytest.raises(
+            FloatingPointError, match=r"\['z'\] of .* holds a NaN; log made the first"
+        ):
+            fun(bad)
+        torch.testing.assert_close(bad.cpu(), torch.arange(4.0))  # It was not taken over.
+        assert fun(good)["z"].isfinite().all()
+    if name != "range of shapes":  # A padded copy was donated in its place.
+        with pytest.raises(RuntimeError, match="this tensor was donated"):
+            good.cpu()
+    other = xf.device_put(torch.arange(4.0))
+    fun(other)
+    if name != "range of shapes":
+        with pytest.raises(RuntimeError, match="this tensor was donated"):
+            other.cpu()
+
+
+def test_debug_nans_with_an_argument_donated_twice():
+    x = xf.device_put(torch.ones(3))
+    with xf.debug.nans(), pytest.raises(ValueError, match="given one tensor twice"):
+        xf.jit(lambda x, y: x + y, donate_argnums=0)(x, x)
+
+
 def test_debug_nans_ignores_intermediate_nans():
     def masked(x):
         return torch.where(x > 0, torch.log(x - 1).nan_to_num(), 0.0)

@@ -28,14 +28,20 @@ def run_donating(
     Raises:
         ValueError: a donated tensor occurs twice.
     """
-    if not run.finds_clashes and len(set(map(id, flat))) < len(flat):
+    if not run.finds_clashes:
+        check_given_once(flat, donated, name)
+    outputs = run([flat[i] for i in run.inputs])
+    run.take_over([flat[i] for i in donated])
+    return outputs
+
+
+def check_given_once(flat: Sequence[torch.Tensor], donated: Collection[int], name: str) -> None:
+    """Raise if a tensor to be donated occurs twice among the inputs of a program."""
+    if len(set(map(id, flat))) < len(flat):
         ids = [id(flat[i]) for i in donated]
         others = {id(t) for i, t in enumerate(flat) if i not in donated}
         if len(set(ids)) < len(ids) or not others.isdisjoint(ids):
             fail_given_twice(name)
-    outputs = run([flat[i] for i in run.inputs])
-    run.take_over([flat[i] for i in donated])
-    return outputs
 
 
 def fail_given_twice(name: str) -> NoReturn:

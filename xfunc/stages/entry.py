@@ -9,9 +9,10 @@ import torch
 
 from xfunc import tree
 from xfunc.backends import active
-from xfunc.backends.donated import run_donating
+from xfunc.backends.donated import check_given_once, run_donating
 from xfunc.backends.placement import hand_on_mesh
 from xfunc.backends.protocol import Executable, Runtime
+from xfunc.core import ambient
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
@@ -80,11 +81,13 @@ class Entry:
         )
 
     def run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Call the program with tensors on the device, outside any trace."""
+        """Call the program with tensors on the device, outside any trace.
+
+        Where the result is going to be inspected, with the arguments, the donated ones are left
+        to `take_over`.
+        """
         flat = self.inputs(leaves, held) if self.captures else leaves
-        if functorch.top_level() is not None or (
-            torch.is_grad_enabled() and functorch.any_requires_grad(*flat)
-        ):
+        if _is_differentiated(flat):
             # An autograd engine that ran before the device client started has no thread for it.
             functorch.run_backward_in_this_thread()
             return bind(self.call.compiled_with(self.compiler), flat)
@@ -97,11 +100,15 @@ class Entry:
         if self._consts:
             flat = [*flat, *self._consts]
         several = where.device_count() > 1
+        if self.donated and ambient.inspector() is not None:
+            check_given_once(flat, self.donated, self.program.name)
+            executable = self._executable(where, flat, frozenset())
+            outputs = executable([flat[i] for i in executable.inputs])
+            if several:
+                hand_on_mesh(flat, outputs)
+            return outputs
         if self.executable is None or several:
-            lowering = self.program.lowering
-            self.executable = lowering.executable(
-                self.donated, where.placements(flat), self.compiler
-            )
+            self.executable = self._executable(where, flat, self.donated)
             self._inputs = self.executable.inputs
         if self.donated:
             outputs = run_donating(self.executable, flat, self.donated, self.program.name)
@@ -110,3 +117,23 @@ class Entry:
         if several:
             hand_on_mesh(flat, outputs)
         return outputs
+
+    def _executable(
+        self, where: Runtime, flat: Sequence[torch.Tensor], donated: frozenset[int]
+    ) -> Executable:
+        lowering = self.program.lowering
+        return lowering.executable(donated, where.placements(flat), self.compiler)
+
+    def take_over(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> None:
+        """Make the donated arguments of a `run` unusable, once its result has been inspected."""
+        flat = self.inputs(leaves, held)
+        if self.donated and self.program.outputs and not _is_differentiated(flat):
+            executable = self._executable(active.runtime(), [*flat, *self._consts], frozenset())
+            executable.take_over([leaves[i] for i in self.donated])
+
+
+def _is_differentiated(flat: Sequence[torch.Tensor]) -> bool:
+    """Whether a program that is called with these tensors is part of what is differentiated."""
+    return functorch.top_level() is not None or (
+        torch.is_grad_enabled() and functorch.any_requires_grad(*flat)
+    )

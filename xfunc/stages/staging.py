@@ -314,7 +314,7 @@ def run_staged(
             result = entry.result(entry.run(leaves, held))
             if usual and not entry.captures and options.is_usual:
                 again.note(staged, store.latest, entry, structure, avals)
-        inspected(staged, args, kwargs, options, result)
+        inspected(staged, args, kwargs, options, result, entry, leaves, held)
         return result
 
 
@@ -324,10 +324,17 @@ def inspected(
     kwargs: dict[str, object],
     options: Options,
     result: object,
+    entry: Entry,
+    leaves: list[torch.Tensor],
+    held: Sequence[torch.Tensor],
 ) -> None:
-    """Pass the result of a run to the hook that `ambient.inspect_results` installed."""
+    """Pass the result of a run to the hook that `ambient.inspect_results` installed.
+
+    Only then does the entry that was run, with `leaves` and `held`, take over donated arguments.
+    """
     if (inspect := ambient.inspector()) is not None:
         inspect(staged.name, options.call or staged.fun, args, kwargs, result)
+        entry.take_over(leaves, held)
 
 
 def first_run(

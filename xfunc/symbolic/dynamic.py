@@ -228,7 +228,8 @@ class Dynamic:
             result = first_run(self._staged.cache, cut, flat, held)
         else:
             result = cut.result(cut.run(flat, held))
-        inspected(self._staged, given.args, given.kwargs, given.options, result)
+        call = given.args, given.kwargs, given.options
+        inspected(self._staged, *call, result, bucket.entry, flat, held)
         return result
 
     def declared(
