@@ -72,8 +72,9 @@ def jit(
     """Compile `fun` for each structure, shape and dtype of its arguments, and run only that.
 
     The Python code of `fun` runs once per kind of arguments, on abstract tensors. Python numbers
-    among the arguments become 0-d tensors (int: int64, float: float32, bool, complex: complex64).
-    Inside another traced function, `fun` becomes one call of its program.
+    among the arguments become 0-d tensors (int: int64, bool, float: torch's default dtype, and
+    complex numbers of that width). Inside another traced function, `fun` becomes one call of its
+    program.
 
     Args:
         fun: a pure function of trees of tensors; without it, `jit` is a decorator with arguments.

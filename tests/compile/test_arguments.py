@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -159,3 +159,40 @@ def test_jit_keyword_arguments() -> None:
     assert f(vector(), vector()).tolist() == [2.0, 4.0, 6.0]
     g = xf.jit(lambda x, y: x - y)
     assert g(y=vector(), x=vector() * 3).tolist() == g(vector() * 3, vector()).tolist()
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """float64 as torch's default dtype."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("double")
+def test_python_numbers_with_float64_as_the_default_dtype() -> None:
+    x = 0.1  # which float32 rounds
+    f = xf.jit(lambda x, c: (x * torch.ones(2), c, 0.2, 1j))
+    made, given, returned, imaginary = f(x, x + 1j)
+    assert made.dtype == returned.dtype == torch.float64
+    assert given.dtype == imaginary.dtype == torch.complex128
+    assert made.tolist() == [0.1, 0.1]
+    assert given.item() == 0.1 + 1j
+    assert returned.item() == 0.2
+    assert xf.grad(lambda x: x * x)(0.1).item() == 0.2
+    assert xf.jvp(lambda x: x * 3, (0.1,), (0.1,))[1].item() == 0.1 * 3
+    carry, _ = xf.scan(lambda c, _: (c * 2, None), 0.1, length=3)
+    assert carry.item() == 0.8
+    assert f.lower(0.1, 1j).in_avals[0][0].dtype == torch.float64
+    assert xf.eval_shape(lambda x: x, 0.1).dtype == torch.float64
+
+
+def test_python_numbers_after_a_change_of_the_default_dtype() -> None:
+    f = xf.jit(lambda x: x * torch.ones(2))
+    assert f(0.1).dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert f(0.1).tolist() == [0.1, 0.1]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert f(0.1).dtype == torch.float32

@@ -95,10 +95,15 @@ def short(x: Shaped) -> str:
     return f"{str(x.dtype).removeprefix('torch.')}[{','.join(str(d) for d in x.shape)}]"
 
 
-# The dtypes of Python numbers among the dynamic arguments.
-NUMBERS: dict[type, torch.dtype] = {
-    bool: torch.bool,
-    int: torch.int64,
-    float: torch.float32,
-    complex: torch.complex64,
-}
+NUMBERS: frozenset[type] = frozenset((bool, int, float, complex))
+"""The types of Python numbers among the dynamic arguments."""
+
+
+def dtype_of(number: type) -> torch.dtype:
+    """The dtype of Python numbers of a type: as in torch, the default dtype for floating ones."""
+    if number is bool or number is int:
+        return torch.bool if number is bool else torch.int64
+    default = torch.get_default_dtype()
+    if number is float:
+        return default
+    return torch.complex128 if default is torch.float64 else torch.complex64

@@ -14,7 +14,7 @@ from xfunc.backends.donated import run_donating
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import as_argument, hand_on_mesh
 from xfunc.core import ambient
-from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, hlo_shape, short
+from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, dtype_of, hlo_shape, short
 from xfunc.core.matcher import matcher
 from xfunc.core.structures import decode
 from xfunc.core.types import Shaped, Sharding
@@ -209,7 +209,7 @@ class Exported:
     def _tensor(self, x: object) -> torch.Tensor:
         trace = tracing.current()
         if not isinstance(x, torch.Tensor):
-            x = torch.tensor(x, dtype=NUMBERS[type(x)], device="cpu" if trace is None else None)
+            x = torch.tensor(x, dtype=dtype_of(type(x)), device="cpu" if trace is None else None)
         watched = torch.is_grad_enabled() and values.is_tracked(x)
         if watched or (functorch.levels() and functorch.is_wrapped(x)):
             fail(
@@ -268,7 +268,7 @@ class Exported:
                 f"{label} of {self.name} is {x}, too large for an int64",
                 "pass a smaller number, or export for a float.",
             )
-        return Aval((), NUMBERS[type(x)])
+        return Aval((), dtype_of(type(x)))
 
     def _without_static(self, hint: str) -> str:
         """A hint, and which arguments of the function are none of the program's."""

@@ -10,7 +10,7 @@ import torch
 
 from xfunc import tree
 from xfunc.backends import active
-from xfunc.core.avals import NUMBERS, Aval, AvalKey, ShapeDtypeStruct, aval_of
+from xfunc.core.avals import NUMBERS, Aval, AvalKey, ShapeDtypeStruct, aval_of, dtype_of
 from xfunc.errors import fail, instead_of, shown
 from xfunc.stages.checks import no_result
 from xfunc.torchlib import values
@@ -44,7 +44,7 @@ def prepare(
         if stays[i] and type(x) in NUMBERS:
             fixed.append((i, x))
         elif type(x) in NUMBERS:
-            dtype = NUMBERS[type(x)]
+            dtype = dtype_of(type(x))
             if type(x) is int and not -(2**63) <= x < 2**63:
                 fail(
                     OverflowError,
@@ -96,7 +96,7 @@ def as_outputs(name: str, outs: Sequence[object], structure: tree.Structure) -> 
         elif isinstance(o := from_numpy(o), torch.Tensor):
             made.append(literal(o))
         elif type(o) in NUMBERS and not (type(o) is int and abs(o) >= 2**63):
-            made.append(torch.full((), o, dtype=NUMBERS[type(o)], device=active.tracer().device()))
+            made.append(torch.full((), o, dtype=dtype_of(type(o)), device=active.tracer().device()))
         else:
             no_result(name, o, structure.accessors()[i].codify("output"))
     return made
@@ -112,7 +112,9 @@ def arguments_of(
 ) -> tuple[list[torch.Tensor | Aval], Fixed]:
     """Tensors or avals of the leaves, and those leaves that are neither, by position."""
     check_surroundings(staged.name)
-    abstract = [Aval((), NUMBERS[type(x)]) if type(x) in NUMBERS else from_numpy(x) for x in leaves]
+    abstract = [
+        Aval((), dtype_of(type(x))) if type(x) in NUMBERS else from_numpy(x) for x in leaves
+    ]
     fixed = tuple(
         (i, x)
         for i, x in enumerate(abstract)

@@ -11,7 +11,7 @@ import torch
 
 from xfunc import tree
 from xfunc.backends.active import tracer
-from xfunc.core.avals import NUMBERS, ShapeDtypeStruct, short
+from xfunc.core.avals import NUMBERS, ShapeDtypeStruct, dtype_of, short
 from xfunc.core.locations import function_name
 from xfunc.core.types import Shaped
 from xfunc.errors import TreeMismatchError, fail, instead_of, shown
@@ -32,7 +32,7 @@ def as_tensor(x: Leaf) -> Leaf:
         return literal(x) if trace is not None and isinstance(x, Tensor) else x
     if type(x) in NUMBERS:
         where = tracer().device() if trace is not None else None
-        return torch.full((), x, dtype=NUMBERS[type(x)], device=where)
+        return torch.full((), x, dtype=dtype_of(type(x)), device=where)
     if isinstance(x, Tensor) and trace is not None:
         return trace.lift(x)
     return x
