@@ -13,7 +13,7 @@ from xfunc.backends.placement import placement_of
 from xfunc.core.avals import ShapeDtypeStruct, short
 from xfunc.core.nodes import optree
 from xfunc.core.types import Shaped
-from xfunc.errors import PurityError, TreeMismatchError, fail, shown
+from xfunc.errors import PurityError, TreeMismatchError, fail, kind_of, shown
 from xfunc.sharding.mesh import Mesh, check_devices
 from xfunc.sharding.parts import Target, target_of
 from xfunc.sharding.spec import check_shape, resolve_sharding
@@ -74,7 +74,7 @@ def tensor_of(leaf: Leaf, name: str) -> torch.Tensor:
     if not isinstance(x, torch.Tensor):
         fail(
             TypeError,
-            f"{leaf.path} is {shown(x)} (a {type(x).__name__}), which cannot be saved",
+            f"{leaf.path} is {shown(x)} ({kind_of(x)}), which cannot be saved",
             "save tensors and Python numbers: make a tensor of an array (torch.from_numpy), "
             "make a dataclass a node (xf.tree.register_dataclass), leave out the rest.",
         )
@@ -93,7 +93,7 @@ def target_for(leaf: Leaf) -> Target:
     if not isinstance(x, ShapeDtypeStruct):
         fail(
             TypeError,
-            f"{leaf.path} is {shown(x)} (a {type(x).__name__}), which has no shape and dtype",
+            f"{leaf.path} is {shown(x)} ({kind_of(x)}), which has no shape and dtype",
             "give a tensor, a Python number or a ShapeDtypeStruct(shape, dtype, sharding).",
         )
     check_array(x, "load_checkpoint", leaf.path)

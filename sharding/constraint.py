@@ -16,7 +16,7 @@ from xfunc.backends.devices import to_device
 from xfunc.core import ambient
 from xfunc.core.avals import NUMBERS, aval_of, batched
 from xfunc.core.types import AutogradContext
-from xfunc.errors import ShardingError, fail, instead_of, shown
+from xfunc.errors import ShardingError, fail, instead_of, kind_of, shown
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.spmd.annotations import SHARDING, constrain, recorded, unspecified
@@ -165,7 +165,7 @@ def _tensor(leaf: object, path: str) -> torch.Tensor:
     if not isinstance(leaf, (torch.Tensor, np.ndarray, np.generic, *NUMBERS)):
         fail(
             TypeError,
-            f"device_put was given {shown(leaf)} (a {type(leaf).__name__}) as {path}",
+            f"device_put was given {shown(leaf)} ({kind_of(leaf)}) as {path}",
             instead_of(leaf),
         )
     t = leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)

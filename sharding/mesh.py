@@ -6,14 +6,15 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from xfunc.backends.devices import device_count
 from xfunc.core import ambient
-from xfunc.errors import ShardingError, fail, shown
+from xfunc.errors import ShardingError, fail, kind_of, shown
 from xfunc.hlo.spmd.tiles import Order
 
 
@@ -66,24 +67,7 @@ class AbstractMesh:
         *,
         _layout: Layout | None = None,
     ):
-        names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
-        sizes = tuple(axis_shapes)
-        problem = None
-        if not all(isinstance(n, str) and n for n in names):
-            problem = f"its axis names are {shown(names)}: a name is a string that is not empty"
-        elif len(set(names)) < len(names):
-            problem = f"its axis names {names} are not all different"
-        elif not all(isinstance(s, (int, np.integer)) and s >= 1 for s in sizes):
-            problem = f"its axis sizes are {shown(sizes)}: a size is an int of at least 1"
-        elif len(sizes) != len(names):
-            problem = f"it has {len(sizes)} axis sizes and {len(names)} axis names"
-        if problem is not None:
-            fail(
-                ShardingError,
-                f"{type(self).__name__}: {problem}",
-                "give one size and one name for each axis: AbstractMesh((4, 2), ('data', "
-                "'tensor')).",
-            )
+        names, sizes = _checked_axes(axis_shapes, axis_names, type(self).__name__)
         self._sizes, self._names = tuple(int(s) for s in sizes), names
         self._layout: Layout = _layout or Layout.plain(self._sizes)
 
@@ -144,7 +128,7 @@ class AbstractMesh:
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in self.__dict__:
-            raise AttributeError(f"a {type(self).__name__} cannot be changed")
+            raise AttributeError(f"{kind_of(self)} cannot be changed")
         super().__setattr__(name, value)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -199,8 +183,42 @@ def _listed(ids: np.ndarray) -> Layout:
     return Layout(ids.shape, (), tuple(map(int, ids.ravel())))
 
 
-def check_devices(mesh: AbstractMesh) -> None:
-    """Raise unless a mesh is made of the devices of this process, each one once."""
+def _checked_axes(
+    axis_shapes: Sequence[int], axis_names: str | Sequence[str], maker: str
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The names and sizes of axes that `maker` was given."""
+    names, sizes = _as_tuple(axis_names, str), _as_tuple(axis_shapes, int)
+    problem = None
+    if not all(isinstance(n, str) and n for n in names):
+        problem = f"the axis names are {shown(names)}: a name is a string that is not empty"
+    elif len(set(names)) < len(names):
+        problem = f"the axis names {names} are not all different"
+    elif not all(isinstance(s, (int, np.integer)) and s >= 1 for s in sizes):
+        problem = f"the axis sizes are {shown(sizes)}: a size is an int of at least 1"
+    elif len(sizes) != len(names):
+        problem = f"there are {len(sizes)} axis sizes and {len(names)} axis names"
+    if problem is not None:
+        fail(
+            ShardingError,
+            f"{maker}: {problem}",
+            f"give one size and one name for each axis: {maker}((4, 2), ('data', 'tensor')).",
+        )
+    return names, tuple(map(int, sizes))
+
+
+def _as_tuple(given: object, single: type) -> tuple[Any, ...]:
+    return (
+        tuple(given) if isinstance(given, Iterable) and not isinstance(given, single) else (given,)
+    )
+
+
+def check_devices(mesh: AbstractMesh, what: str | None = None) -> None:
+    """Raise unless a mesh is made of the devices of this process, each one once.
+
+    Args:
+        mesh: the mesh.
+        what: what the message calls it.
+    """
     count = device_count()
     if sorted(mesh.devices.ravel().tolist()) == [*range(count)]:
         return
@@ -212,7 +230,7 @@ def check_devices(mesh: AbstractMesh) -> None:
         problem = f"has devices that are not those from 0 to {count - 1}, each one once"
     fail(
         ShardingError,
-        f"{mesh!r} {problem}",
+        f"{what or repr(mesh)} {problem}",
         "change the sizes; on the CPU, xf.config.set_cpu_devices(n) or CPU_NUM_DEVICES=n "
         "before the start makes n devices; to lower for devices that are not available, use "
         "xf.sharding.AbstractMesh.",
@@ -242,20 +260,21 @@ def make_mesh(
 
     Source: ``jax.make_mesh``, ``jax.experimental.mesh_utils.create_hybrid_device_mesh``.
     """
-    names = (axis_names,) if isinstance(axis_names, str) else tuple(axis_names)
-    abstract = abstract_mesh(axis_shapes, names, dcn_axes=dcn_axes)
+    names, sizes = _checked_axes(axis_shapes, axis_names, "make_mesh")
+    abstract = abstract_mesh(sizes, names, dcn_axes=dcn_axes)
+    what = f"Mesh{repr(abstract).removeprefix('AbstractMesh')}"
     layout, order = abstract.layout, abstract.layout.order(range(abstract.ndim)).devices()
     if devices is not None:
         ids = np.asarray(devices).ravel()
         if len(ids) != len(order):
             fail(
                 ShardingError,
-                f"make_mesh was given {len(ids)} devices for {abstract!r}",
+                f"make_mesh was given {len(ids)} devices for {what}",
                 f"pass {len(order)} devices, or change the sizes.",
             )
         layout, order = None, ids[order]
     if abstract.size != device_count():
-        check_devices(abstract)
+        check_devices(abstract, what)
     return Mesh(order.reshape(abstract.axis_sizes), names, _layout=layout)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xfunc import tree
 from xfunc.core.nodes import optree
-from xfunc.errors import TreeMismatchError, fail, shown
+from xfunc.errors import TreeMismatchError, fail, kind_of, shown
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, resolve_sharding
 from xfunc.tree import PyTree
 
@@ -74,5 +74,5 @@ def _kind(x: object) -> str:
     if isinstance(x, dict):
         return f"a dict of {', '.join(map(repr, x))}"
     if isinstance(x, (tuple, list)):
-        return f"a {type(x).__name__} of {len(x)}"
-    return f"a {type(x).__name__}"
+        return f"{kind_of(x)} of {len(x)}"
+    return f"{kind_of(x)}"

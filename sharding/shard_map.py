@@ -9,7 +9,7 @@ from typing import ParamSpec, Protocol, TypeVar, overload
 from xfunc import tree
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, short
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described
 from xfunc.core.wrappers import Part
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.program.bind import bind, differentiations
@@ -112,14 +112,14 @@ def shard_map(
     if check_rep and not check_vma:
         fail(
             TypeError,
-            f"shard_map of {function_name(f)} was given check_vma=False and check_rep=True",
+            f"shard_map of {described(f)} was given check_vma=False and check_rep=True",
             "give check_vma alone: check_rep is its older name.",
         )
     for name, specs in (("in_specs", in_specs), ("out_specs", out_specs)):
         if specs is _NO_SPECS:
             fail(
                 TypeError,
-                f"shard_map of {function_name(f)} was given no {name}",
+                f"shard_map of {described(f)} was given no {name}",
                 f"pass {name}=P('x'), or a tuple with a PartitionSpec for each one.",
             )
     checks = check_vma and check_rep is not False
@@ -162,7 +162,7 @@ class ShardMapped(Transform[P, R]):
         return out if host is None else tree.map(lambda t: t.to(host), out)
 
     def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        name = f"shard_map of {function_name(self.fun)}"
+        name = f"shard_map of {described(self.fun)}"
         if kwargs:
             fail(
                 TypeError,

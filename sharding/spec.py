@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from xfunc.core import ambient
-from xfunc.errors import ShardingError, fail, shown
+from xfunc.errors import ShardingError, fail, kind_of, shown
 from xfunc.hlo.spmd.tiles import Tiles, whole
 from xfunc.sharding.mesh import AbstractMesh, Mesh
 
@@ -189,6 +189,11 @@ class NamedSharding:
     def __hash__(self) -> int:
         return hash((self.mesh, self.spec))
 
+    def of_tiles(self, tiles: Tiles) -> NamedSharding | None:
+        """The sharding on the same mesh that divides an array so; None: there is none."""
+        spec = spec_of(tiles, self.mesh)
+        return None if spec is None else NamedSharding(self.mesh, spec)
+
     def __repr__(self) -> str:
         return f"NamedSharding({self.mesh!r}, {self.spec!r})"
 
@@ -249,7 +254,7 @@ def resolve_sharding(x: object, what: str) -> NamedSharding:
         return NamedSharding(mesh, x)
     fail(
         ShardingError,
-        f"{what} is {shown(x)} (a {type(x).__name__}), which is not a sharding",
+        f"{what} is {shown(x)} ({kind_of(x)}), which is not a sharding",
         "pass a NamedSharding, or a PartitionSpec where a mesh is in use.",
     )
 

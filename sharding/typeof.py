@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from xfunc.core import ambient
 from xfunc.core.avals import ShapeDtypeStruct, aval_of, short
 from xfunc.core.types import ArrayLike
-from xfunc.errors import UnsupportedOpError, fail
+from xfunc.errors import UnsupportedOpError, fail, kind_of
 from xfunc.hlo.spmd.vma import types
 from xfunc.program import vma
 from xfunc.program.bind import Tensor
@@ -50,7 +50,7 @@ def typeof(x: ArrayLike | ShapeDtypeStruct) -> ArrayType:
     if isinstance(x, ShapeDtypeStruct):
         return ArrayType(x.shape, x.dtype, x.sharding)
     if not isinstance(x, Tensor):
-        fail(TypeError, f"typeof was given a {type(x).__name__}", "pass a tensor or a number.")
+        fail(TypeError, f"typeof was given {kind_of(x)}", "pass a tensor or a number.")
     axes = _varying(x) if vma.checked() else frozenset[str]()
     return ArrayType(tuple(x.shape), x.dtype, vma=axes)
 

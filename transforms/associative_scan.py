@@ -7,9 +7,18 @@ from typing import TypeVar
 
 from xfunc import tree
 from xfunc.core.avals import short
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described
 from xfunc.errors import TreeMismatchError, fail
-from xfunc.stages.checks import Fun, Tensor, arrays, as_results, as_tensors, check_same, labels_in
+from xfunc.stages.checks import (
+    Fun,
+    Tensor,
+    arrays,
+    as_results,
+    as_tensors,
+    check_callable,
+    check_same,
+    labels_in,
+)
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib.prefixes import prefixes
 from xfunc.tree import PyTree
@@ -38,6 +47,7 @@ def associative_scan(
 
     Source: ``jax.lax.associative_scan``; Blelloch, "Prefix Sums and Their Applications", 1990.
     """
+    check_callable(fn, "associative_scan", "associative_scan(fn, elems)")
     return AssociativeScan(fn, bool(reverse), axis)(elems)
 
 
@@ -49,7 +59,7 @@ class AssociativeScan(Transform[..., PyTree]):
         super().__init__(f, (reverse, axis), "associative_scan")
 
     def apply(self, xs: PyTree) -> PyTree:
-        name = f"associative_scan of {function_name(self.fun)}"
+        name = f"associative_scan of {described(self.fun)}"
         xs = as_tensors(xs)
         leaves, self_tree = tree.flatten(xs)
         labels = labels_in(xs, "elems")

@@ -12,14 +12,14 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import Aval, short
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described, function_name
 from xfunc.core.types import ArrayLike
 from xfunc.core.wrappers import Bundle, Part
-from xfunc.errors import fail
+from xfunc.errors import fail, kind_of, shown
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
 from xfunc.stages.arguments import avals_of
-from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, labels_in
+from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, is_sequence, labels_in
 from xfunc.stages.shared import SharedInputs
 from xfunc.stages.staging import Staged, watched
 from xfunc.stages.transformed import Transform
@@ -71,6 +71,12 @@ def switch(index: ArrayLike, branches: Sequence[Callable[..., R]], *operands: Py
 
     Source: ``jax.lax.switch``.
     """
+    if not is_sequence(branches):
+        fail(
+            TypeError,
+            f"switch was given {shown(branches)} ({kind_of(branches)}) as its branches",
+            "pass a list of functions: switch(index, [f, g], x).",
+        )
     if not branches:
         fail(ValueError, "switch has no branches", "give at least one function.")
     return Choice(tuple(branches), "switch")(index, *operands)
@@ -127,7 +133,7 @@ class Choice(Transform[..., PyTree]):
             ok = ok and not which.dtype.is_floating_point and not which.dtype.is_complex
             ok = ok and which.dtype is not torch.bool
         if not ok:
-            what = short(which) if isinstance(which, Tensor) else f"a {type(which).__name__}"
+            what = short(which) if isinstance(which, Tensor) else f"{kind_of(which)}"
             fail(
                 TypeError,
                 f"{self.__name__}: the {'predicate' if is_cond else 'index'} is {what}, not "
@@ -143,12 +149,16 @@ class Choice(Transform[..., PyTree]):
 
     def _check_results(self, found: Sequence[tuple[tree.Structure, Sequence[Aval]]]) -> None:
         want, *others = (tree.unflatten(*f) for f in found)
-        for fun, got in zip(self._funs[1:], others, strict=True):
+        names = [f"branch {k} ({described(f)})" for k, f in enumerate(self._funs)]
+        if self._kind == "cond":
+            roles = "false_fun", "true_fun"
+            names = [f"{r} ({described(f)})" for r, f in zip(roles, self._funs, strict=True)]
+        for name, got in zip(names[1:], others, strict=True):
             check_same(
                 got,
                 want,
-                what=f"the results of {function_name(fun)} and of {function_name(self._funs[0])}",
-                name=self.__name__,
+                what=f"the results of {name} and {names[0]}",
+                name=self._kind,
                 root="result",
                 hint="return the same structure, shapes and dtypes from every branch.",
             )

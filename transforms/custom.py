@@ -10,7 +10,7 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import aval_of, short
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described, function_name
 from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import fail, report
 from xfunc.program.primitive import Tensor
@@ -142,7 +142,7 @@ def _by_position(
         except TypeError as error:
             raise TypeError(
                 report(
-                    f"{function_name(fun)} was called with arguments that do not fit it: {error}",
+                    f"{described(fun)} was called with arguments that do not fit it: {error}",
                     f"its parameters are {', '.join(signature.parameters)}.",
                 )
             ) from None
@@ -151,7 +151,7 @@ def _by_position(
     if bound_kwargs:
         fail(
             TypeError,
-            f"{function_name(fun)} takes {', '.join(bound_kwargs)} by keyword only, which "
+            f"{described(fun)} takes {', '.join(bound_kwargs)} by keyword only, which "
             "functions with custom rules do not support",
             "make it a positional parameter.",
         )
@@ -166,7 +166,7 @@ def _places(fun: Fun, names: str | Sequence[str]) -> list[int]:
         if name not in known:
             fail(
                 ValueError,
-                f"{function_name(fun)} has no parameter {name!r}",
+                f"{described(fun)} has no parameter {name!r}",
                 f"its parameters are {', '.join(known)}.",
             )
     return [known.index(name) for name in wanted]

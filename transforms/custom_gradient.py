@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, TypeVar, cast
 
 from xfunc import tree
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described, function_name
 from xfunc.core.wrappers import Part
-from xfunc.errors import TreeMismatchError, fail
+from xfunc.errors import TreeMismatchError, fail, kind_of
 from xfunc.program.bind import bind
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, Tensor, as_tensors, is_pair, is_sequence
@@ -92,7 +92,7 @@ def _pair(fun: Callable[..., tuple[R, object]], args: tuple[object, ...]) -> tup
         return out
     fail(
         TreeMismatchError,
-        f"custom_gradient({function_name(fun)}): the function returned a {type(out).__name__}, "
+        f"custom_gradient({described(fun)}): the function returned {kind_of(out)}, "
         "not a pair of its value and a function",
         "return (out, rule), where rule(ct) returns the gradients of the arguments.",
     )

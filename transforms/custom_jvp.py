@@ -20,9 +20,9 @@ import torch
 from xfunc import tree
 from xfunc.cache.programs import FunctionCache
 from xfunc.core.avals import Aval, aval_of, batched
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described
 from xfunc.core.types import AutogradContext
-from xfunc.errors import TreeMismatchError, fail
+from xfunc.errors import TreeMismatchError, fail, kind_of
 from xfunc.program.bind import bind, or_zeros
 from xfunc.program.call import Call, CallPair
 from xfunc.program.primitive import Dims, Pair, Primitive, Rule, Tensor
@@ -138,7 +138,7 @@ class CustomJvp(CustomFunction[P, R]):
         check_same(
             tree.unflatten(rule_tree, g.outputs[: rule_tree.num_leaves]),
             tree.unflatten(out_tree, f.outputs),
-            what=f"what {function_name(self._rules[0])} and {self.__name__} return",
+            what=f"what {described(self._rules[0])} and {self.__name__} return",
             name=self.__name__,
             root="output",
             hint="return (output, tangent) from the rule, with the function's output.",
@@ -181,11 +181,11 @@ class CustomJvp(CustomFunction[P, R]):
             result = self._rules[0](*nondiff, xs, given)
         finally:
             _thread.transposed = before
-        name = f"{self.__name__}: the rule {function_name(self._rules[0])}"
+        name = f"{self.__name__}: the rule {described(self._rules[0])}"
         if not is_pair(result):
             fail(
                 TreeMismatchError,
-                f"{name} returned a {type(result).__name__}, not a pair",
+                f"{name} returned {kind_of(result)}, not a pair",
                 "return (output, tangent of the output).",
             )
         out, dot = as_results(result[0], name), as_results(result[1], name, "tangent")

@@ -12,7 +12,7 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, batched
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described, function_name
 from xfunc.core.nodes import optree
 from xfunc.core.types import AutogradContext
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
@@ -122,7 +122,7 @@ class CustomVjp(CustomFunction[P, R]):
         check_same(
             tree.unflatten(fwd_tree, g.outputs[: fwd_tree.num_leaves]),
             tree.unflatten(out_tree, f.outputs),
-            what=f"what {function_name(self._rules[0])} and {self.__name__} return",
+            what=f"what {described(self._rules[0])} and {self.__name__} return",
             name=self.__name__,
             root="output",
             hint="return (output, residuals) from the forward rule, with the function's output.",
@@ -141,14 +141,14 @@ class CustomVjp(CustomFunction[P, R]):
             return out
         fail(
             TreeMismatchError,
-            f"{self.__name__}: the forward rule {function_name(self._rules[0])} returned a "
+            f"{self.__name__}: the forward rule {described(self._rules[0])} returned a "
             f"{type(out).__name__}, not a pair",
             "return (output, residuals).",
         )
 
     def _gradients(self, cts: object, like: tuple[object, ...]) -> list[Tensor]:
         """One gradient for each floating leaf of the arguments."""
-        name = f"{self.__name__}: the backward rule {function_name(self._rules[1])}"
+        name = f"{self.__name__}: the backward rule {described(self._rules[1])}"
         if not is_sequence(cts) or len(cts) != len(like):
             what = f"{len(cts)} values" if is_sequence(cts) else type(cts).__name__
             fail(

@@ -10,9 +10,9 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import NUMBERS, Aval, batched, short
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described
 from xfunc.core.wrappers import Bundle, Part
-from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, kind_of
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.program.program import Program, differentiable
@@ -79,11 +79,11 @@ class Rule:
         given = tree.unflatten(self.structure, flags[:count])
         args = tree.unflatten(self.structure, flat[:count])
         result = self.rule(n, list(given), *args)
-        name = f"{self.name}: the rule {function_name(self.rule)}"
+        name = f"{self.name}: the rule {described(self.rule)}"
         if not is_pair(result):
             fail(
                 TreeMismatchError,
-                f"{name} returned a {type(result).__name__}, not a pair",
+                f"{name} returned {kind_of(result)}, not a pair",
                 "return (output, whether it is batched).",
             )
         out, marks = as_tensors(result[0]), tree.leaves(result[1])

@@ -9,11 +9,11 @@ import torch
 
 from xfunc.backends.active import tracer
 from xfunc.core.avals import short
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described
 from xfunc.core.types import ArrayLike
 from xfunc.core.wrappers import Part
-from xfunc.errors import fail
-from xfunc.stages.checks import Fun, is_integer
+from xfunc.errors import fail, kind_of
+from xfunc.stages.checks import Fun, check_callable, is_integer
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.eager import is_eager
 from xfunc.trace import tracing
@@ -61,6 +61,7 @@ def fori_loop(
 
     Source: ``jax.lax.fori_loop``.
     """
+    check_callable(body_fun, "fori_loop", "fori_loop(lower, upper, body_fun, init_val)")
     lo, hi = map(_bound, (lower, upper))
     for bound, which in ((lo, "lower"), (hi, "upper")):
         _check(bound, which, body_fun)
@@ -71,7 +72,7 @@ def fori_loop(
     if unroll not in (None, False, 1):
         fail(
             ValueError,
-            f"fori_loop of {function_name(body_fun)} has unroll={unroll!r}, but a traced bound",
+            f"fori_loop of {described(body_fun)} has unroll={unroll!r}, but a traced bound",
             "leave unroll out, or make both bounds Python integers (static arguments).",
         )
     bounds = [x if isinstance(x, torch.Tensor) else None for x in (lo, hi)]
@@ -93,11 +94,11 @@ def _check(bound: object, which: str, body: Fun) -> None:
         ok = bound.ndim == 0 and not kind.is_floating_point and not kind.is_complex
         ok, what = ok and kind is not torch.bool, short(bound)
     else:
-        ok, what = type(bound) is int, f"{bound!r} (a {type(bound).__name__})"
+        ok, what = type(bound) is int, f"{bound!r} ({kind_of(bound)})"
     if not ok:
         fail(
             TypeError,
-            f"fori_loop of {function_name(body)}: the {which} bound is {what}, not an integer",
+            f"fori_loop of {described(body)}: the {which} bound is {what}, not an integer",
             "pass a Python integer or an integer scalar tensor.",
         )
 

@@ -10,7 +10,7 @@ import torch
 from xfunc import tree
 from xfunc.core.avals import aval_of
 from xfunc.core.wrappers import Part
-from xfunc.errors import fail
+from xfunc.errors import fail, kind_of
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.call import Call
 from xfunc.program.primitive import Pair
@@ -148,7 +148,7 @@ class Backward(_Pass):
         if not isinstance(residuals, Residuals):
             fail(
                 TypeError,
-                f"{self.__name__} was given a {type(residuals).__name__} as residuals",
+                f"{self.__name__} was given {kind_of(residuals)} as residuals",
                 "pass what the forward pass returned, then the cotangent: bwd(residuals, ct).",
             )
         how, tensors, ct = residuals.how, residuals.tensors, as_tensors(ct)

@@ -10,8 +10,8 @@ import torch
 from xfunc import tree
 from xfunc.core import ambient
 from xfunc.core.avals import short
-from xfunc.core.locations import function_name
-from xfunc.errors import fail
+from xfunc.core.locations import described
+from xfunc.errors import fail, kind_of
 from xfunc.program import vma
 from xfunc.stages.checks import (
     Fun,
@@ -147,7 +147,7 @@ class ValueAndGrad(Transform[..., PyTree]):
         if type(value) is float:
             value = torch.full((), value)
         if not isinstance(value, Tensor):
-            what = f"a {type(value).__name__}"
+            what = f"{kind_of(value)}"
         elif value.ndim or not value.dtype.is_floating_point:
             what = short(value)
         else:
@@ -155,7 +155,7 @@ class ValueAndGrad(Transform[..., PyTree]):
         fail(
             TypeError,
             f"{self.__name__} needs a function that returns a real floating scalar, but "
-            f"{function_name(self.fun)} returned {what}",
+            f"{described(self.fun)} returned {what}",
             "reduce it with .sum() or .mean(); use jacrev or vjp for other outputs, and "
             "has_aux=True to return other values as well.",
         )

@@ -14,7 +14,7 @@ from xfunc.cache.programs import CacheInfo
 from xfunc.core import ambient
 from xfunc.core.locations import function_name
 from xfunc.core.types import Sharding
-from xfunc.errors import ShardingError, fail, report, shown
+from xfunc.errors import ShardingError, fail, kind_of, report, shown
 from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_order
 from xfunc.sharding.prefix import shardings_of
 from xfunc.sharding.spec import NamedSharding
@@ -334,7 +334,7 @@ class Jit(Transform[P, R]):
             raise ValueError(
                 report(
                     f"static argument {where!r} of {self._staged.name} is not hashable by value: "
-                    f"{shown(value)} (a {type(value).__name__})",
+                    f"{shown(value)} ({kind_of(value)})",
                     "pass a tuple instead of a list, a frozen dataclass instead of a dict; or "
                     "leave the argument dynamic.",
                 )

@@ -14,6 +14,7 @@ from xfunc.stages.checks import (
     Tensor,
     arrays,
     as_tensors,
+    check_callable,
     check_same,
     labels_in,
     split_results,
@@ -62,6 +63,7 @@ def jvp(
 
     Source: ``jax.jvp``.
     """
+    check_callable(fun, "jvp", "jvp(fun, primals, tangents)")
     if not all(isinstance(given, (tuple, list)) for given in (primals, tangents)):
         fail(
             TypeError,

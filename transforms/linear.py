@@ -9,7 +9,7 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import ShapeDtypeStruct, aval_of, short
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described, function_name
 from xfunc.core.wrappers import Part
 from xfunc.errors import fail, shown
 from xfunc.program.bind import bind
@@ -95,7 +95,7 @@ def linear_transpose(fun: Fun, *primals: object) -> Callable[[object], tuple[PyT
         if not isinstance(x, torch.Tensor | ShapeDtypeStruct):
             fail(
                 TypeError,
-                f"linear_transpose of {function_name(fun)}: {label} is {shown(x)}, not an array",
+                f"linear_transpose of {described(fun)}: {label} is {shown(x)}, not an array",
                 "bind what is no array, with functools.partial.",
             )
     avals = [aval_of(x) for x in made]
@@ -118,7 +118,7 @@ def _check_linear(fun: Fun, avals: Sequence[ShapeDtypeStruct], structure: tree.S
             what = f"argument leaf {i}" if i < n else f"result leaf {i - n}"
             fail(
                 TypeError,
-                f"linear_transpose of {function_name(fun)}: {what} is {short(a)}, not floating",
+                f"linear_transpose of {described(fun)}: {what} is {short(a)}, not floating",
                 "transpose a function of floating arrays.",
             )
     pullback = program.pullback(tuple(range(n)), tuple(range(len(entry.outputs))))
@@ -127,6 +127,6 @@ def _check_linear(fun: Fun, avals: Sequence[ShapeDtypeStruct], structure: tree.S
         path = structure.accessors()[min(used)][1:].codify("")
         fail(
             TypeError,
-            f"linear_transpose of {function_name(fun)}, which is not linear in argument {path}",
+            f"linear_transpose of {described(fun)}, which is not linear in argument {path}",
             "use vjp, which takes the point at which to differentiate.",
         )

@@ -17,7 +17,7 @@ from xfunc.program.program import Program, differentiable
 from xfunc.remat.policies import everything_saveable
 from xfunc.remat.split import Halves, split
 from xfunc.stages.arguments import avals_of, prepare
-from xfunc.stages.checks import Fun, arrays, as_tensors, labels_of
+from xfunc.stages.checks import Fun, arrays, as_tensors, check_callable, labels_of
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
@@ -59,6 +59,7 @@ def linearize(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree
 
     Source: ``jax.linearize``.
     """
+    check_callable(fun, "linearize", "linearize(fun, *primals)")
     name = f"linearize({function_name(fun)})"
     if is_eager():
         out, aux = split_results(fun(*primals), fun, has_aux, name)

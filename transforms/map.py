@@ -8,10 +8,10 @@ from typing import TypeVar
 import torch
 
 from xfunc import tree
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described
 from xfunc.core.wrappers import Part
 from xfunc.errors import fail
-from xfunc.stages.checks import Fun, as_tensors
+from xfunc.stages.checks import Fun, as_tensors, check_callable
 from xfunc.stages.transformed import Transform
 from xfunc.transforms.scan.scan import scan
 from xfunc.transforms.vmap import vmap
@@ -36,10 +36,11 @@ def map(f: Callable[[PyTree], R], xs: PyTree, batch_size: int | None = None) -> 
 
     Source: ``jax.lax.map``.
     """
+    check_callable(f, "map", "map(f, xs)")
     if batch_size is not None and (type(batch_size) is not int or batch_size < 1):
         fail(
             ValueError,
-            f"map of {function_name(f)} has batch_size={batch_size!r}",
+            f"map of {described(f)} has batch_size={batch_size!r}",
             "give a positive integer, or None.",
         )
     if batch_size is None:

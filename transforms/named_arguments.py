@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described
 from xfunc.errors import fail
 
 Nums = int | Sequence[int] | None
@@ -36,8 +36,7 @@ def resolve(
         if not variadic and not -len(by_position) <= i < len(by_position):
             fail(
                 ValueError,
-                f"{function_name(fun)} has {len(by_position)} positional parameters, but none at "
-                f"{i}",
+                f"{described(fun)} has {len(by_position)} positional parameters, but none at {i}",
                 "give positions of parameters of the function.",
             )
     if not variadic:
@@ -46,7 +45,7 @@ def resolve(
         if n not in {p.name for p in parameters} and not keywords:
             fail(
                 ValueError,
-                f"{function_name(fun)} has no parameter {n!r}",
+                f"{described(fun)} has no parameter {n!r}",
                 f"its parameters are {', '.join(p.name for p in parameters)}.",
             )
     all_positions = {*positions, *(by_position.index(n) for n in called if n in by_position)}

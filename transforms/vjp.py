@@ -34,6 +34,7 @@ from xfunc.stages.checks import (
     Fun,
     Tensor,
     as_tensors,
+    check_callable,
     check_differentiable,
     check_floating,
     check_same,
@@ -81,6 +82,7 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
 
     Source: ``jax.vjp``.
     """
+    check_callable(fun, "vjp", "vjp(fun, *primals)")
     name = f"vjp({function_name(fun)})"
     staged = tracing.current() is None and not is_eager()
     args = primals if staged else as_tensors(primals)

@@ -10,7 +10,7 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import short
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described
 from xfunc.core.nodes import optree
 from xfunc.errors import TreeMismatchError, fail, report, shown
 from xfunc.program.named_axes import named
@@ -60,7 +60,7 @@ def vmap(
     if not is_sequence(axes) or not all(isinstance(a, str) for a in axes):
         fail(
             TypeError,
-            f"vmap of {function_name(fun)} was given spmd_axis_name={shown(spmd_axis_name)}",
+            f"vmap of {described(fun)} was given spmd_axis_name={shown(spmd_axis_name)}",
             "give the name of a mesh axis, or a tuple of names.",
         )
     return Vmap(fun, in_axes, out_axes, axis_size, axis_name, tuple(axes))
@@ -190,8 +190,7 @@ class Vmap(Transform[P, R]):
             lines = "".join(f"\n  {p}: {n}" for p, n in sizes.items())
             fail(
                 TreeMismatchError,
-                f"{self.__name__}: the mapped axes of {function_name(self.fun)} differ in "
-                f"size:{lines}",
+                f"{self.__name__}: the mapped axes of {described(self.fun)} differ in size:{lines}",
                 "map over axes of one size, or None for what is the same for all.",
             )
         return next(iter(sizes.values()))

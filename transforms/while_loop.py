@@ -12,7 +12,7 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, short
-from xfunc.core.locations import function_name, user_location
+from xfunc.core.locations import described, function_name, user_location
 from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import TreeMismatchError, fail
 from xfunc.program.bind import bind
@@ -80,7 +80,7 @@ class WhileLoop(Transform[..., PyTree]):
         self._body = Staged(body, value=Part(body, "while body"))
 
     def apply(self, init: object) -> PyTree:
-        name = f"while_loop of {function_name(self._body_fun)}"
+        name = f"while_loop of {described(self._body_fun)}"
         init = as_tensors(init)
         carry, carry_tree = tree.flatten(init)
         carry = arrays(carry, name, labels_in(init, "init"))
@@ -119,7 +119,7 @@ class WhileLoop(Transform[..., PyTree]):
         what = short(outputs[0]) if out_tree.is_leaf() else f"a {out_tree.type}"
         fail(
             TypeError,
-            f"{name}: the condition {function_name(self._cond_fun)} returned {what}, not a "
+            f"{name}: the condition {described(self._cond_fun)} returned {what}, not a "
             "boolean scalar",
             "compare (x < y), and reduce with .any() or .all().",
         )

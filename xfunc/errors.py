@@ -120,6 +120,12 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def kind_of(value: object) -> str:
+    """What something of the user's is, in a message: ``an int``."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+
+
 _ARRAYS = "pass tensors, NumPy arrays and Python numbers."
 
 
@@ -132,6 +138,8 @@ def instead_of(value: object, otherwise: str = _ARRAYS) -> str:
         )
     if isinstance(value, torch.optim.Optimizer):
         return "pass its state as a tree of tensors, and return the new one: docs/optimizers.md."
+    if hasattr(value, "__dlpack__"):
+        return "make a tensor of it, which shares its memory: torch.from_dlpack(array)."
     if isinstance(value, Iterator):
         return "pass a list: an iterator can be read only once."
     return otherwise

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from xfunc.backends.active import runtime
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, kind_of, shown
 
 __all__ = ["annotate", "trace"]
 
@@ -46,7 +46,7 @@ def _made(log_dir: object) -> str:
     if not isinstance(log_dir, (str, os.PathLike)):
         fail(
             TypeError,
-            f"profiler.trace was given {shown(log_dir)} (a {type(log_dir).__name__})",
+            f"profiler.trace was given {shown(log_dir)} ({kind_of(log_dir)})",
             "pass the path of a folder.",
         )
     folder = os.fspath(log_dir)

@@ -196,7 +196,7 @@ ERRORS = {
     "an object": (
         lambda: xf.io_callback(lambda x: [object()], [LIKE], X),
         TypeError,
-        r"io_callback of .* \(a object\), not float32\[3\]",
+        r"io_callback of .* \(an object\), not float32\[3\]",
     ),
     "like": (lambda: xf.pure_callback(on_host, (3,), X), TypeError, "3 .* result_shape_dtypes"),
 }  # fmt: skip

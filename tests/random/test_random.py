@@ -188,7 +188,7 @@ def test_truncated_normal_stays_inside_bounds() -> None:
         (lambda k: xr.key(2**63), OverflowError, "has more than 64 bits"),
         (lambda k: xr.fold_in(k, -1), OverflowError, "fold_in was given -1 as data"),
         (lambda k: xr.fold_in(k, X), TypeError, r"fold_in was given float32\[6\] as data"),
-        (lambda k: xr.uniform(0), TypeError, r"uniform was given 0 \(a int\), which is no key"),
+        (lambda k: xr.uniform(0), TypeError, r"uniform was given 0 \(an int\), which is no key"),
         (
             lambda k: xr.normal(xr.split(k)),
             TypeError,

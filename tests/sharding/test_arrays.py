@@ -169,7 +169,9 @@ def test_compiled_argument_shardings():
     abstract = xf.ShapeDtypeStruct((8, 8), torch.float32, on("x"))
     compiled = xf.jit(lambda a: a + 1).lower(abstract).compile()
     assert xf.sharding_of(compiled(X)) == on("x")
-    with pytest.raises(ShardingError, match=r"takes a sharded as .*'x'"):
+    with pytest.raises(
+        ShardingError, match=r"takes a sharded as .*'x'.* but it is sharded as NamedSharding"
+    ):
         compiled(xf.device_put(X, on("y")))
 
 

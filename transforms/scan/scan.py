@@ -14,14 +14,22 @@ import torch
 from xfunc import tree
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described
 from xfunc.core.wrappers import Part
-from xfunc.errors import TreeMismatchError, fail
+from xfunc.errors import TreeMismatchError, fail, report
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import differentiable
 from xfunc.remat.policies import Policy, everything_saveable
-from xfunc.stages.checks import Fun, arrays, as_results, as_tensors, check_same, labels_in
+from xfunc.stages.checks import (
+    Fun,
+    arrays,
+    as_results,
+    as_tensors,
+    check_callable,
+    check_same,
+    labels_in,
+)
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
@@ -75,6 +83,7 @@ def scan(
 
     Source: ``jax.lax.scan``.
     """
+    check_callable(f, "scan", "scan(f, init, xs)")
     return ScanTransform(f, length, reverse, unroll, checkpoint_policy)(init, xs)
 
 
@@ -96,7 +105,7 @@ class ScanTransform(Transform[..., PyTree]):
         self._body = Staged(fun, value=Part(fun, "scan"))
 
     def apply(self, init: object, xs: PyTree) -> PyTree:
-        name = f"scan of {function_name(self.fun)}"
+        name = f"scan of {described(self.fun)}"
         init, xs = as_tensors(init), as_tensors(xs)
         carry, carry_tree = tree.flatten(init)
         slices = tree.leaves(xs)
@@ -120,7 +129,12 @@ class ScanTransform(Transform[..., PyTree]):
             )
         structure = tree.structure(((init, xs), {}))
         options = Options(zeros=smooth, effects_allowed=True)
-        entry, held = self._body.find(structure, avals, wrt, options)
+        try:
+            entry, held = self._body.find(structure, avals, wrt, options)
+        except TypeError as error:
+            if init is None and "NoneType" in str(error):
+                error.add_note(report(f"{name} was given init=None, so its carry is None", _CARRY))
+            raise
         ys_tree = self._check_result(entry.out_tree, entry.outputs, carry, carry_tree, name)
         unroll = self._unroll if type(self._unroll) is int else (length if self._unroll else 1)
         primitive = Scan(
@@ -199,7 +213,9 @@ class ScanTransform(Transform[..., PyTree]):
             name=name,
             root="carry",
             hint="return a carry of the same structure, shapes and dtypes; convert `init` if "
-            "its dtype was not meant.",
+            "its dtype was not meant."
+            if carry
+            else _CARRY,
         )
         return ys_tree
 
@@ -209,10 +225,16 @@ class ScanTransform(Transform[..., PyTree]):
         carry, ys = init, list[PyTree]()
         for i in steps:
             carry, y = self.fun(carry, tree.map(lambda x, i=i: x[i], xs))
-            ys.append(as_results(y, f"scan of {function_name(self.fun)}", "y"))
+            ys.append(as_results(y, f"scan of {described(self.fun)}", "y"))
         if self._reverse:
             ys.reverse()
         return carry, tree.map(lambda *y: torch.stack(y), *ys) if ys else None
+
+
+_CARRY = (
+    "give the first carry as `init`: scan(f, init, xs); a body that carries nothing returns "
+    "(None, y)."
+)
 
 
 def _check_unroll(unroll: object) -> None:

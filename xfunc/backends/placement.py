@@ -120,9 +120,10 @@ def as_argument(x: Leaf, sharding: Sharding, function: str, label: str) -> Leaf:
     if where is not None:
         if where is placement_of(sharding.tiles(x.ndim)):
             return x
+        other = known_sharding(x) or sharding.of_tiles(where.tiles) or where.tiles
         fail(
             ShardingError,
-            f"{function} takes {label} sharded as {sharding}, but it is sharded as {where.tiles}",
+            f"{function} takes {label} sharded as {sharding}, but it is sharded as {other}",
             "reshard it with xf.device_put, or remove its sharding from the function.",
         )
     return divided(x, sharding)

@@ -29,7 +29,7 @@ from xfunc.cache.own_classes import BUILTIN_METHODS, RULES, Same
 from xfunc.core.guards import State
 from xfunc.core.locations import is_of_user
 from xfunc.core.wrappers import Bundle, Wrapper
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, kind_of, shown
 from xfunc.torchlib.functorch import is_leaf, is_wrapped
 
 _MAX_NODES = 1_000_000  # of one function's value
@@ -348,7 +348,7 @@ def _refused(walk: Walk, x: object) -> Hashable:
         return Same(x)
     fail(
         TypeError,
-        f"a function holds {shown(x)} (a {type(x).__name__}), which gives different values "
+        f"a function holds {shown(x)} ({kind_of(x)}), which gives different values "
         "each time it is read",
         "make it a list or tuple, or pass its values as an argument.",
     )

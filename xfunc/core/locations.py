@@ -92,6 +92,19 @@ def user_location(frame: types.FrameType | None = None) -> Location | None:
     return None
 
 
+def called_by(package: str) -> bool:
+    """Whether a function of a package is running: nearer than the user's innermost one."""
+    frame: types.FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] == package:
+            return True
+        if is_of_program(frame.f_code):
+            return False
+        frame = frame.f_back
+    return False
+
+
 def in_autograd_function(frame: types.FrameType | None) -> bool:
     """Whether a rule of a user's ``torch.autograd.Function`` is running."""
     while frame is not None:
@@ -123,6 +136,21 @@ def function_name(fun: object) -> str:
     if name is None and inside is not None:
         return f"partial({function_name(inside)})"
     return name or type(fun).__name__
+
+
+def described(fun: object) -> str:
+    """The name of a callable in messages that tell it from others: a lambda's says where it is."""
+    name, code = function_name(fun), getattr(_inside(fun), "__code__", None)
+    if code is None or not name.endswith("<lambda>"):
+        return name
+    return f"<lambda at {os.path.basename(code.co_filename)}:{code.co_firstlineno}>"
+
+
+def _inside(fun: object) -> object:
+    """The Python function in transforms of it."""
+    while (inner := getattr(fun, "__wrapped__", None)) is not None:
+        fun = inner
+    return fun
 
 
 def is_of_xfunc(file: str) -> bool:

@@ -38,6 +38,10 @@ class Sharding(Protocol):
         """The part of an array that each device holds."""
         ...
 
+    def of_tiles(self, tiles: Tiles) -> Sharding | None:
+        """The sharding on the same mesh that divides an array so; None: there is none."""
+        ...
+
     def check(self, shape: tuple[int, ...], what: str) -> None:
         """Raise unless an array of this shape can be sharded like this."""
         ...

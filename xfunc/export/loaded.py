@@ -18,7 +18,7 @@ from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, dtype_of, hlo_shap
 from xfunc.core.matcher import matcher
 from xfunc.core.structures import decode
 from xfunc.core.types import Shaped, Sharding
-from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, instead_of, shown
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, instead_of, kind_of, shown
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.arrays import from_numpy
@@ -258,8 +258,7 @@ class Exported:
         if type(x) not in NUMBERS:
             fail(
                 TypeError,
-                f"{self.name}, which was exported, was given {shown(x)} (a {type(x).__name__}) as "
-                f"{label}",
+                f"{self.name}, which was exported, was given {shown(x)} ({kind_of(x)}) as {label}",
                 self._without_static(instead_of(x)),
             )
         if type(x) is int and not -(2**63) <= x < 2**63:

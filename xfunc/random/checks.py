@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from xfunc.core.avals import short
-from xfunc.errors import fail
+from xfunc.errors import fail, kind_of
 
 Tensor = torch.Tensor
 Shape = Sequence[int]
@@ -27,7 +27,7 @@ def as_key(key: object, name: str) -> Tensor:
     if isinstance(key, Tensor) and key.dtype is torch.int32 and key.shape[-1:] == (2,):
         hint = f"take one of them, or use xf.vmap(xf.random.{name}) for one draw each."
         fail(TypeError, f"{name} was given an array of keys, {short(key)}", hint)
-    what = short(key) if isinstance(key, Tensor) else f"{key!r} (a {type(key).__name__})"
+    what = short(key) if isinstance(key, Tensor) else f"{key!r} ({kind_of(key)})"
     hint = "make a key with xf.random.key(seed): it is an int32[2]."
     fail(TypeError, f"{name} was given {what}, which is no key", hint)
 

@@ -24,7 +24,7 @@ import torch
 
 from xfunc.backends.devices import to_device
 from xfunc.core.avals import short
-from xfunc.errors import fail
+from xfunc.errors import fail, kind_of, shown
 from xfunc.random.checks import INTEGERS, Shape, Tensor, as_key, as_shape
 from xfunc.torchlib.eager import is_eager
 from xfunc.trace import tracing
@@ -138,6 +138,13 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
                 "pass a 0-d integer tensor; use vmap for many.",
             )
     else:
+        if not hasattr(data, "__index__"):
+            fail(
+                TypeError,
+                f"fold_in was given {shown(data)} ({kind_of(data)}) as data",
+                "pass an integer, such as the number of a step; a string has one, too: "
+                "zlib.crc32(name.encode()).",
+            )
         data = operator.index(data)
         if not 0 <= data < 2**32:
             fail(OverflowError, f"fold_in was given {data} as data", "pass 0 to 2**32 - 1.")

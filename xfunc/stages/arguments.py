@@ -11,7 +11,7 @@ import torch
 from xfunc import tree
 from xfunc.backends import active
 from xfunc.core.avals import NUMBERS, Aval, AvalKey, ShapeDtypeStruct, aval_of, dtype_of
-from xfunc.errors import fail, instead_of, shown
+from xfunc.errors import fail, instead_of, kind_of, shown
 from xfunc.stages.checks import no_result
 from xfunc.torchlib import values
 from xfunc.torchlib.arrays import from_numpy
@@ -68,7 +68,7 @@ def prepare(
         elif staged.arrays_only:
             fail(
                 TypeError,
-                f"{staged.name} was given {shown(x)} (a {type(x).__name__}) as "
+                f"{staged.name} was given {shown(x)} ({kind_of(x)}) as "
                 f"{staged.labels(structure)[i]}",
                 instead_of(
                     x,

@@ -12,9 +12,9 @@ import torch
 from xfunc import tree
 from xfunc.backends.active import tracer
 from xfunc.core.avals import NUMBERS, ShapeDtypeStruct, dtype_of, short
-from xfunc.core.locations import function_name
+from xfunc.core.locations import described
 from xfunc.core.types import Shaped
-from xfunc.errors import TreeMismatchError, fail, instead_of, shown
+from xfunc.errors import TreeMismatchError, fail, instead_of, kind_of, shown
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
 from xfunc.trace.literals import literal
@@ -22,6 +22,17 @@ from xfunc.tree import Leaf, PyTree
 
 Tensor = torch.Tensor
 Fun = tree.Function
+
+
+def check_callable(fun: object, name: str, usage: str) -> None:
+    """Raise unless what a transform was given as its function is one; `usage` shows a call."""
+    if not callable(fun):
+        what = short(fun) if isinstance(fun, Tensor) else f"{shown(fun)} ({kind_of(fun)})"
+        fail(
+            TypeError,
+            f"{name} was given {what} as its function, which is not callable",
+            f"write {usage}.",
+        )
 
 
 def as_tensor(x: Leaf) -> Leaf:
@@ -71,7 +82,7 @@ def no_result(name: str, leaf: object, path: str) -> NoReturn:
     """Refuse what a user's function returned at a path: it is not an array."""
     fail(
         TypeError,
-        f"{name} returned {shown(leaf)} (a {type(leaf).__name__}) at {path}",
+        f"{name} returned {shown(leaf)} ({kind_of(leaf)}) at {path}",
         "return tensors, numbers or None, in any tree of tuples, lists, dicts and registered "
         "classes.",
     )
@@ -84,7 +95,7 @@ def arrays(leaves: Sequence[object], name: str, labels: Sequence[str]) -> list[T
         if not isinstance(x, Tensor):
             fail(
                 TypeError,
-                f"{name} was given {shown(x)} (a {type(x).__name__}) at {label}",
+                f"{name} was given {shown(x)} ({kind_of(x)}) at {label}",
                 instead_of(x),
             )
         found.append(x)
@@ -140,7 +151,7 @@ def check_floating(leaves: Sequence[object], labels: Sequence[str], name: str) -
     """Raise unless every leaf is a tensor of a real floating dtype."""
     for x, label in zip(leaves, labels, strict=True):
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
-            what, hint = f"{shown(x)} (a {type(x).__name__})", instead_of(x)
+            what, hint = f"{shown(x)} ({kind_of(x)})", instead_of(x)
             if isinstance(x, Tensor):
                 what, hint = short(x), "convert it with .float(), or choose other argnums."
             fail(
@@ -158,7 +169,7 @@ def check_differentiable(
         if not (o.dtype.is_floating_point or o.dtype.is_complex):
             fail(
                 TypeError,
-                f"{name}: {function_name(fun)} returned {short(o)} at "
+                f"{name}: {described(fun)} returned {short(o)} at "
                 f"{accessor.codify('output')}, which is not floating",
                 "return what is not differentiated through has_aux.",
             )
@@ -211,8 +222,8 @@ def split_aux(out: PyTree, fun: Fun, has_aux: bool, name: str) -> tuple[PyTree, 
     if not is_pair(out):
         fail(
             TypeError,
-            f"{name} with has_aux=True needs a pair (value, aux), but {function_name(fun)} "
-            f"returned a {type(out).__name__}",
+            f"{name} with has_aux=True needs a pair (value, aux), but {described(fun)} "
+            f"returned {kind_of(out)}",
             "return (value, aux), or leave has_aux out.",
         )
     return out

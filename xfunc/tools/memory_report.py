@@ -21,7 +21,7 @@ from xfunc.core.avals import Aval, short
 from xfunc.core.locations import function_name
 from xfunc.core.sizes import size
 from xfunc.core.wrappers import Part
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, kind_of, shown
 from xfunc.hlo import Module
 from xfunc.hlo.estimate.cost import cost
 from xfunc.hlo.estimate.liveness import Held, Peak, peak
@@ -266,7 +266,7 @@ def _check(f: Callable[..., object], traced: stages.Traced, n: int) -> None:
         fail(TypeError, problem, hint)
     out = traced.out_info
     if not isinstance(out, Aval) or out.shape or not out.dtype.is_floating_point:
-        what = short(out) if isinstance(out, Aval) else f"a {type(out).__name__}"
+        what = short(out) if isinstance(out, Aval) else f"{kind_of(out)}"
         problem = (
             f"memory_report needs a function that returns a real floating scalar, but {name} "
             f"returned {what}"

@@ -32,7 +32,7 @@ from xfunc.cache.watch import Watch, lent
 from xfunc.core import guards
 from xfunc.core.avals import NUMBERS
 from xfunc.core.wrappers import Wrapper
-from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, kind_of
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.replacements import REPLACEMENTS
 from xfunc.trace import tracing
@@ -244,7 +244,7 @@ def _check_output(out: object, name: str) -> None:
             cached = type(leaf).__name__.endswith("Cache")
             fail(
                 TypeError,
-                f"{name} returned {f'a {type(leaf).__name__}' if cached else repr(leaf)} at "
+                f"{name} returned {f'{kind_of(leaf)}' if cached else repr(leaf)} at "
                 f"output{path}, which is not a tree of tensors",
                 "pass use_cache=False to the model."
                 if cached
@@ -314,7 +314,7 @@ def _check_module(module: object) -> str:
         if hint is not None:
             fail(
                 UnsupportedOpError,
-                f"{name} holds a {type(part).__name__}, whose Python code cannot be traced",
+                f"{name} holds {kind_of(part)}, whose Python code cannot be traced",
                 hint,
             )
     return name

@@ -114,7 +114,8 @@ class Mode(TorchFunctionMode):
                     out = call(run, *_on_device(args, kwargs))
         except Exception as error:
             beside = (*args[1:], *kwargs.values())
-            refusal = refusal_of(func, error, trace.name, user_location(), beside)
+            static = trace.static_argument(*tensors_in(beside, {}))
+            refusal = refusal_of(func, error, trace.name, user_location(), beside, static)
             if refusal is None:
                 explain(error, func, args, kwargs, trace.name)
                 raise

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
+import types
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from xfunc.core.avals import short
-from xfunc.core.locations import Location, in_user_code
+from xfunc.core.locations import Location, in_user_code, raised_at
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError, XfuncError, report
-from xfunc.torchlib import switches, torch_functions
+from xfunc.torchlib import functorch, switches, torch_functions
 from xfunc.torchlib.derivatives import no_derivative
 from xfunc.torchlib.in_place import REPLACED
 from xfunc.torchlib.torch_functions import operation_name
@@ -113,11 +116,16 @@ _READS_IN_VMAP = (
 
 
 def refusal_of(
-    func: object, error: Exception, name: str, at: Location | None, given: Iterable[object] = ()
+    func: object,
+    error: Exception,
+    name: str,
+    at: Location | None,
+    given: Iterable[object] = (),
+    static: str = "it as a static argument",
 ) -> XfuncError | None:
     """torch_xla's refusal to execute, translated to an error of xfunc; None for any other error.
 
-    `given` are the arguments of `func` after the first.
+    `given` are the arguments of `func` after the first; `static` says what may be made static.
     """
     if isinstance(error, XfuncError) or not isinstance(error, (RuntimeError, UserWarning)):
         return None
@@ -190,8 +198,7 @@ def refusal_of(
             report(
                 f"{operation_name(func)} reads a traced value as a size, an index or a number, "
                 "but a traced value has no data",
-                "make it a static argument (static_argnums, static_argnames), or compute with "
-                "tensors of fixed size.",
+                f"pass {static}, or compute with tensors of fixed size.",
                 function=name,
                 at=at,
             )
@@ -217,6 +224,67 @@ def refusal_of(
     )
 
 
+STATE = (
+    "pass the state of the module through the function: apply, params, buffers = "
+    "xf.functional(module), and apply(params, buffers, x) returns (result, new buffers); or call "
+    "module.eval() if its statistics are not to change."
+)
+"""The hint where a module that is closed over changes its buffers."""
+OF_JAX = (
+    "use torch's function; or name JAX's, whose module is then JAX's to import: "
+    "xf.call_jax('module:function', x, platform='cpu')."
+)
+"""The hint where a function of JAX was given a traced value."""
+_ATTRIBUTES = {
+    "at": "write xf.at(x)[index].set(y), and .add(y), .get() and so on.",
+    "astype": "write x.to(dtype).",
+    "block_until_ready": "write xf.block_until_ready(x), outside of traced functions.",
+    "sharding": "write xf.sharding_of(x), outside of traced functions.",
+    "weak_type": "tensors have no weak types.",
+    "aval": "write xf.ShapeDtypeStruct(x.shape, x.dtype).",
+}
+"""Attributes of JAX's arrays, and what to write for tensors."""
+
+
+def explain_usage(error: BaseException, name: str) -> None:
+    """Add a note to an error of user code that takes a traced value for an array of JAX."""
+    said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    if "Hint: " in said:
+        return
+    if isinstance(error, AttributeError) and isinstance(error.obj, torch.Tensor):
+        hint = _ATTRIBUTES.get(error.name)
+        if hint is not None:
+            problem = f"{error.name} is an attribute of JAX's arrays, not of tensors"
+            error.add_note(report(problem, hint, function=name, at=raised_at(error)))
+    elif isinstance(error, TypeError) and "'jaxlib." in said:
+        hint = "make a tensor of the array first: torch.from_dlpack(array)."
+        problem = "an array of JAX stands beside a traced value"
+        error.add_note(report(problem, hint, function=name, at=raised_at(error)))
+    elif isinstance(error, TypeError) and "torch.Tensor" in said and "jax" in said.lower():
+        problem = "a function of JAX was given a traced value"
+        error.add_note(report(problem, OF_JAX, function=name, at=raised_at(error)))
+
+
+def module_running_with(tensor: torch.Tensor) -> tuple[torch.nn.Module, str] | None:
+    """The module whose method is running, and that holds a tensor; and the tensor's name in it."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        if isinstance(module, torch.nn.Module):
+            for name, held in (*module.named_buffers(), *module.named_parameters()):
+                if held is tensor:
+                    return module, name
+        frame = frame.f_back
+    return None
+
+
+def _end_of(error: BaseException) -> types.TracebackType | None:
+    end = error.__traceback__
+    while end is not None and end.tb_next is not None:
+        end = end.tb_next
+    return end
+
+
 def explain(
     error: Exception, func: object, args: Sequence[object], kwargs: Mapping[str, object], name: str
 ) -> None:
@@ -224,21 +292,40 @@ def explain(
 
     The error itself is unchanged; errors raised by user code get no note.
     """
-    innermost = error.__traceback__
-    while innermost is not None and innermost.tb_next is not None:
-        innermost = innermost.tb_next
+    innermost = _end_of(error)
     if innermost is None or in_user_code(innermost.tb_frame.f_code):
         return
     if isinstance(error, XfuncError) or getattr(error, "__notes__", None):
         return
     shown = [*map(_show, args), *(f"{k}={_show(v)}" for k, v in kwargs.items())]
-    error.add_note(
-        report(
-            f"raised by {operation_name(func)}({', '.join(shown)})",
-            "make the shapes and dtypes match; `print(x)` in the function shows those of x.",
-            function=name,
+    hint = "make the shapes and dtypes match; `print(x)` in the function shows those of x."
+    if _is_accepted(func, args, kwargs):
+        hint = (
+            "torch itself takes arguments like these, so this is a defect of xfunc: please report "
+            "it; until it is mended, write it with other operations, or run it outside of traced "
+            "functions."
         )
-    )
+    problem = f"raised by {operation_name(func)}({', '.join(shown)})"
+    error.add_note(report(problem, hint, function=name))
+
+
+def _is_accepted(func: object, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether torch takes arguments of these shapes and dtypes, as far as it tells without data."""
+
+    def like(x: Any) -> Any:
+        if isinstance(x, torch.Tensor):
+            return torch.empty(x.shape, dtype=x.dtype, device="meta")
+        if isinstance(x, torch.device):
+            return torch.device("meta")
+        return type(x)(map(like, x)) if type(x) in (tuple, list) else x
+
+    with torch._C.DisableTorchFunction(), functorch.bottom_level():
+        try:
+            given, named = like(tuple(args)), {k: like(v) for k, v in kwargs.items()}
+            func(*given, **named)  # type: ignore[operator]
+        except Exception:
+            return False
+    return True
 
 
 def _show(x: object) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from xfunc.core.avals import short
+from xfunc.core.locations import called_by
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
 from xfunc.torchlib import torch_functions
 from xfunc.torchlib.initialisers import INITIALISERS
@@ -16,6 +17,7 @@ from xfunc.torchlib.promotion import number
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import FLOAT8, check_dtype, find_traced, on_device, tensors_in
 from xfunc.trace.literals import literal
+from xfunc.trace.refusals import OF_JAX
 
 if TYPE_CHECKING:
     from xfunc.trace.tracing import Trace
@@ -177,13 +179,15 @@ def refuse_read(trace: Trace, name: str, tensor: torch.Tensor) -> NoReturn:
     """Raise: a call would read a traced value."""
     hint = (
         "compute with tensors (torch.where instead of `if`), return the value and read it "
-        "outside, or pass it as a static argument."
+        f"outside, or pass {trace.static_argument(tensor)}."
     )
     if name == "Tensor.__array__":
         hint = (
             "compute with torch's functions instead of NumPy's, and make a tensor of an array "
             "that stands beside a traced value: torch.from_numpy(array)."
         )
+    if called_by("jax"):
+        hint = OF_JAX
     problem = f"{name} reads a traced value ({short(tensor)}), which has no data"
     trace.refuse(ConcretizationError, problem, hint)
 

@@ -32,6 +32,7 @@ the function only holds, or whose shape alone it uses.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ from xfunc.core.avals import Aval, short
 from xfunc.core.locations import Location, raised_at, user_location
 from xfunc.core.types import Shaped
 from xfunc.core.weak import WeakTable
-from xfunc.errors import PurityError, XfuncError, fail
+from xfunc.errors import PurityError, XfuncError, fail, kind_of
 from xfunc.torchlib import batching, bounds, functorch, switches
 from xfunc.torchlib.eager import disable_jit
 from xfunc.torchlib.torch_functions import operation_name
@@ -55,7 +56,7 @@ from xfunc.trace import scopes
 from xfunc.trace.calls import Mode
 from xfunc.trace.leaks import Leaked, Made, error_of
 from xfunc.trace.overlaps import Overlaps
-from xfunc.trace.refusals import refusal_of
+from xfunc.trace.refusals import STATE, explain_usage, module_running_with, refusal_of
 
 if TYPE_CHECKING:
     from xfunc.trace.effects import Collected
@@ -76,6 +77,11 @@ class Source(Protocol):
     ) -> object:
         """The result of a function that draws; NotImplemented if it is not covered."""
         ...
+
+
+_CAPTURED = "a captured tensor"
+"""The label of an input that is no argument."""
+_ROOT = re.compile(r"[^.\[]+")
 
 
 class _Thread(threading.local):
@@ -222,6 +228,7 @@ class Trace:
 
     def _translate(self, error: BaseException) -> None:
         """Re-raise torch_xla's refusals that the mode does not see as errors of xfunc."""
+        explain_usage(error, self.name)
         if isinstance(error, (RuntimeError, UserWarning)) and not isinstance(error, XfuncError):
             refusal = refusal_of(None, error, self.name, raised_at(error) or user_location())
             if refusal is not None:
@@ -319,7 +326,7 @@ class Trace:
         with torch._C.DisableTorchFunction():
             check_array(tensor, self.name)
             tracked = self.track_captures and is_tracked(tensor)
-            value = self.new_input(tensor, "a captured tensor", tracked)
+            value = self.new_input(tensor, _CAPTURED, tracked)
         self.captures.append(tensor)
         self.capture_inputs.append(value)
         self.substitutes[id(tensor)] = (tensor, value)
@@ -375,6 +382,24 @@ class Trace:
         """Whether a tensor is an argument or a capture."""
         return any(view is tensor for _, view, *_ in self._placeholders)
 
+    def static_argument(self, *tensors: torch.Tensor) -> str:
+        """What to make a static argument so that values may be read, for a hint."""
+        inner = [functorch.innermost(t) for t in tensors]
+        given = [
+            (label, view.ndim, any(t is view for t in inner))
+            for _, view, _, label, _ in self._placeholders
+            if label != _CAPTURED
+        ]
+        read = [label for label, _, is_read in given if is_read]
+        numbers = [label for label, ndim, _ in given if not ndim]
+        if read and set(read) <= set(numbers):
+            names = dict.fromkeys(_ROOT.match(label)[0] for label in read)  # type: ignore[index]
+            which = ", ".join(map(repr, names))
+            return f"{' and '.join(read)} as a static argument (static_argnames={which})"
+        if len(numbers) == 1 and not read:
+            return f"what it is computed from as a static argument ({numbers[0]})"
+        return "it as a static argument"
+
     def refuse(self, error: type[XfuncError], problem: str, hint: str) -> NoReturn:
         """Raise an error of this trace, at the user's line."""
         fail(error, problem, hint, function=self.name)
@@ -391,12 +416,19 @@ class Trace:
             ]
         for label, view in changed:
             what = "something" if func is None else operation_name(func)
-            self.refuse(
-                PurityError,
-                f"{what} changes {label} ({short(view)}) in place",
+            hint = (
                 "compute a new tensor and return it (x = x + 1 instead of x += 1; "
-                "torch.index_put instead of x[i] = y).",
+                "torch.index_put instead of x[i] = y)."
             )
+            captured = next((c for c, v in self._captured() if v is view), None)
+            if captured is not None and (found := module_running_with(captured)) is not None:
+                module, name = found
+                label = f"{name!r} of {kind_of(module)} that is closed over"
+                hint = STATE
+            self.refuse(PurityError, f"{what} changes {label} ({short(view)}) in place", hint)
+
+    def _captured(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        return zip(self.captures, self.capture_inputs, strict=True)
 
 
 def _lift_operands(args: tuple[object, ...]) -> tuple[object, ...]:

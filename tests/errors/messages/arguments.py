@@ -49,7 +49,7 @@ xf.grad(loss)({"w": torch.ones(3)}, torch.tensor(0), torch.ones(3))
 xf.grad(lambda w: w.sum(), has_aux=True)(torch.ones(3))
 """,
             """\
-TypeError: grad(<lambda>) with has_aux=True needs a pair (value, aux), but <lambda> returned a Tensor
+TypeError: grad(<lambda>) with has_aux=True needs a pair (value, aux), but <lambda at example.py:1> returned a Tensor
   at example.py:1 in <module>: xf.grad(lambda w: w.sum(), has_aux=True)(torch.ones(3))
 Hint: return (value, aux), or leave has_aux out.""",
             """\
@@ -62,7 +62,7 @@ xf.grad(lambda w: (w.sum(), w), has_aux=True)(torch.ones(3))
 xf.vjp(lambda x: {"y": x.sin(), "best": x.argmax()}, torch.ones(3))
 """,
             """\
-TypeError: vjp(<lambda>): <lambda> returned int64[] at output['best'], which is not floating
+TypeError: vjp(<lambda>): <lambda at example.py:1> returned int64[] at output['best'], which is not floating
   at example.py:1 in <module>: xf.vjp(lambda x: {"y": x.sin(), "best": x.argmax()}, torch.ones(3))
 Hint: return what is not differentiated through has_aux.""",
             """\
@@ -228,7 +228,7 @@ rows(torch.ones(2, 3))
 xf.jit(lambda x, n: x * n, static_argnames="m")
 """,
             """\
-ValueError: <lambda> has no parameter 'm'
+ValueError: <lambda at example.py:1> has no parameter 'm'
   at example.py:1 in <module>: xf.jit(lambda x, n: x * n, static_argnames="m")
 Hint: its parameters are x, n.""",
         ),
@@ -261,7 +261,7 @@ xf.vmap(torch.sin, in_axes=None, axis_size=4)(torch.ones(3))
 xf.scan(lambda c, _: (c + 1, None), 0)
 """,
             """\
-ValueError: scan of <lambda> has neither xs nor length
+ValueError: scan of <lambda at example.py:1> has neither xs nor length
   at example.py:1 in <module>: xf.scan(lambda c, _: (c + 1, None), 0)
 Hint: give one of them.""",
             """\
@@ -274,7 +274,7 @@ xf.scan(lambda c, _: (c + 1, None), 0, length=3)
 xf.while_loop(lambda n: 5 - n, lambda n: n + 1, 0)
 """,
             """\
-TypeError: while_loop of <lambda>: the condition <lambda> returned int64[], not a boolean scalar
+TypeError: while_loop of <lambda at example.py:1>: the condition <lambda at example.py:1> returned int64[], not a boolean scalar
   at example.py:1 in <module>: xf.while_loop(lambda n: 5 - n, lambda n: n + 1, 0)
 Hint: compare (x < y), and reduce with .any() or .all().""",
             """\
@@ -319,7 +319,7 @@ for rate in [0.1, 0.01]:
 xf.custom_vjp(lambda x, factor: x * factor, nondiff_argnames="k")
 """,
             """\
-ValueError: <lambda> has no parameter 'k'
+ValueError: <lambda at example.py:1> has no parameter 'k'
   at example.py:1 in <module>: xf.custom_vjp(lambda x, factor: x * factor, nondiff_argnames="k")
 Hint: its parameters are x, factor.""",
         ),
@@ -333,7 +333,7 @@ def power(x, n):
 power(torch.ones(3), 2)
 """,
             """\
-ValueError: fori_loop of power.<locals>.<lambda> has unroll=2, but a traced bound
+ValueError: fori_loop of <lambda at example.py:3> has unroll=2, but a traced bound
   at example.py:3 in power: return xf.fori_loop(0, n, lambda i, y: y * x, x, unroll=2)
 Hint: leave unroll out, or make both bounds Python integers (static arguments).""",
             """\

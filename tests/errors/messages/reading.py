@@ -45,7 +45,7 @@ power(torch.ones(3), 2)
             """\
 ConcretizationError: Tensor.__index__ reads a traced value (int64[]), which has no data (while tracing power)
   at example.py:3 in power: for _ in range(n):
-Hint: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
+Hint: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass n as a static argument (static_argnames='n').""",
             """\
 @xf.jit(static_argnames="n")
 def power(x, n):
@@ -68,7 +68,7 @@ pad(torch.ones(3), 2)
             """\
 ConcretizationError: torch.zeros reads a traced value (int64[]), which has no data (while tracing pad)
   at example.py:3 in pad: return torch.cat([x, torch.zeros(n)])
-Hint: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass it as a static argument.""",
+Hint: compute with tensors (torch.where instead of `if`), return the value and read it outside, or pass n as a static argument (static_argnames='n').""",
             """\
 @xf.jit(static_argnums=1)
 def pad(x, n):
@@ -190,7 +190,7 @@ act(torch.ones(3), 0.5)
             """\
 ConcretizationError: torch.nn.functional.elu reads a traced value as a size, an index or a number, but a traced value has no data (while tracing act)
   at example.py:3 in act: return torch.nn.functional.elu(x, alpha)
-Hint: make it a static argument (static_argnums, static_argnames), or compute with tensors of fixed size.""",
+Hint: pass alpha as a static argument (static_argnames='alpha'), or compute with tensors of fixed size.""",
             """\
 @xf.jit(static_argnames="alpha")
 def act(x, alpha):

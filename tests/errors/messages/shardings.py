@@ -44,7 +44,7 @@ xf.NamedSharding(mesh, xf.P("tensor"))
 xf.make_mesh((4, 2), ("data", "tensor"))
 """,
             """\
-ShardingError: AbstractMesh(data=4, tensor=2) needs 8 devices, but this process has 1
+ShardingError: Mesh(data=4, tensor=2) needs 8 devices, but this process has 1
   at example.py:1 in <module>: xf.make_mesh((4, 2), ("data", "tensor"))
 Hint: change the sizes; on the CPU, xf.config.set_cpu_devices(n) or CPU_NUM_DEVICES=n before the start makes n devices; to lower for devices that are not available, use xf.sharding.AbstractMesh.""",
             """\
@@ -108,7 +108,7 @@ local = xf.shard_map(lambda x: x.sum(), mesh=mesh, in_specs=xf.P("data"), out_sp
 xf.jit(local).lower(torch.ones(8))
 """,
             """\
-ShardingError: shard_map of <lambda>: the result has the spec P(), which does not name 'data', and may differ between the devices along that axis
+ShardingError: shard_map of <lambda at example.py:2>: the result has the spec P(), which does not name 'data', and may differ between the devices along that axis
   at example.py:3 in <module>: xf.jit(local).lower(torch.ones(8))
 Hint: name 'data' in out_specs, make it the same with a collective such as xf.sharding.psum(x, 'data'), or pass check_vma=False if you know that it is.""",
             """\

@@ -32,7 +32,7 @@ xf.scan(body, {"h": torch.zeros(3), "steps": 0.0}, torch.ones(4, 3))
 xf.scan(lambda carry, x: ({"h": carry["h"] + x}, None), {"h": 0.0, "best": 0.0}, torch.ones(4))
 """,
             """\
-TreeMismatchError: scan of <lambda>: the carry that the body returns and the one it receives differ:
+TreeMismatchError: scan of <lambda at example.py:1>: the carry that the body returns and the one it receives differ:
   carry['best']: missing
   at example.py:1 in <module>: xf.scan(lambda carry, x: ({"h": carry["h"] + x}, None), {"h": 0.0, "best": 0.0}, torch.ones(4))
 Hint: return a carry of the same structure, shapes and dtypes; convert `init` if its dtype was not meant.""",
@@ -61,7 +61,7 @@ xf.scan(body, 0.0, {"a": torch.ones(4), "b": torch.ones(4)})
 xf.scan(lambda total, x: total + x, 0.0, torch.ones(4))
 """,
             """\
-TreeMismatchError: scan of <lambda>: the body must return a pair (carry, y), not a single array
+TreeMismatchError: scan of <lambda at example.py:1>: the body must return a pair (carry, y), not a single array
   at example.py:1 in <module>: xf.scan(lambda total, x: total + x, 0.0, torch.ones(4))
 Hint: write `return carry, y`, with None for a y that is not needed.""",
             """\
@@ -74,7 +74,7 @@ xf.scan(lambda total, x: (total + x, None), 0.0, torch.ones(4))
 xf.cond(torch.tensor(True), lambda x: {"y": x}, lambda x: {"y": x.sum()}, torch.ones(3))
 """,
             """\
-TreeMismatchError: cond of <lambda>, <lambda>: the results of <lambda> and of <lambda> differ:
+TreeMismatchError: cond: the results of true_fun (<lambda at example.py:1>) and false_fun (<lambda at example.py:1>) differ:
   result['y']: float32[3] instead of float32[]
   at example.py:1 in <module>: xf.cond(torch.tensor(True), lambda x: {"y": x}, lambda x: {"y": x.sum()}, torch.ones(3))
 Hint: return the same structure, shapes and dtypes from every branch.""",
@@ -88,7 +88,7 @@ xf.cond(torch.tensor(True), lambda x: {"y": x.sum()}, lambda x: {"y": x.sum()}, 
 xf.while_loop(lambda n: n < 5, lambda n: n + 0.5, 0)
 """,
             """\
-TreeMismatchError: while_loop of <lambda>: the value that the body returns and the one it receives differ:
+TreeMismatchError: while_loop of <lambda at example.py:1>: the value that the body returns and the one it receives differ:
   value: float32[] instead of int64[]
   at example.py:1 in <module>: xf.while_loop(lambda n: n < 5, lambda n: n + 0.5, 0)
 Hint: return a value of the same structure, shapes and dtypes; convert `init` if its dtype was not meant.""",
@@ -108,7 +108,7 @@ scaled.defvjp(lambda x, y: (x * y, (x, y)), lambda res, ct: (ct * res[1], ct.sum
 xf.grad(lambda x, y: scaled(x, y).sum())(torch.ones(3), torch.ones(3))
 """,
             """\
-TreeMismatchError: scaled: the backward rule <lambda>: a gradient and its argument differ:
+TreeMismatchError: scaled: the backward rule <lambda at example.py:5>: a gradient and its argument differ:
   gradient[1]: float32[] instead of float32[3]
   at example.py:7 in <lambda>: xf.grad(lambda x, y: scaled(x, y).sum())(torch.ones(3), torch.ones(3))
 Hint: return gradients of the shapes and dtypes of the arguments.""",

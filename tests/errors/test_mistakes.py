@@ -1,0 +1,165 @@
+"""Mistakes of people who come from JAX, and arguments in the wrong order: what the errors say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import xfunc as xf
+
+pytestmark = pytest.mark.quick
+
+X = torch.ones(3)
+IGNORING_TYPES: Any = xf  # The calls here are wrong on purpose.
+
+
+def said_by(call: Callable[[], object], kind: type[Exception]) -> str:
+    """The message of the error that a call raises, with its notes."""
+    with pytest.raises(kind, match=r".") as caught:
+        call()
+    return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+SWAPPED: dict[str, tuple[Callable[[Any], object], str]] = {
+    "scan": (lambda xf: xf.scan(X, lambda c, x: (c, x), X), "scan(f, init, xs)"),
+    "map": (lambda xf: xf.map(X, torch.sin), "map(f, xs)"),
+    "fori_loop": (
+        lambda xf: xf.fori_loop(0, 3, X, lambda i, v: v),
+        "fori_loop(lower, upper, body_fun, init_val)",
+    ),
+    "fori_loop, the body first": (
+        lambda xf: xf.fori_loop(lambda i, v: v, 0, 3, X),
+        "fori_loop(lower, upper, body_fun, init_val)",
+    ),
+    "vjp": (lambda xf: xf.vjp(X, torch.sin), "vjp(fun, *primals)"),
+    "jvp": (lambda xf: xf.jvp((X,), (X,), torch.sin), "jvp(fun, primals, tangents)"),
+    "linearize": (lambda xf: xf.linearize(X, torch.sin), "linearize(fun, *primals)"),
+    "associative_scan": (
+        lambda xf: xf.associative_scan(X, torch.add),
+        "associative_scan(fn, elems)",
+    ),
+    "switch": (lambda xf: xf.switch([torch.sin], 0, X), "switch(index, [f, g], x)"),
+    "while_loop": (
+        lambda xf: xf.while_loop(X, lambda s: s.sum() < 1, lambda s: s),
+        "while_loop(cond_fun, body_fun, init_val)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SWAPPED)
+def test_arguments_in_the_wrong_order(name: str) -> None:
+    call, usage = SWAPPED[name]
+    said = said_by(lambda: call(xf), TypeError)
+    assert re.match(rf"{name.partition(',')[0]} was given .*", said)
+    assert usage in said
+
+
+def test_branches_that_are_lambdas_are_named_by_their_lines() -> None:
+    said = said_by(
+        lambda: xf.cond(
+            torch.tensor(True),
+            lambda x: x,
+            lambda x: (x, x),
+            X,
+        ),
+        TypeError,
+    )
+    found = re.search(
+        r"true_fun \(<lambda at (.*):(\d+)>\) and false_fun \(<lambda at .*:(\d+)>", said
+    )
+    assert found
+    assert found[1] == "test_mistakes.py"
+    assert int(found[3]) == int(found[2]) + 1
+
+
+def test_scan_without_a_first_carry() -> None:
+    hint = r"give the first carry as `init`"
+    assert re.search(hint, said_by(lambda: xf.scan(lambda c, x: (x, x), None, X), TypeError))
+    said = said_by(lambda: xf.scan(lambda c, x: (c + x, x), None, X), TypeError)
+    assert "was given init=None, so its carry is None" in said
+
+
+READS: dict[str, tuple[Callable[..., object], tuple[object, ...], str]] = {
+    "a size": (
+        lambda x, n: x * torch.zeros(n),
+        (X, 3),
+        "n as a static argument (static_argnames='n')",
+    ),
+    "a range": (lambda x, n: sum(x for _ in range(n)), (X, 3), "static_argnames='n'"),
+    "in a dict": (
+        lambda x, o: x if o["train"] else -x,
+        (X, {"train": True}),
+        "static_argnames='o'",
+    ),
+    "computed": (
+        lambda x, n: x if n > 2 else -x,
+        (X, 3),
+        "what it is computed from as a static argument (n)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_which_argument_to_make_static(name: str) -> None:
+    fun, args, hint = READS[name]
+    assert hint in said_by(lambda: xf.jit(fun)(*args), xf.errors.ConcretizationError)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_batch_norm_that_is_closed_over_in_train_mode(inside: bool) -> None:
+    norm = nn.BatchNorm1d(3)
+    module = nn.Sequential(nn.Linear(3, 3), norm) if inside else norm
+    said = said_by(lambda: xf.jit(lambda x: module(x))(torch.ones(4, 3)), xf.errors.PurityError)
+    assert "'num_batches_tracked' of a BatchNorm1d" in said
+    assert "xf.functional(module)" in said
+    assert ".eval()" in said
+    xf.jit(lambda x: module.eval()(x))(torch.ones(4, 3))
+
+
+def test_attributes_of_arrays_of_jax() -> None:
+    said = said_by(lambda: xf.jit(lambda x: x.at[0].set(1.0))(X), AttributeError)
+    assert "write xf.at(x)[index].set(y)" in said
+    assert "test_mistakes.py" in said
+    assert ".to(dtype)" in said_by(lambda: xf.grad(lambda x: x.astype(0).sum())(X), AttributeError)
+    unlike = said_by(lambda: xf.jit(lambda x: x.no_such_thing)(X), AttributeError)
+    assert "Hint" not in unlike
+
+
+class _Foreign:
+    """An array of another library."""
+
+    def __dlpack__(self) -> object:
+        return None
+
+
+def test_arrays_of_other_libraries() -> None:
+    for call in (
+        lambda: IGNORING_TYPES.jit(torch.sin)(_Foreign()),
+        lambda: xf.vmap(torch.sin)(_Foreign()),
+    ):
+        assert "torch.from_dlpack(array)" in said_by(call, TypeError)
+
+
+def test_fold_in_of_no_integer() -> None:
+    said = said_by(lambda: IGNORING_TYPES.random.fold_in(xf.random.key(0), "a"), TypeError)
+    assert "fold_in was given 'a' (a str) as data" in said
+    said = said_by(lambda: IGNORING_TYPES.random.fold_in(xf.random.key(0), 1.5), TypeError)
+    assert "fold_in was given 1.5 (a float) as data" in said
+    said = said_by(lambda: IGNORING_TYPES.random.fold_in(3, 1), TypeError)
+    assert "fold_in was given 3 (an int), which is no key" in said
+
+
+def test_make_mesh_names_itself() -> None:
+    said = said_by(lambda: xf.sharding.make_mesh((2,), ("a",)), xf.errors.ShardingError)
+    assert said.startswith("Mesh(a=2) needs 2 devices")
+    said = said_by(lambda: IGNORING_TYPES.sharding.make_mesh(("a",), (1,)), xf.errors.ShardingError)
+    assert said.startswith("make_mesh: the axis names are (1,)")
+    said = said_by(
+        lambda: IGNORING_TYPES.sharding.make_mesh(1, "a b".split()), xf.errors.ShardingError
+    )
+    assert said.startswith("make_mesh: there are 1 axis sizes and 2 axis names")
