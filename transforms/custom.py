@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -56,6 +56,9 @@ class CustomFunction(Transform[P, R]):
         if name in _DEFINITIONS and isinstance(inner, CustomFunction):
             return getattr(cast("CustomFunction[..., PyTree]", inner), name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _parts(self) -> tuple[Any, ...]:
+        return *super()._parts(), {"_rules": self._rules}
 
     def _set_rules(self, *rules: Fun) -> None:
         for r in rules:

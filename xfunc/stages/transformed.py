@@ -7,9 +7,10 @@ becomes part of that trace.
 from __future__ import annotations
 
 import functools
+import sys
 import types
-from collections.abc import Callable, Hashable, Sequence
-from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 import torch
 
@@ -39,6 +40,12 @@ class Transform(Wrapper, Generic[P, R]):
     """
 
     __wrapped__: Callable[..., object]
+    _made_from: tuple[tuple[Any, ...], dict[str, Any]]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls)
+        self._made_from = args, kwargs
+        return self
 
     def __init__(self, fun: Callable[..., object], options: Hashable, name: str):
         if not callable(fun):
@@ -85,6 +92,22 @@ class Transform(Wrapper, Generic[P, R]):
         result = self.apply(*args, **kwargs)
         return result if tracing.current() is None else own(result)
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickled by name, as functions are, where it has one; else made anew, without programs."""
+        found: Any = sys.modules.get(self.__module__)
+        for name in self.__qualname__.split("."):
+            found = getattr(found, name, None)
+        return self.__qualname__ if found is self else (_made_anew, self._parts())
+
+    def _parts(self) -> tuple[Any, ...]:
+        """The arguments of `_made_anew`."""
+        return type(self), *self._made_from
+
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        return made
+
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Transform[P, R]: ...
     @overload
@@ -96,6 +119,18 @@ class Transform(Wrapper, Generic[P, R]):
 
 
 never_compile(vars(Transform)["__call__"])
+
+
+def _made_anew(
+    kind: Callable[..., T],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    state: Mapping[str, Any] | None = None,
+) -> T:
+    """What `Transform.__reduce__` describes."""
+    made = kind(*args, **kwargs)
+    vars(made).update(state or {})
+    return made
 
 
 def own(result: T) -> T:
