@@ -11,6 +11,7 @@ BITS = {
     torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8,
 }  # fmt: skip
 """Dtypes that NumPy has only from ml_dtypes, as in JAX's arrays, and those of their bits."""
+_from_numpy = torch.from_numpy  # An open trace has another in its place.
 _NAMED = {str(dtype).removeprefix("torch."): dtype for dtype in BITS}
 
 
@@ -19,10 +20,10 @@ def copied(array: np.ndarray[Any, Any]) -> torch.Tensor:
     dtype = _NAMED.get(array.dtype.name)
     if dtype is None:
         # A copy: torch rejects negative strides, and warns about read-only memory.
-        found = torch.from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C"))
+        found = _from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C"))
     else:
         bits = np.array(array, order="C").view(str(BITS[dtype]).removeprefix("torch."))
-        found = torch.from_numpy(bits).view(dtype)
+        found = _from_numpy(bits).view(dtype)
     # Without elements, NumPy's strides are 0, which torch does not view as other dtypes.
     return found if array.size else found.new_empty(array.shape)
 

@@ -26,6 +26,7 @@ Args = Sequence[Any]  # the arguments of a torch function
 Kwargs = Mapping[str, object]
 
 _LARGEST = 4096  # the most elements a tensor may have for its values to be kept
+_LARGEST_MASK = 1 << 20
 _COMPUTED = frozenset((Kind.PLAIN, Kind.INDEX, Kind.SIZED, Kind.MOVE))
 _FACTORIES = frozenset((torch.arange, torch.zeros, torch.ones, torch.full, torch.eye))
 
@@ -42,7 +43,7 @@ class Known:
     def put(self, tensor: Tensor, value: Tensor) -> None:
         """Keep the value (on the CPU) of a tensor."""
         whole = not (value.is_floating_point() or value.is_complex())
-        if whole and value.numel() <= _LARGEST:
+        if whole and value.numel() <= (_LARGEST_MASK if value.dtype is torch.bool else _LARGEST):
             self._values[id(tensor)] = (weakref.ref(tensor), tensor._version, value)
 
     def forget(self, tensor: Tensor) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from xfunc.core.avals import short
-from xfunc.errors import UnsupportedOpError, fail
+from xfunc.errors import UnsupportedOpError, fail, report
 from xfunc.torchlib.promotion import result_type, wrapped
 from xfunc.torchlib.torch_functions import operation_name
-from xfunc.torchlib.values import FLOAT8
+from xfunc.torchlib.values import FLOAT8, tensors_in
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]
@@ -276,6 +276,40 @@ def _along(func: Call, run: Call) -> Call:
     return call
 
 
+def _of_one_dtype(func: Call, run: Call) -> Call:
+    """`run`, but refusing operands of different dtypes if torch does; torch_xla promotes them."""
+
+    def call(*args: object, **kwargs: object) -> Tensor:
+        given = [*tensors_in(args, {k: v for k, v in kwargs.items() if k != "out"})]
+        if len({t.dtype for t in given}) > 1 and not torch._C._is_any_autocast_enabled():
+            _check_dtypes(func, args, kwargs)
+        return run(*args, **kwargs)
+
+    return call
+
+
+def _check_dtypes(func: Call, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Raise torch's own error, if it has one, about operands of these dtypes."""
+
+    def like(x: object) -> object:
+        if isinstance(x, Tensor):
+            return torch.ones([2] * x.ndim, dtype=x.dtype, device="cpu")
+        return type(x)(map(like, x)) if type(x) in (tuple, list) else x  # type: ignore[call-arg]
+
+    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
+        try:
+            func(*map(like, args), **{k: like(v) for k, v in kwargs.items() if k != "out"})
+        except RuntimeError as error:
+            if "dtype" in str(error) or "scalar type" in str(error):
+                error.add_note(report(f"raised by {operation_name(func)}", _CONVERT))
+                raise
+
+
+_CONVERT = "convert one of them: x.to(y.dtype)."
+_PRODUCTS = (
+    "matmul mm bmm mv dot vdot inner addmm addmv addbmm baddbmm __matmul__ __rmatmul__ linear "
+    "bilinear einsum tensordot chain_matmul"
+).split()
 _DIVISIONS = "remainder fmod floor_divide div divide __mod__ __floordiv__ __imod__ __ifloordiv__"
 _CHANGES = (
     "add_ sub_ subtract_ mul_ multiply_ div_ divide_ true_divide_ addcmul_ addcdiv_ "
@@ -304,4 +338,5 @@ def fitting(replacements: Mapping[object, Call]) -> dict[object, Call]:
     put(["addcdiv", "addcdiv_"], _integers_divided)
     put(_ALONG, _along)
     put(["copy_"], _copied)
+    put(_PRODUCTS, _of_one_dtype)
     return found

@@ -59,7 +59,7 @@ def linspace(start: Any, end: Any, steps: int, **kwargs: Any) -> Tensor:
     It has derivatives, which torch's does not.
     """
     dtype = kwargs.pop("dtype", None)
-    ends = [torch.as_tensor(x) for x in (start, end)]
+    ends = _on_one_device(start, end)
     if any(x.ndim for x in ends) or not isinstance(steps, int) or steps < 0:
         return torch.linspace(start, end, steps, dtype=dtype, **kwargs)  # Torch's own error.
     if dtype is None:
@@ -75,12 +75,18 @@ def linspace(start: Any, end: Any, steps: int, **kwargs: Any) -> Tensor:
     return found.to(dtype)
 
 
+def _on_one_device(start: Any, end: Any) -> list[Tensor]:
+    """Two ends, of which at least one is a tensor, as tensors."""
+    device = next(x.device for x in (start, end) if isinstance(x, Tensor))
+    return [torch.as_tensor(x, device=device) for x in (start, end)]
+
+
 def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **kwargs: Any) -> Tensor:
     """``torch.logspace`` between tensors without dimensions."""
     dtype = kwargs.pop("dtype", None)
     whole = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
     if whole and steps > 1:  # Torch takes a single power as it is.
-        start, end = (torch.as_tensor(x).to(dtype) for x in (start, end))
+        start, end = (x.to(dtype) for x in _on_one_device(start, end))
     powers = linspace(start, end, steps, dtype=torch.float64 if whole else dtype, **kwargs)
     found = torch.pow(base, powers)
     return found.to(dtype) if whole else found

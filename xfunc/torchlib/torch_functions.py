@@ -22,6 +22,7 @@ class Kind(enum.Enum):
     READ = enum.auto()  # needs data
     REPR = enum.auto()  # prints: shows the aval
     DATA_SHAPED = enum.auto()  # the shape of the result depends on data
+    REPEAT = enum.auto()  # likewise, if a tensor says how often each element is repeated
     RANDOM = enum.auto()  # draws from the global generator
     FACTORY = enum.auto()  # makes a tensor: on the device, unless told otherwise
     LITERAL = enum.auto()  # makes a tensor from Python data
@@ -97,6 +98,7 @@ def _table() -> dict[object, Kind]:
             "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount",
         ),
     )  # fmt: skip
+    put(Kind.REPEAT, _functions("repeat_interleave"))
     random = _functions(
         "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
         "normal", "bernoulli", "multinomial", "poisson", "binomial", "dropout", "dropout1d",

@@ -10,12 +10,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
 from xfunc.backends.active import tracer
 from xfunc.core.locations import user_location
 from xfunc.torchlib import bounds, float8, functorch, torch_functions
+from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.derivatives import check_derivative
 from xfunc.torchlib.in_place import write_into
 from xfunc.torchlib.indexing import part_of
@@ -24,6 +26,7 @@ from xfunc.torchlib.torch_functions import Kind
 from xfunc.torchlib.values import FLOAT8, SUPPORTED, check_dtype, tensors_in
 from xfunc.trace import empty, rules
 from xfunc.trace.leaks import Leaked, Token
+from xfunc.trace.literals import literal
 from xfunc.trace.refusals import explain, refusal_of
 
 if TYPE_CHECKING:
@@ -223,13 +226,13 @@ def _run(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any
 def _on_device(
     args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Arguments with the tensors of the CPU moved to the device."""
+    """Arguments with the tensors of the CPU, and NumPy's arrays, moved to the device."""
 
     def moved(a: Any) -> Any:
         if type(a) in (tuple, list):
             return type(a)(map(moved, a))
         if isinstance(a, torch.Tensor) and a.device.type == "cpu":
             return tracer().to_device(a)
-        return a
+        return literal(from_numpy(a)) if isinstance(a, np.ndarray) else a
 
     return tuple(map(moved, args)), {k: moved(a) for k, a in kwargs.items()}

@@ -16,6 +16,7 @@ from xfunc.torchlib.initialisers import INITIALISERS
 from xfunc.torchlib.promotion import number
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import FLOAT8, check_dtype, find_traced, on_device, tensors_in
+from xfunc.trace import constants
 from xfunc.trace.literals import literal
 from xfunc.trace.refusals import OF_JAX
 
@@ -84,10 +85,15 @@ def special(
             "use x.narrow(dim, start, length), whose start may be traced; or keep the whole and "
             "mask it with torch.where.",
         )
+    if kind is Kind.REPEAT:
+        return constants.repeated(trace, func, args, kwargs)
     data_shaped = kind is Kind.DATA_SHAPED or (
         kind is Kind.INDEX and torch_functions.has_mask(args[1])
     )
     if data_shaped:
+        found = constants.result(trace, func, args, kwargs)
+        if found is not NotImplemented:
+            return True, found
         what = "indexing with a boolean mask" if kind is Kind.INDEX else name
         trace.refuse(
             UnsupportedOpError,

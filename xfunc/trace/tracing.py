@@ -32,12 +32,14 @@ the function only holds, or whose shape alone it uses.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+import numpy as np
 import torch
 
 from xfunc.backends.active import tracer
@@ -122,6 +124,30 @@ def _same_constant(x: torch.Tensor, y: torch.Tensor) -> bool:
         return alike and torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (x, y)))
 
 
+@contextlib.contextmanager
+def _noting_arrays() -> Iterator[None]:
+    """Note the values of tensors that traced code makes with ``torch.from_numpy``.
+
+    torch shows no mode these calls. Such a tensor is an input of the program; but where its values
+    decide a shape, they count as constants: the function's value tells arrays by their contents.
+    """
+    plain = torch.from_numpy
+
+    @functools.wraps(plain)
+    def from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
+        made, trace = plain(array), _thread.trace
+        if trace is not None:
+            with torch._C.DisableTorchFunction():
+                trace.known.put(made, made.clone())
+        return made
+
+    torch.from_numpy = from_numpy
+    try:
+        yield
+    finally:
+        torch.from_numpy = plain
+
+
 class Trace:
     """One run of a function on placeholders; a context manager.
 
@@ -179,6 +205,7 @@ class Trace:
                 stack.enter_context(switches.derivatives_or_errors())
                 stack.enter_context(switches.no_validation_of_distributions())
                 stack.enter_context(switches.no_search_for_nan())
+                stack.enter_context(_noting_arrays())
             stack.enter_context(switches.no_saved_tensors_hooks())
             stack.enter_context(functorch.bottom_level())
             stack.callback(ambient.restore, ambient.restore(self.around))
@@ -327,6 +354,8 @@ class Trace:
             check_array(tensor, self.name)
             tracked = self.track_captures and is_tracked(tensor)
             value = self.new_input(tensor, _CAPTURED, tracked)
+        if (known := self.known.find(tensor)) is not None:
+            self.known.put(value, known)
         self.captures.append(tensor)
         self.capture_inputs.append(value)
         self.substitutes[id(tensor)] = (tensor, value)
