@@ -75,4 +75,4 @@ def _kind(x: object) -> str:
         return f"a dict of {', '.join(map(repr, x))}"
     if isinstance(x, (tuple, list)):
         return f"{kind_of(x)} of {len(x)}"
-    return f"{kind_of(x)}"
+    return kind_of(x)

@@ -133,7 +133,7 @@ class Choice(Transform[..., PyTree]):
             ok = ok and not which.dtype.is_floating_point and not which.dtype.is_complex
             ok = ok and which.dtype is not torch.bool
         if not ok:
-            what = short(which) if isinstance(which, Tensor) else f"{kind_of(which)}"
+            what = short(which) if isinstance(which, Tensor) else kind_of(which)
             fail(
                 TypeError,
                 f"{self.__name__}: the {'predicate' if is_cond else 'index'} is {what}, not "

@@ -147,7 +147,7 @@ class ValueAndGrad(Transform[..., PyTree]):
         if type(value) is float:
             value = torch.full((), value)
         if not isinstance(value, Tensor):
-            what = f"{kind_of(value)}"
+            what = kind_of(value)
         elif value.ndim or not value.dtype.is_floating_point:
             what = short(value)
         else:

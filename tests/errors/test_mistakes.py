@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 import xfunc as xf
 
@@ -163,3 +164,18 @@ def test_make_mesh_names_itself() -> None:
         lambda: IGNORING_TYPES.sharding.make_mesh(1, "a b".split()), xf.errors.ShardingError
     )
     assert said.startswith("make_mesh: there are 1 axis sizes and 2 axis names")
+
+
+def _fails_on_devices(x: torch.Tensor) -> torch.Tensor:
+    """An operation that torch has for the CPU only."""
+    if has_torch_function_unary(x):
+        return handle_torch_function(_fails_on_devices, (x,), x)
+    return x if x.device.type == "cpu" else nn.functional.interpolate(x)
+
+
+def test_failure_on_arguments_that_torch_takes() -> None:
+    said = said_by(lambda: xf.jit(_fails_on_devices)(X), ValueError)
+    assert "this is a defect of xfunc" in said
+    assert "make the shapes" not in said
+    said = said_by(lambda: xf.jit(lambda x: x @ x[:2])(X), RuntimeError)
+    assert "make the shapes and dtypes match" in said

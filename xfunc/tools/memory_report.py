@@ -266,7 +266,7 @@ def _check(f: Callable[..., object], traced: stages.Traced, n: int) -> None:
         fail(TypeError, problem, hint)
     out = traced.out_info
     if not isinstance(out, Aval) or out.shape or not out.dtype.is_floating_point:
-        what = short(out) if isinstance(out, Aval) else f"{kind_of(out)}"
+        what = short(out) if isinstance(out, Aval) else kind_of(out)
         problem = (
             f"memory_report needs a function that returns a real floating scalar, but {name} "
             f"returned {what}"

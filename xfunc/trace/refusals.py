@@ -16,7 +16,8 @@ from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError, X
 from xfunc.torchlib import functorch, switches, torch_functions
 from xfunc.torchlib.derivatives import no_derivative
 from xfunc.torchlib.in_place import REPLACED
-from xfunc.torchlib.torch_functions import operation_name
+from xfunc.torchlib.torch_functions import Kind, operation_name
+from xfunc.torchlib.values import tensors_in
 
 # torch's messages about an autograd.Function that a transform cannot handle, and their meaning.
 _FUNCTION_RULES = {
@@ -310,13 +311,18 @@ def explain(
 
 
 def _is_accepted(func: object, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-    """Whether torch takes arguments of these shapes and dtypes, as far as it tells without data."""
+    """Whether torch takes arguments of these shapes and dtypes; False if they are too large."""
+    others = Kind.FOREIGN, Kind.RANDOM, Kind.BACKWARD  # which do more than compute
+    if torch_functions.kind_of(func) in others:
+        return False
+    if sum(t.numel() for t in tensors_in(args, kwargs)) > 1 << 16:
+        return False
 
     def like(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            return torch.empty(x.shape, dtype=x.dtype, device="meta")
+            return torch.ones(x.shape, dtype=x.dtype, device="cpu")
         if isinstance(x, torch.device):
-            return torch.device("meta")
+            return torch.device("cpu")
         return type(x)(map(like, x)) if type(x) in (tuple, list) else x
 
     with torch._C.DisableTorchFunction(), functorch.bottom_level():
