@@ -1,6 +1,8 @@
-"""Processes that call different functions are told so."""
+"""Processes that run different programs, or in another order, are told so."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -38,6 +40,31 @@ if index == "0":  # Nobody else is needed.
 for _ in range(2):
     moved = xf.device_put(x, over("device", "host"))
 assert xf.distributed.process_allgather(moved).equal(whole)
+
+def scaled(x): return x.sum() * 3
+def shifted(x): return x.sum() + 5
+def shown(x): return xf.pure_callback(lambda v: v + 1, x.sum(), x.sum()) + x.sort()[0].sum()
+
+if index == "0":  # What is only traced makes no difference.
+    xf.jit(shown).lower(torch.ones(3))
+assert xf.jit(shown)(x).item() == 241
+both = [xf.jit(scaled), xf.jit(shifted)]
+assert [f(x).item() for f in both] == [360, 125]
+print("in step", flush=True)
+if how == "another order":
+    [f(x) for f in (both if index == "0" else reversed(both))]
+if how == "one more" and index == "0":
+    both[0](x)
+if how == "another program":
+    f = xf.jit(lambda x, n=int(index): x.sum() * n)
+    for _ in range(2):
+        try:
+            f(x)
+        except RuntimeError as error:
+            print(error, flush=True)
+    def scaled(x): return x.sum() * 3
+    xf.jit(scaled)(x)
+    raise KeyError("in all")
 """
 
 
@@ -66,3 +93,31 @@ def test_distributed_different_calls_raise(
     text = f"RuntimeError: {first} was called in this process, and {second} in process 1"
     assert text in said
     assert "Hint: call the same functions in the same order in all processes." in said
+
+
+def test_distributed_another_program_of_a_name_raises(fresh: Server) -> None:
+    for status, said, why in run(fresh, "another program"):
+        assert status == 1, said + why
+        each = said.partition("in step\n")[2]
+        assert each.count("is another program in this process than in process") == 2, said + why
+        assert each.count("Hint: call the same functions, with the same shapes, in the same") == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "wanted"),
+    [
+        (
+            "another order",
+            r"run \d+ of a program that communicates was shifted in process 1 and scaled in process"
+            " 0: call the same functions",
+        ),
+        ("one more", "process 0 runs scaled, which communicates, and process 1 came to its end"),
+    ],
+)
+def test_distributed_later_runs_out_of_step_end_processes(
+    fresh: Server, how: str, wanted: str
+) -> None:
+    for status, said, why in run(fresh, how):
+        assert status == 69, said + why
+        assert "in step" in said
+        assert re.search(rf"^error: {wanted}.* ends too: restart", why, re.MULTILINE), why

@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from torch.distributed import PrefixStore, Store
 
-from xfunc.backends import exits
+from xfunc.backends import calls, exits
 from xfunc.backends.watch import Watch
 
 LOST = os.EX_UNAVAILABLE  # the exit status of a process that has lost another one
@@ -35,6 +35,7 @@ def begin(store: Store, index: int, count: int) -> None:
     if count == 1:
         return
     _last = getattr(sys, "last_value", None)
+    calls.reset()
     _watch = Watch(PrefixStore("watch", store), index, count, _lost)
     _before, sys.excepthook = sys.excepthook, _uncaught
     exits.begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import distributed
@@ -164,7 +164,12 @@ def gathered(value: object, count: int | None = None) -> list[object]:
     return found
 
 
-def agreed(name: str, prepare: Callable[[], tuple[object, _T]], count: int | None = None) -> _T:
+def agreed(
+    name: str,
+    prepare: Callable[[], tuple[object, _T]],
+    count: int | None = None,
+    differ: Callable[[str, Any, Any, int], NoReturn] | None = None,
+) -> _T:
     """What a function prepares, if all processes describe it alike.
 
     Otherwise all of them raise, also if only one of them failed: the others would wait forever.
@@ -173,6 +178,8 @@ def agreed(name: str, prepare: Callable[[], tuple[object, _T]], count: int | Non
         name: of the user's function, for messages.
         prepare: returns a description, and a value.
         count: as of `gathered`.
+        differ: raises if the descriptions differ, given the name, that of this process and that of
+            another, and the number of the other; by default, as if they described arguments.
     """
     try:
         said, value = prepare()
@@ -197,13 +204,17 @@ def agreed(name: str, prepare: Callable[[], tuple[object, _T]], count: int | Non
             )
     for k, (_, other, _) in enumerate(everyones):
         if other != said:
-            own, its = _where_they_differ(said, other)
-            fail(
-                TreeMismatchError,
-                f"{name} was given {own} in this process, and {its} in process {k}",
-                "pass the same structures, shapes, dtypes and shardings in all of them.",
-            )
+            (differ or _given_others)(name, said, other, k)
     return value
+
+
+def _given_others(name: str, said: Any, other: Any, k: int) -> NoReturn:
+    own, its = _where_they_differ(said, other)
+    fail(
+        TreeMismatchError,
+        f"{name} was given {own} in this process, and {its} in process {k}",
+        "pass the same structures, shapes, dtypes and shardings in all of them.",
+    )
 
 
 def _where_they_differ(said: Any, other: Any) -> tuple[object, object]:

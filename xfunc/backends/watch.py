@@ -3,7 +3,7 @@
 In a computation they share, they wait for each other: if one died, the others would wait for a long
 time, or for ever, deep within XLA. So a thread of each process exchanges messages with the first
 process, a few times a second. It notices at once if a process has ended, after a while if its host
-is gone or it is stopped, and learns of errors in others.
+is gone or it is stopped, learns of errors in others, and compares which programs they have run.
 
 NOTE [aborts]: JAX connects the processes through a service in the first one. If that is killed,
 JAX's client aborts the others at once, and its message does not tell which process is gone. So an
@@ -16,17 +16,21 @@ import datetime
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.distributed import ProcessGroupGloo, Store
 
+from xfunc.backends import calls
+from xfunc.backends.calls import Call
+
 _EVERY = 0.3  # seconds from one round to the next
 _SILENCE = 100.0  # seconds after which a process that says nothing counts as lost
 _SIZE = 1024  # bytes of a message
 
-# What a process says and what the first one answers: one of these characters, then a text.
+# What a process says and what the first one answers: one of these characters, then a text. Of a
+# process that is well or has left, it is its latest run: see NOTE [programs out of step].
 _WELL, _LEFT, _FAILED = " ", "l", "f"
 _GO_ON, _END, _LOST = " ", "e", "x"
 
@@ -63,6 +67,7 @@ class Watch:
         timeout = datetime.timedelta(seconds=silence)
         self._group: Any = ProcessGroupGloo(store, index, count, timeout)  # It lacks types.
         self._said, self._news = _WELL, ""
+        self._calls = calls.own
         self._failing = self._failed = False
         self._heard, self._changed = threading.Event(), threading.Event()
         _delay_aborts()
@@ -103,7 +108,7 @@ class Watch:
     def _lead(self) -> str:
         """Listen to the others in turn; returns what has happened, empty if all have left."""
         while True:
-            said = [self._said]
+            said = [self._report()]
             for k in range(1, self._count):
                 try:
                     said.append(self._receive(k))
@@ -117,6 +122,8 @@ class Watch:
                 k, text = bad[0]
                 told = f"process {k} failed: {text[1:]}" if text[0] == _FAILED else text[1:]
                 answer = _LOST + told
+            elif told := self._out_of_step(said):
+                answer = _LOST + told
             for k in range(1, self._count):
                 if said[k][0] != _LOST:
                     self._answer(answer, k)
@@ -125,11 +132,23 @@ class Watch:
             self._changed.wait(_EVERY)
             self._changed.clear()
 
+    def _report(self) -> str:
+        said = self._said
+        return said + str(self._calls.last) if said in (_WELL, _LEFT) else said
+
+    def _out_of_step(self, said: Sequence[str]) -> str | None:
+        """How the programs that processes ran differ, if they do."""
+        latest = [Call.read(text[1:]) for text in said]
+        for k, call in enumerate(latest[1:], 1):
+            if found := self._calls.mismatch(k, call):
+                return found
+        return calls.unanswered(latest, [k for k, text in enumerate(said) if text[0] == _LEFT])
+
     def _follow(self) -> str:
         """Report in turn to the first; returns what has happened, empty if all have left."""
         try:
             while True:
-                self._send(self._said, 0)
+                self._send(self._report(), 0)
                 if (answer := self._receive(0)) != _GO_ON:
                     return answer[1:]
         except RuntimeError as error:

@@ -13,7 +13,7 @@ from xfunc.hlo.spmd.collectives import exchanges
 NOTED = f"""
 from xfunc.backends import processes
 met, agreed = [], processes.agreed
-processes.agreed = lambda name, *args: (met.append(name), agreed(name, *args))[1]
+processes.agreed = lambda name, *args, **kw: (met.append(name), agreed(name, *args, **kw))[1]
 {PROGRAM}
 print(met)
 """

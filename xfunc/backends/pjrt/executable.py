@@ -124,7 +124,8 @@ class Executable:
             except Exception as error:  # of many classes, by what goes wrong
                 raise compile_error(name, str(error)) from error
         self._compiled = found
-        self._run = meeting.together(name, found if placements else run, found)
+        described = avals, placements, tuple(donated), options, mesh
+        self._run = meeting.together(name, found if placements else run, found, module, described)
         # With JAX 0.7.1 programs of several processes hang on the CPU if one overtakes another.
         self._calls_host, self._waits = calls_host, calls_host or meeting.is_needed()
 

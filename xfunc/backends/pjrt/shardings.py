@@ -72,7 +72,8 @@ def _mover_between(
     to: Placement | None, where: Sharding, shape: tuple[int, ...], dtype: object
 ) -> Callable[[Array], Array]:
     run = _mover(to).lower(jax().ShapeDtypeStruct(shape, dtype, sharding=where)).compile()
-    return meeting.together("device_put", run, run)
+    described = str(where._to_xla_hlo_sharding(len(shape))), to, shape, dtype
+    return meeting.together("device_put", run, run, None, described)
 
 
 @functools.lru_cache(maxsize=1024)
