@@ -13,6 +13,7 @@ from xfunc.hlo.passes.barriers import hold_barriers
 from xfunc.hlo.passes.limits import reach_limits
 from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
+from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 from xfunc.hlo.spmd.collectives import DEVICES, list_groups
 from xfunc.hlo.spmd.tiles import Order
 
@@ -34,6 +35,8 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
         hold_barriers(proto, partitioned=count > 1)
         if count == 1:
             orient_products(proto)
+    if count > 1:
+        narrow_scatter_indices(proto)
     n = traced_for(proto, count)
     if n != count:
         fail(

@@ -27,7 +27,6 @@ from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber_parameters
 from xfunc.hlo.passes.inline import inline_calls
 from xfunc.hlo.passes.precise import ask_for_float32
-from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 from xfunc.hlo.passes.shardy import to_shardy
 from xfunc.torchlib.dataless import HELD_ELSEWHERE, with_memory
 from xfunc.torchlib.functorch import is_wrapped, top_level
@@ -211,7 +210,6 @@ class Pjrt:
                 proto = module.proto
         mesh = None
         if self._count > 1:
-            narrow_scatter_indices(proto)
             sent = calls_host and callbacks.are_sent()
             call_once(proto, every=sent)
             mesh = to_shardy(proto, self._count) if shardy and not sent else None

@@ -1,8 +1,9 @@
-"""`narrow_scatter_indices`: 64-bit indices of scatters become 32-bit ones.
+"""`narrow_scatter_indices`: indices of scatters become signed 32-bit ones, as JAX has them.
 
-XLA's partitioner (jaxlib 0.7.1) ends the process on a scatter into a sharded array where one of the
-indices is the position along a dimension, as torch's scatters along a dimension have them: it
-offsets these by 32-bit numbers ("Check failed: IsScalarWithElementType").
+XLA's partitioner (of jaxlib 0.7.1 and of torch_xla 2.9) ends the process on a scatter whose indices
+are of another type, if it divides one of their dimensions unevenly: it pads them with -1, always as
+a signed 32-bit number (`HandleScatter`; "Check failed: IsScalarWithElementType", in
+spmd_partitioner_util.h). Which dimensions it divides, only the partitioner knows.
 """
 
 from __future__ import annotations
@@ -15,11 +16,16 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import constant, fill, fresh_ids, instruction
 
 _MOST = 2**31 - 1
+_WIDE = {  # with the least index; all negative ones are out of range
+    pb.S64: (torch.int64, -1),
+    pb.U64: (torch.uint64, 0),
+    pb.U32: (torch.uint32, 0),
+}
 _Made = list[pb.HloInstructionProto]
 
 
 def narrow_scatter_indices(proto: pb.HloModuleProto) -> None:
-    """Give scatters 32-bit indices, in place, where the sizes allow it."""
+    """Give scatters signed 32-bit indices, in place, where the sizes allow it."""
     ids = fresh_ids(proto)
     for c in proto.computations:
         if not any(i.opcode == "scatter" for i in c.instructions):
@@ -31,7 +37,7 @@ def narrow_scatter_indices(proto: pb.HloModuleProto) -> None:
                 k = len(i.operand_ids) // 2  # after the arrays, before as many updates
                 indices = by_id[i.operand_ids[k]]
                 sizes = by_id[i.operand_ids[0]].shape.dimensions
-                if indices.shape.element_type == pb.S64 and max(sizes, default=0) <= _MOST:
+                if indices.shape.element_type != pb.S32 and max(sizes, default=0) <= _MOST:
                     i.operand_ids[k] = _narrow(indices, by_id, ids, made)
             made.append(i)
         if len(made) > len(c.instructions):
@@ -44,7 +50,7 @@ def _narrow(
     ids: Iterator[int],
     made: _Made,
 ) -> int:
-    """The id of the same numbers with 32 bits; what is out of range stays out of range."""
+    """The id of the same numbers as int32; what is out of range stays out of range."""
     shape = pb.ShapeProto()
     shape.CopyFrom(x.shape)
     shape.element_type = pb.S32
@@ -56,14 +62,17 @@ def _narrow(
         new.name = f"{x.opcode}.{new.id}"
         new.shape.CopyFrom(shape)
     else:
-        ends: list[int] = []
-        for n in (-1, _MOST):  # Bounds that are scalars end the process on the CPU.
-            end = constant(n, next(ids), torch.int64, of=x)
-            whole = instruction("broadcast", next(ids), x.shape, [end.id], of=x)
-            made += [end, whole]
-            ends.append(whole.id)
-        within = instruction("clamp", next(ids), x.shape, [ends[0], x.id, ends[1]], of=x)
+        within = x
+        if x.shape.element_type in _WIDE:
+            dtype, least = _WIDE[x.shape.element_type]
+            ends: list[int] = []
+            for n in (least, _MOST):  # Bounds that are scalars end the process on the CPU.
+                end = constant(n, next(ids), dtype, of=x)
+                whole = instruction("broadcast", next(ids), x.shape, [end.id], of=x)
+                made += [end, whole]
+                ends.append(whole.id)
+            within = instruction("clamp", next(ids), x.shape, [ends[0], x.id, ends[1]], of=x)
+            made.append(within)
         new = instruction("convert", next(ids), shape, [within.id], of=x)
-        made.append(within)
     made.append(new)
     return new.id
