@@ -117,10 +117,11 @@ class Dynamic:
                 return self._call(key, declared, leaves, structure, env, ends, given)
             plans = self._plans_of(declared, leaves, structure, options, wanted)
             largest = {n: high for n, (_, high) in ends.items()}
-            exact = {n: (s, s) for n, s in env.items()}
-            if largest != env and not plans.fits(largest):
-                ends = exact  # Its own size may fit where the bucket's does not.
-            plan = plans.choose({n: high for n, (_, high) in ends.items()})
+            padded = any(low < high for low, high in ends.values())
+            if padded and not plans.fits(largest, padded):
+                # The program of its own size may fit where the bucket's does not.
+                ends, padded = {n: (s, s) for n, s in env.items()}, False
+            plan = plans.choose({n: high for n, (_, high) in ends.items()}, padded)
             with ambient.overridden(plan.override):
                 return self._call(key, declared, leaves, structure, env, ends, given)
 
@@ -156,19 +157,22 @@ class Dynamic:
                 return of_chip(found.parts)
 
             def measure(env: Mapping[str, int]) -> int | None:
-                ends = self._ends(declared, env)
+                return None if device_count() > 1 else held_by(maker.entry(env)[0])
+
+            def measure_padded(env: Mapping[str, int]) -> int | None:
                 if device_count() > 1:
                     return None
-                if any(high != env[n] for n, (_, high) in ends.items()):
-                    return held_by(maker.entry(env)[0])  # of an exact shape
                 sizes = [
                     (sizes_at(dims, shape, env), dtype)
                     for dims, (shape, dtype) in zip(declared.dims, avals, strict=True)
                 ]
                 bucket, _ = self._bucket(declared, structure, tuple(sizes), ends, options)
+                ends = self._ends(declared, env)
                 return held_by(bucket.entry or maker.entry(env)[0])
 
-            self._plans[key] = plans_of(self._staged, trace, declared.box, self._limit, measure)
+            self._plans[key] = plans_of(
+                self._staged, trace, declared.box, self._limit, measure, None, measure_padded
+            )
         return self._plans[key]
 
     def _call(

@@ -216,22 +216,27 @@ def plans_of(
     bytes: int,
     measure: Measure,
     target: Target | None = None,
+    measure_padded: Measure | None = None,
 ) -> Plans:
     """The plans for a target, or for the device in use.
 
     What is compiled for the device in use to measure them is counted.
     """
 
-    def counted(env: Env) -> int | None:
-        with counting_compiles(staged.cache):
-            return measure(env)
+    def counted(measure: Measure) -> Measure:
+        def run(env: Env) -> int | None:
+            with counting_compiles(staged.cache):
+                return measure(env)
+
+        return run
 
     if target is not None:
         where, chip, memory = target.device
         bytes = bytes if memory is None else min(bytes, memory)
         return Plans(staged.name, trace, box, bytes, chip, measure, where)
     chip = "cpu" if default_backend() == "cpu" else "v6e"
-    return Plans(staged.name, trace, box, bytes, chip, counted)
+    of_padded = measure_padded and counted(measure_padded)
+    return Plans(staged.name, trace, box, bytes, chip, counted(measure), "", of_padded)
 
 
 T = TypeVar("T")

@@ -28,6 +28,8 @@ Trace = Callable[[Env], tuple[Module, tuple[int, ...]]]
 Measure = Callable[[Env], int | None]
 """Compiles at given sizes; returns the memory that the program uses, if the compiler reports it."""
 
+_Key = tuple[bool, tuple[int, ...]]  # whether the program is padded, and sizes
+
 _ALONE = 3  # sizes of a plan that are analysed by themselves
 _FAR = 1.1  # times the estimate: if XLA's order takes more, another is tried
 _UNBOUNDED = 2**20  # where the search for the largest size ends if a symbol has no maximum
@@ -63,8 +65,8 @@ class Plan:
         self.why_one_by_one: str | None = None
         self._box, self._is_fitted = box, not box.ranges
         self._found: tuple[SymbolicPeak, Seconds] | None = None
-        self._measured: dict[tuple[int, ...], int] = {}
-        self._in_order: set[tuple[int, ...]] = set()  # sizes whose program is not in XLA's order
+        self._measured: dict[_Key, int] = {}
+        self._in_order: set[_Key] = set()  # sizes whose program is not in XLA's order
         self._reordered = 0
         self._known: dict[tuple[int, ...], tuple[int, float]] = {}
 
@@ -74,10 +76,15 @@ class Plan:
             module, donated = self._trace(env)
         return module if CHIPS[self._chip].host else without_offload(module), donated
 
-    def peak(self, env: Env) -> int:
-        """The peak in bytes: as compiled, or else as estimated."""
-        key = tuple(env.values())
-        return self._measured.get(key) or self.estimate(env)
+    def peak(self, env: Env, padded: bool = False) -> int:
+        """The peak in bytes: as compiled, or else as estimated.
+
+        Args:
+            env: the sizes.
+            padded: whether that of the program for a bucket is meant, with masks, rather than that
+                of the program for these sizes alone.
+        """
+        return self._measured.get(_key(env, padded)) or self.estimate(env)
 
     def estimate(self, env: Env) -> int:
         """The peak in bytes, as estimated."""
@@ -87,9 +94,9 @@ class Plan:
         """The duration of a run according to the roofline model."""
         return self._of(env)[1]
 
-    def measure(self, env: Env, measure: Measure) -> bool:
+    def measure(self, env: Env, measure: Measure, padded: bool = False) -> bool:
         """Compile it and record its measured memory; returns whether that is news."""
-        key = tuple(env.values())
+        key = _key(env, padded)
         if key in self._measured:
             return False
         before = self._reordered
@@ -100,13 +107,13 @@ class Plan:
             self._in_order.add(key)
         return True
 
-    def described(self, env: Env) -> str:
+    def described(self, env: Env, padded: bool = False) -> str:
         """Its name, and whether the program at these sizes is in an order that is given to XLA."""
-        return self.name + ", in order" * (tuple(env.values()) in self._in_order)
+        return self.name + ", in order" * (_key(env, padded) in self._in_order)
 
-    def is_measured(self, env: Env) -> bool:
+    def is_measured(self, env: Env, padded: bool = False) -> bool:
         """Whether `peak` is as compiled."""
-        return tuple(env.values()) in self._measured
+        return _key(env, padded) in self._measured
 
     def largest(self, box: Box, env: Env, symbol: str, limit: int) -> int | None:
         """The largest size of a symbol that fits a limit, given the others; None if none does.
@@ -194,6 +201,10 @@ class Plan:
 
 
 def _held(compiled: Executable) -> int | None:
+def _key(env: Env, padded: bool) -> _Key:
+    return padded, tuple(env.values())
+
+
     found = compiled.optimised()
     return None if found is None else found.memory.peak_memory_in_bytes
 

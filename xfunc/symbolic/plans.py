@@ -37,6 +37,8 @@ _NEAR = 1.1  # times the limit: plans expected to hold this are measured before 
 _CLOSE = 1.05  # times the duration of the fastest plan: the others are not examined then
 _OFFLOADED = ", offloaded"
 
+_Key = tuple[int, bool, tuple[int, ...]]  # the limit, whether for the padded program, and sizes
+
 
 def candidates() -> dict[str, Policy | None]:
     """The plans by name, those that keep most first; None: the function as written."""
@@ -72,6 +74,7 @@ class Plans:
         chip: one of `CHIPS`, whose speed decides which plan is the fastest.
         measure: compiles the chosen plan to check its memory; None: estimates are enough.
         where: what it is planned for, as `explain` names it; empty for the running device.
+        measure_padded: likewise for the program of the bucket that ends at given sizes.
     """
 
     def __init__(
@@ -83,36 +86,43 @@ class Plans:
         chip: str = "v6e",
         measure: Measure | None = None,
         where: str = "",
+        measure_padded: Measure | None = None,
     ):
         self.name, self.box, self.limit = name, box, limit
-        self._trace, self._chip, self._measure = trace, chip, measure
+        self._trace, self._chip = trace, chip
+        self._measures = {False: measure, True: measure_padded}
         self._reorders = measure is not None and chip == "cpu" and device_count() == 1
         self._where = where
         self._offloads = CHIPS[chip].host > 0
         self._waiting = candidates() | (offloading() if self._offloads else {})
         self._whole: bool | None = None
-        self._chosen: dict[tuple[int, ...], Plan] = {}
-        self._misfits: set[tuple[int, ...]] = set()  # sizes that no plan fits
+        self._chosen: dict[_Key, Plan] = {}
+        self._misfits: set[_Key] = set()  # sizes that no plan fits
         self.plans: list[Plan] = []
 
-    def choose(self, env: Env) -> Plan:
+    def choose(self, env: Env, padded: bool = False) -> Plan:
         """The fastest plan that fits.
+
+        Args:
+            env: the sizes.
+            padded: whether the program of the bucket that ends there is to fit, with its masks,
+                rather than that of these sizes alone.
 
         Raises:
             OutOfMemoryError: none does; the error gives the smallest limit that would suffice.
         """
-        key = (self.limit, *env.values())
+        key = (self.limit, padded, tuple(env.values()))
         found = self._chosen.get(key)
         if found is None:
-            found = self._chosen[key] = self._fastest(env)
+            found = self._chosen[key] = self._fastest(env, padded)
         return found
 
-    def fits(self, env: Env) -> bool:
+    def fits(self, env: Env, padded: bool = False) -> bool:
         """Whether the function can be traced at these sizes, and some plan fits."""
-        key = (self.limit, *env.values())
+        key = (self.limit, padded, tuple(env.values()))
         if key not in self._misfits:
             try:
-                self.choose(env)
+                self.choose(env, padded)
             except Exception:  # No plan fits, or the function refuses such sizes.
                 self._misfits.add(key)
         return key not in self._misfits
@@ -143,11 +153,11 @@ class Plans:
                 lines.append(f"{plan.name} is analysed size by size: {plan.why_one_by_one}")
         if not self._offloads:
             lines.append("no plan offloads values: the host's memory is the device's")
-        for (limit, *key), plan in self._chosen.items():
+        for (limit, padded, key), plan in self._chosen.items():
             if limit != self.limit:
                 continue
             sizes = dict(zip(self.box.ranges, key, strict=True))
-            lines.append(f"{_sizes(sizes) or 'chosen'}: {plan.described(sizes)}")
+            lines.append(f"{_sizes(sizes) or 'chosen'}: {plan.described(sizes, padded)}")
         return "\n".join(lines)
 
     def _largest(self) -> Env:
@@ -158,13 +168,13 @@ class Plans:
                 plan.peak(top)
         except Exception:
             if self._chosen:
-                _, *sizes = list(self._chosen)[-1]
+                _, _, sizes = list(self._chosen)[-1]
                 return dict(zip(self.box.ranges, sizes, strict=True))
         return top
 
-    def _fastest(self, env: Env) -> Plan:
+    def _fastest(self, env: Env, padded: bool) -> Plan:
         while True:
-            expected = self._expected(env)
+            expected = self._expected(env, padded)
             fitting = [p for p in self.plans if expected[p] <= self.limit]
             plan = min(fitting, key=lambda p: p.seconds(env), default=None)
             name = self._next(plan, env)
@@ -172,39 +182,40 @@ class Plans:
                 self._look(name, env)
                 continue
             if plan:
-                if self._is_news(plan, env):
+                if self._is_news(plan, env, padded):
                     continue  # It may hold more than was estimated.
                 return plan
             # Estimates may also be too high.
             least, *others = sorted(self.plans, key=expected.__getitem__)
             near = [least, *(p for p in others if expected[p] <= _NEAR * self.limit)]
-            if not any(self._is_news(p, env) for p in near):
-                self._refuse(least, env)
+            if not any(self._is_news(p, env, padded) for p in near):
+                self._refuse(least, env, padded)
 
-    def _expected(self, env: Env) -> dict[Plan, float]:
+    def _expected(self, env: Env, padded: bool) -> dict[Plan, float]:
         """The peak of each plan, as measured.
 
         If it is not, as estimated, and corrected by what was measured of others at these sizes.
         """
-        measured = [p for p in self.plans if p.is_measured(env)]
-        ratio = min((p.peak(env) / p.estimate(env) for p in measured), default=1.0)
-        return {p: p.peak(env) * (1.0 if p in measured else ratio) for p in self.plans}
+        measured = [p for p in self.plans if p.is_measured(env, padded)]
+        ratio = min((p.peak(env, padded) / p.estimate(env) for p in measured), default=1.0)
+        return {p: p.peak(env, padded) * (1.0 if p in measured else ratio) for p in self.plans}
 
     def _good_enough(self, env: Env) -> float:
         """Plans this fast are taken without examining others."""
         return _CLOSE * min(p.seconds(env) for p in self.plans)
 
-    def _is_news(self, plan: Plan, env: Env) -> bool:
+    def _is_news(self, plan: Plan, env: Env, padded: bool) -> bool:
         """Measure how much memory a plan takes; returns whether that was unknown."""
-        return self._measure is not None and plan.measure(env, self._measure)
+        measure = self._measures[padded]
+        return measure is not None and plan.measure(env, measure, padded)
 
-    def _refuse(self, least: Plan, env: Env) -> NoReturn:
-        needed = least.peak(env)
+    def _refuse(self, least: Plan, env: Env, padded: bool) -> NoReturn:
+        needed = least.peak(env, padded)
         where = f" at {_sizes(env)}" * bool(env) + f" on {self._where}" * bool(self._where)
         problem = (
             f"{self.name}{where} fits no memory_limit of {self.limit} bytes ({size(self.limit)}): "
             f"the least that a plan takes is {needed} bytes ({size(needed)}), that which keeps "
-            f"{least.described(env)!r}"
+            f"{least.described(env, padded)!r}"
         )
         smaller = "".join(self._reach(least, env, name) for name in self.box.ranges)
         raise OutOfMemoryError(
