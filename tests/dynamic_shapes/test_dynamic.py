@@ -199,6 +199,32 @@ def test_dynamic_shapes_error_at_other_size_is_ignored():
         product(torch.ones(3, 3), torch.ones(4, 5))
 
 
+def test_dynamic_shapes_explain_counts_calls_of_the_user_only():
+    jitted = xf.jit(mean_of_squares, dynamic_shapes=((S,),), buckets=[16, 64])
+    jitted.clear_cache()  # Functions of one skeleton share theirs.
+    for n in (5, 6, 7):
+        jitted(torch.ones(n))
+    info = jitted.cache_info()
+    assert info.misses == 1
+    assert info.traces > 3  # the sizes that it was tried at
+    assert "last miss: first call" in jitted.explain()
+    jitted(torch.ones(17))
+    assert jitted.cache_info().misses == 2
+    assert "last miss: x changed from float32[16] to float32[64]" in jitted.explain()
+
+
+def test_dynamic_shapes_explain_names_line_of_error_at_other_size():
+    def f(x):
+        return x.reshape(-1, 5).sum(1)
+
+    jitted = xf.jit(f, dynamic_shapes=((S,),), buckets=[16])
+    assert jitted(torch.ones(10)).tolist() == [5, 5]
+    found = re.search(r"cannot be traced at S=16: .*, at (\S+):(\d+) in f", jitted.explain())
+    assert found is not None, jitted.explain()
+    assert found[1] == __file__
+    assert int(found[2]) == f.__code__.co_firstlineno + 1
+
+
 def test_dynamic_shapes_captured_tensor_requires_grad():
     held = torch.ones(3, requires_grad=True)
     jitted = xf.jit(lambda x: x.sum() * held.sum(), dynamic_shapes=((S,),))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xfunc.cache.identity import forget_changes, root_of, skeleton
@@ -68,6 +69,7 @@ class FunctionCache:
         self.last_miss, self.not_kept = "not called yet", ""
         self.latest = Latest(None, None)
         self.globals: Guards | None = None
+        self._uncalled: set[Hashable] = set()  # keys of programs that no call of the user's made
 
     def find(self, key: Hashable) -> Any:
         """The entry of a key, or None; counts."""
@@ -91,6 +93,17 @@ class FunctionCache:
         """
         self.misses += 1
         self.last_miss, self.not_kept = self._why(key, names), ""
+
+    @contextlib.contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Look for programs that nobody called: these are no hits and no misses of the user's."""
+        before, known = (self.hits, self.misses, self.last_miss, self.not_kept), {*self.entries}
+        try:
+            yield
+        finally:
+            self.hits, self.misses, self.last_miss, self.not_kept = before
+            new = self.entries.keys() - known
+            self._uncalled = {k for k in self._uncalled if k in self.entries} | new
 
     def explained(self, never_kept: str = "") -> str:
         """The last miss, in lines; `never_kept`: why none of its programs is kept on disk."""
@@ -116,7 +129,7 @@ class FunctionCache:
             guard, old, new = changed
             what = getattr(guard, "what", "the state of a module")
             return f"{what} changed: {difference(old, new)}"
-        known = [k for k in self.entries if isinstance(k, Key)]
+        known = [k for k in self.entries if isinstance(k, Key) and k not in self._uncalled]
         return differences(known, key, names) if known else "first call"
 
     def info(self) -> CacheInfo:
@@ -128,7 +141,7 @@ class FunctionCache:
         self.latest = Latest(None, None)
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss, self.not_kept = "not called yet", ""
-        self.globals = None
+        self.globals, self._uncalled = None, set()
 
 
 _functions: collections.OrderedDict[Hashable, FunctionCache] = collections.OrderedDict()

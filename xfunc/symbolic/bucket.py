@@ -27,6 +27,7 @@ from xfunc.stages.entry import Entry
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.symbolic.binding import Declared, sizes_at
+from xfunc.core.locations import raised_at
 from xfunc.symbolic.box import Box
 from xfunc.symbolic.cut import narrowed
 from xfunc.symbolic.fit import NoFit, SymbolicModule, at_one_size, fit
@@ -184,7 +185,8 @@ class Maker:
     def _module(self, env: Env) -> Module:
         """The HLO at given sizes."""
         try:
-            with ambient.probing() if device_count() > 1 else contextlib.nullcontext():
+            probing = ambient.probing() if device_count() > 1 else contextlib.nullcontext()
+            with probing, self._staged.cache.uncounted():
                 entry, _ = self.entry(env)
         except Exception as error:
             raise NoFit(untraceable({n: (s, s) for n, s in env.items()}, error)) from error
@@ -246,7 +248,9 @@ def _entry(source: Entry, module: Module, held: int, symbols: int) -> Entry:
 def untraceable(ends: Ends, error: Exception) -> str:
     """Why there is no program at the largest sizes of a bucket."""
     at = ", ".join(f"{n}={high}" for n, (_, high) in ends.items())
-    return f"it cannot be traced at {at}: {str(error).partition(chr(10))[0]}"
+    line = raised_at(error)
+    where = "" if line is None else f", at {line.file}:{line.line} in {line.function}"
+    return f"it cannot be traced at {at}: {str(error).partition(chr(10))[0]}{where}"
 
 
 def explained(error: NoFit | Inexact) -> str:

@@ -153,7 +153,8 @@ class Dynamic:
 
             def trace(env: Mapping[str, int]) -> tuple[Module, tuple[int, ...]]:
                 staged, dims = self._staged, declared.dims
-                found = traced_at(staged, structure, like, dims, wanted, options, env)
+                with staged.cache.uncounted():
+                    found = traced_at(staged, structure, like, dims, wanted, options, env)
                 return of_chip(found.parts)
 
             def measure(env: Mapping[str, int]) -> int | None:
