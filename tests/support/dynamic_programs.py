@@ -188,3 +188,54 @@ def random_program(seed: int) -> tuple[str, Program]:
         xf.grad(second, argnums=(0, 1)),
     ]
     return f"steps {steps}, end {end}, order {order}", programs[order]
+
+
+_AT_SMALL_SIZES: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x.roll(3, 1),
+    lambda x: x.roll(-2, 1).roll(1, 0),
+    lambda x: x.roll(3),
+    lambda x: x[:, :-2],
+    lambda x: x[:, 1:],
+    lambda x: x[:, -3:],
+    lambda x: x[:3].sum(0, keepdim=True) + x,
+    lambda x: torch.cat([x, x[:, :1]], 1),
+    lambda x: torch.cat([x, x * 2], 0)[1:],
+    lambda x: x.squeeze(1).reshape(x.shape[0], -1),
+    lambda x: x.squeeze(0).sum(0) + x,
+    lambda x: x * 3 if x.shape[1] == 1 else x.sin(),
+    lambda x: x.cumsum(1) if x.shape[0] < 3 else x.cumsum(0),
+    lambda x: x + (100.0 if x.shape[1] < 4 else 0.0),
+    lambda x: x * x[:, :1] + x[:1],
+    lambda x: x.T @ x,
+    lambda x: (x[:, :, None] * x[:, None]).mean(2),
+    lambda x: torch.cov(x).reshape(x.shape[0], -1)[:, :1] + x,
+    lambda x: torch.softmax(x, 1) + x.softmax(0),
+    lambda x: F.pad(x[None], (2, 2), mode="reflect")[0],
+    lambda x: x.unfold(1, 2, 1).sum(2),
+    lambda x: F.avg_pool1d(x, 3, 1, 1),
+    lambda x: F.conv1d(x[:, None], torch.ones(1, 1, 2, dtype=x.dtype))[:, 0],
+    lambda x: F.batch_norm(x, None, None, training=True),
+    lambda x: F.instance_norm(x[None])[0],
+    lambda x: F.layer_norm(x, x.shape[1:]),
+    lambda x: x - x.std(1, keepdim=True),
+    lambda x: x.tril(1) + x.triu(-2),
+    lambda x: x.reshape(-1, 1 if x.numel() < 3 else x.shape[1]),
+    lambda x: x.repeat(2, 1)[::2],
+    lambda x: x.diagonal()[:, None] * x[:1],
+    lambda x: xf.scan(lambda c, a: (c + a, c.sin() + a), x.new_zeros(x.shape[0]), x.T)[1].T,
+    lambda x: x.gather(1, x.argmax(1)[:, None]) + x,
+    lambda x: x.permute(1, 0)[None].expand(2, -1, -1).mean(0),
+]
+
+
+def program_at_small_sizes(seed: int) -> Callable[[torch.Tensor], Any]:
+    """Steps that often take another path, or fail, where a dimension of ``x`` is small."""
+    rng = random.Random(seed)
+    steps = [rng.choice(_AT_SMALL_SIZES) for _ in range(rng.randint(1, 3))]
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        for step in steps:
+            x = step(x)
+        return x
+
+    return forward if rng.random() < 0.6 else xf.grad(lambda x: (forward(x) ** 2).sum())

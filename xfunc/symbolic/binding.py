@@ -53,6 +53,11 @@ class Declared:
         """Which arguments have declared dimensions."""
         return self._varying
 
+    def where(self, ends: Mapping[str, tuple[int, int]]) -> Declared:
+        """The same for the only size of each symbol that has one between these ends."""
+        fixed = {n: (low, high) for n, (low, high) in ends.items() if low == high}
+        return Declared(self.function, self.labels, self.dims, self.box.within(**fixed))
+
     def bind(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
         """The value of each symbol in a call with arguments of these shapes.
 

@@ -5,6 +5,11 @@ sizes. Its HLO at the bucket's own sizes, and at the smallest that use the bucke
 program as well; otherwise the probes are chosen among the bucket's sizes. So a function that takes
 another path from some size on is noticed, wherever that size is. A function that differs at a
 single size in between is not.
+
+NOTE [small sizes]: where a dimension would be 0 or 1, functions and torch itself take other paths:
+they squeeze, broadcast, clip a slice, or refuse. So each size is compared up to the first at which
+all dimensions are larger and the program agrees. Smaller sizes of a symbol that do not agree have
+programs of their own: a program for that one size of the symbol, and all sizes of the others.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,13 +27,13 @@ from xfunc import tree
 from xfunc.backends.devices import device_count
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, AvalKey
+from xfunc.core.locations import raised_at
 from xfunc.hlo import Instruction, Module
 from xfunc.hlo.module import Computation
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.symbolic.binding import Declared, sizes_at
-from xfunc.core.locations import raised_at
 from xfunc.symbolic.box import Box
 from xfunc.symbolic.cut import narrowed
 from xfunc.symbolic.fit import NoFit, SymbolicModule, at_one_size, fit
@@ -38,6 +44,9 @@ from xfunc.trace import scopes
 from xfunc.trace.lowering import Lowering
 
 Ends = Mapping[str, tuple[int, int]]  # the smallest and the largest sizes of a bucket
+
+_MOST_SMALL = 8  # sizes of a symbol that are compared below those that surely agree
+_MOST_OTHER = 4  # sizes without small dimensions that may differ before the others agree
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,6 +60,9 @@ class Bucket:
         masks: how many selects mask padding.
         why: why each shape has its own program.
         per_bucket: whether the program is for this bucket only, not for all sizes.
+        first: the smallest size of each symbol that the program serves.
+        why_small: why smaller sizes have programs of their own.
+        ends: the sizes that were compared.
     """
 
     source: Entry | None
@@ -59,6 +71,26 @@ class Bucket:
     masks: int = 0
     why: str = ""
     per_bucket: bool = False
+    first: Env = dataclasses.field(default_factory=dict)
+    why_small: str = ""
+    ends: Ends = dataclasses.field(default_factory=dict)
+
+    def holds(self, ends: Ends) -> bool:
+        """Whether what was found out about it is true for a bucket between given sizes."""
+        if self.entry is None or self.ends == ends:
+            return self.ends == ends
+        return all(
+            self.ends[n][0] <= low and self.ends[n][1] == high for n, (low, high) in ends.items()
+        )
+
+    def part(self, env: Env) -> Ends | None:
+        """The sizes that share a program with these; None: all that this program serves."""
+        if all(env[n] >= first for n, first in self.first.items()):
+            return None
+        return {
+            n: (env[n], env[n]) if env[n] < first else (first, self.ends[n][1])
+            for n, first in self.first.items()
+        }
 
     def is_watched(self, held: Sequence[torch.Tensor]) -> bool:
         """Whether autograd watches a tensor that the function holds.
@@ -119,6 +151,7 @@ class Maker:
         self._structure, self._avals = structure, avals
         self._options = options._replace(effects_allowed=True)
         self._all: SymbolicModule | NoFit | None = None  # for all sizes
+        self._buckets: dict[tuple[int, ...], Bucket] = {}  # those of `_all`, by largest sizes
         self._first: Entry | None = None  # which all others must match
 
     def entry(self, env: Env) -> tuple[Entry, list[torch.Tensor]]:
@@ -133,7 +166,7 @@ class Maker:
         try:
             return self._made(source, held, ends)
         except (NoFit, Inexact) as error:
-            return Bucket(source, None, why=explained(error))
+            return Bucket(source, None, why=explained(error), ends=ends)
 
     def _made(self, source: Entry, held: list[torch.Tensor], ends: Ends) -> Bucket:
         ranges = self._declared.box.ranges
@@ -141,46 +174,94 @@ class Maker:
         if all(low == high for low, high in ends.values()):
             env = {n: high for n, (_, high) in ends.items()}
             found = padded(at_one_size(self._module(env), env, whole.within(**ends)))
-            return Bucket(source, _entry(source, found.module, len(held), len(ends)), found.outputs)
-        symbolic, per_bucket = self.all_sizes(), False
-        if isinstance(symbolic, SymbolicModule):
-            try:
-                symbolic = self._checked(symbolic, ends)
-            except NoFit as error:
-                symbolic = error
-        if isinstance(symbolic, NoFit):
-            symbolic, per_bucket = self._fitted(whole.within(**ends)), True
-            if isinstance(symbolic, NoFit):
-                raise symbolic
-            symbolic = self._checked(symbolic, ends)
+            entry = _entry(source, found.module, len(held), len(ends))
+            return Bucket(source, entry, found.outputs, ends=ends)
+        symbolic, first, why, per_bucket = self._fitted_to(ends)
+        top = tuple(high for _, high in ends.values())
+        known = self._buckets.get(top)
+        if known is not None and known.source is source and not per_bucket:
+            return dataclasses.replace(known, first=first, why_small=why, ends=ends)
         sizes = whole.within(**{n: (ranges[n].min, high) for n, (_, high) in ends.items()})
         symbolic = dataclasses.replace(symbolic, box=sizes)
         self._check_held(source, symbolic)
         found = padded(symbolic)
         entry = _entry(source, found.module, len(held), len(ends))
-        return Bucket(source, entry, found.outputs, found.masks, "", per_bucket)
+        bucket = Bucket(source, entry, found.outputs, found.masks, "", per_bucket, first, why, ends)
+        if not per_bucket:
+            self._buckets[top] = bucket
+        return bucket
 
-    def all_sizes(self) -> SymbolicModule | NoFit:
-        """The program for all sizes, or the reason why there is none."""
+    def _fitted_to(self, ends: Ends) -> tuple[SymbolicModule, Env, str, bool]:
+        """The program for a bucket, what `_checked` says of it, and whether it is for it alone."""
+        high = {n: high for n, (_, high) in ends.items()}
+        error: NoFit | None = None
+        for sizes in (None, ends, self._upper(ends)):
+            symbolic = (
+                self.all_sizes(high)
+                if sizes is None
+                else self._fitted(self._declared.box.within(**sizes), high)
+            )
+            try:
+                if isinstance(symbolic, NoFit):
+                    raise symbolic
+                return *self._checked(symbolic, ends), sizes is not None
+            except NoFit as found:
+                error = found if error is None or sizes is ends else error
+        assert error is not None
+        raise error
+
+    def _upper(self, ends: Ends) -> Ends:
+        """The upper half of a bucket, where the function may be one program with small sizes that
+        have their own.
+        """
+        return {
+            n: (-(-((low + high) // 2) // self.step(n)) * self.step(n), high)
+            for n, (low, high) in ends.items()
+        }
+
+    def all_sizes(self, known: Env | None = None) -> SymbolicModule | NoFit:
+        """The program for all sizes, or the reason why there is none.
+
+        Args:
+            known: sizes at which the function has been traced.
+        """
         if self._all is None:
-            self._all = self._fitted(self._declared.box)
+            self._all = self._fitted(self._declared.box, known)
         return self._all
 
-    def _fitted(self, box: Box) -> SymbolicModule | NoFit:
+    def _fitted(self, box: Box, known: Env | None = None) -> SymbolicModule | NoFit:
         try:
-            return fit(self._module, box)
+            return fit(self._module, box, known)
         except NoFit as error:
             return error
 
-    def _checked(self, symbolic: SymbolicModule, ends: Ends) -> SymbolicModule:
-        """The program at the bucket's sizes, once it agrees at the smallest sizes as well."""
-        low = {n: low for n, (low, _) in ends.items()}
+    def _checked(self, symbolic: SymbolicModule, ends: Ends) -> tuple[SymbolicModule, Env, str]:
+        """The program at the bucket's sizes, the first sizes that it serves, and why not others.
+
+        Raises:
+            NoFit: it does not agree at sizes that are not small.
+        """
         high = {n: high for n, (_, high) in ends.items()}
-        # Where a dimension is 0 or 1, torch takes other paths, with the same results.
-        while low != high and not symbolic.is_plain(low):
-            low = {n: min(s + self._declared.box.ranges[n].step, high[n]) for n, s in low.items()}
-        symbolic.at(low, self._module(low))
-        return symbolic.at(high, self._module(high))
+        found = symbolic.at(high, self._module(high))
+        small = _Small(self, found, ends)
+        first, why = small.first()
+        return found, first, why
+
+    def differs(self, symbolic: SymbolicModule, env: Env) -> NoFit | None:
+        """Why a program is not that of the function at given sizes, if it is not."""
+        try:
+            module = self._module(env)
+        except NoFit as error:
+            return error
+        try:
+            symbolic.at(env, module)
+        except NoFit as error:
+            return None if symbolic.is_same(env, module) else error
+        return None
+
+    def step(self, name: str) -> int:
+        """The difference between neighbouring sizes of a symbol."""
+        return self._declared.box.ranges[name].step
 
     def _module(self, env: Env) -> Module:
         """The HLO at given sizes."""
@@ -196,6 +277,8 @@ class Maker:
         first = self._first = self._first or entry
         if entry.out_tree != first.out_tree:
             raise NoFit("the tree of its results is another for other sizes")
+        if lowering.inputs != first.program.lowering.inputs:
+            raise NoFit("it uses other arguments for other sizes")
         consts = zip(lowering.consts, first.program.lowering.consts, strict=False)
         captures = zip(entry.captures, first.captures, strict=False)
         same = len(lowering.consts) == len(first.program.lowering.consts)
@@ -214,6 +297,87 @@ class Maker:
             varies = any(isinstance(s, Polynomial) for s in symbolic.dims(p))
             if varies and inputs[p.parameter_number] >= n:
                 raise Inexact("a tensor from outside whose size varies", p)
+
+
+class _Small:
+    """Compares a program with the function at the smallest sizes of a bucket.
+
+    Args:
+        maker: traces the function.
+        symbolic: the program, at the bucket's own sizes, where it agrees.
+        ends: of the bucket.
+    """
+
+    def __init__(self, maker: Maker, symbolic: SymbolicModule, ends: Ends) -> None:
+        self._maker, self._symbolic, self._ends = maker, symbolic, ends
+        self._high = {n: high for n, (_, high) in ends.items()}
+        self._known: dict[tuple[int, ...], NoFit | None] = {}
+
+    def first(self) -> tuple[Env, str]:
+        """The smallest size of each symbol from which on the program serves all sizes, and why
+        there are smaller ones.
+
+        Raises:
+            NoFit: the program does not agree at sizes that are not small.
+        """
+        start = self._plain()
+        if self._differs(start) is not None:
+            start = {n: self._start(n, size) for n, size in start.items()}
+            if (error := self._differs(start)) is not None:
+                raise error
+        small = {n: self._below(n, size) for n, size in start.items()}
+        first = {n: min([*sizes, start[n]]) for n, sizes in small.items()}
+        skipped = (n for n, size in first.items() if size > self._ends[n][0])
+        why = "".join(f"smaller {n} were not compared" for n in itertools.islice(skipped, 1))
+        wrong: list[dict[str, int]] = []  # the small sizes in parts that do not agree
+        names = list(first)
+        for part in itertools.product(*[[*small[n], start[n]] for n in names]):
+            low = dict(zip(names, part, strict=True))
+            fixed = {n: s for n, s in low.items() if s < start[n]}
+            if not fixed:
+                continue
+            for env in (low, {**self._high, **fixed}):
+                if (error := self._differs(env)) is not None:
+                    wrong.append(fixed)
+                    why = why or explained_at(env, error)
+                    break
+        while wrong:  # A part is left out by the symbol that leaves out most others, too.
+            n, size = max(
+                ((n, s) for fixed in wrong for n, s in fixed.items()),
+                key=lambda at: sum(fixed.get(at[0], at[1] + 1) <= at[1] for fixed in wrong),
+            )
+            first[n] = max(first[n], size + self._maker.step(n))
+            wrong = [fixed for fixed in wrong if fixed.get(n, first[n]) >= first[n]]
+        return first, why
+
+    def _plain(self) -> dict[str, int]:
+        """The smallest sizes at which all dimensions are larger than 1, if there are such."""
+        found = {n: low for n, (low, _) in self._ends.items()}
+        while names := {n for n in self._symbolic.small_at(found) if found[n] < self._high[n]}:
+            for n in names:
+                found[n] = min(found[n] + self._maker.step(n), self._high[n])
+        return found
+
+    def _start(self, name: str, plain: int) -> int:
+        """The first size of a symbol at which the program agrees, with the largest of others."""
+        last = min(plain + _MOST_OTHER * self._maker.step(name), self._high[name])
+        for size in range(plain, last + 1, self._maker.step(name)):
+            error = self._differs({**self._high, name: size})
+            if error is None:
+                return size
+        assert error is not None
+        raise error
+
+    def _below(self, name: str, start: int) -> list[int]:
+        """The smaller sizes of a symbol that are compared; those left out have own programs."""
+        sizes = range(self._ends[name][0], start, self._maker.step(name))
+        return list(sizes) if len(sizes) <= _MOST_SMALL else []
+
+    def _differs(self, env: Env) -> NoFit | None:
+        key = tuple(env[n] for n in self._ends)
+        if key not in self._known:
+            self._known[key] = self._maker.differs(self._symbolic, env)
+        return self._known[key]
 
 
 def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -246,7 +410,7 @@ def _entry(source: Entry, module: Module, held: int, symbols: int) -> Entry:
 
 
 def untraceable(ends: Ends, error: Exception) -> str:
-    """Why there is no program at the largest sizes of a bucket."""
+    """Why there is no program at the largest sizes of a bucket, with the user's line."""
     at = ", ".join(f"{n}={high}" for n, (_, high) in ends.items())
     line = raised_at(error)
     where = "" if line is None else f", at {line.file}:{line.line} in {line.function}"
@@ -257,6 +421,11 @@ def explained(error: NoFit | Inexact) -> str:
     """The reason, with the user's line."""
     line = location(error.instruction)
     return error.reason if line is None else f"{error.reason}, at {line}"
+
+
+def explained_at(env: Env, error: NoFit | Inexact) -> str:
+    """The same for a reason at given sizes."""
+    return f"at {', '.join(f'{n}={s}' for n, s in env.items())}, {explained(error)}"
 
 
 def location(i: Instruction | None) -> str | None:

@@ -109,7 +109,7 @@ class Dynamic:
             if auto is not None:
                 auto.note(env)
             ends = self._ends(declared, env)
-            if seen and seen.ends == ends and divide is None:
+            if seen and seen.rung == ends and divide is None:
                 found = seen.arguments(self._staged, leaves, structure, options)
                 if found is not None:
                     return self._launch(seen, *found, given)
@@ -167,8 +167,8 @@ class Dynamic:
                     (sizes_at(dims, shape, env), dtype)
                     for dims, (shape, dtype) in zip(declared.dims, avals, strict=True)
                 ]
-                bucket, _ = self._bucket(declared, structure, tuple(sizes), ends, options)
                 ends = self._ends(declared, env)
+                bucket, _ = self._bucket(declared, structure, tuple(sizes), ends, options)
                 return held_by(bucket.entry or maker.entry(env)[0])
 
             self._plans[key] = plans_of(
@@ -185,8 +185,9 @@ class Dynamic:
         env: Mapping[str, int],
         ends: Mapping[str, tuple[int, int]],
         given: _Given,
+        rung: Mapping[str, tuple[int, int]] | None = None,
     ) -> object:
-        """Call the function in the bucket between `ends`."""
+        """Call the function in the bucket between `ends`; or in that part of the bucket `rung`."""
         with lock:
             options = given.options
             largest = {n: high for n, (_, high) in ends.items()}
@@ -206,12 +207,29 @@ class Dynamic:
                     wide = tree.leaves((given.divide(args, kwargs), kwargs))
                 flat, _ = prepare(self._staged, wide, structure)
                 avals = avals_of(flat)
-                bucket, held = self._bucket(declared, structure, avals, ends, options)
+                whole = declared if rung is None else declared.where(ends)
+                bucket, held = self._bucket(whole, structure, avals, ends, options)
                 why = bucket if bucket.entry is None else None
                 if bucket.is_watched(held):
                     why = _WATCHED
+                part = bucket.part(env)
+                if why is None and part is not None:
+                    if any(low < high for low, high in part.values()):
+                        return self._call(
+                            key, declared, leaves, structure, env, part, given, rung or ends
+                        )
+                    ends, why = part, Bucket(None, None, why=bucket.why_small)
                 if why is None:
-                    seen = Seen(declared, bucket, ambient.override(), env, ends, padding, avals)
+                    seen = Seen(
+                        declared,
+                        bucket,
+                        ambient.override(),
+                        env,
+                        rung or ends,
+                        ends,
+                        padding,
+                        avals,
+                    )
                     self._memory.add(key, seen)
                     return self._launch(seen, flat, held, given)
             self._note(ends, env, why)
@@ -279,8 +297,9 @@ class Dynamic:
         except Exception as error:  # Other sizes may be fine.
             found = self._buckets[key] = Bucket(None, None, why=untraceable(ends, error))
             return found, []
-        # The entry is a different one once something the function depends on has changed.
-        if found is None or found.source is not entry:
+        # The entry is a different one once something the function depends on has changed; with
+        # another ladder, the same bucket may have smaller sizes.
+        if found is None or found.source is not entry or not found.holds(ends):
             maker = Maker(self._staged, declared, structure, avals, options)
             found = self._maker(declared, maker, structure, avals, options).bucket(ends)
             self._buckets[key] = found
@@ -294,7 +313,8 @@ class Dynamic:
         avals: tuple[AvalKey, ...],
         options: Options,
     ) -> Maker:
-        value = (self._kind(declared, structure, avals, options), ambient.modes())
+        sizes = tuple(declared.box.ranges.items())
+        value = (self._kind(declared, structure, avals, options), ambient.modes(), sizes)
         return self._makers.setdefault(value, maker)
 
     def _kind(

@@ -43,13 +43,13 @@ ORDERS: tuple[Order, ...] = (
 )
 
 
-def prepared(trace: Callable[[Env], Module], box: Box) -> SymbolicModule:
-    """The symbolic HLO of a function, prepared for measuring its memory.
+def prepared(trace: Callable[[Env], Module], box: Box, known: Env | None = None) -> SymbolicModule:
+    """The symbolic HLO of a function, prepared for measuring its memory; see `fit`.
 
     Raises:
         NoFit: there is none.
     """
-    return fit(lambda env: _without_data(liveness.prepared(trace(env))), box)
+    return fit(lambda env: _without_data(liveness.prepared(trace(env))), box, known)
 
 
 def _without_data(module: Module) -> Module:

@@ -8,6 +8,8 @@ then the actual size of each `Dim` as an int64 scalar; its results must be cut t
 - ``symbols``: for each `Dim`, in order, its name, its smallest and largest size, and the common
   divisor of its sizes;
 - ``buckets``: the sizes of each;
+- ``first``: for each bucket the smallest sizes of its `Dim`s that its program serves, if it does
+  not serve all: calls with smaller ones are refused;
 - ``input_avals`` and ``output_avals``: for each array its sizes and its dtype. A size is a number
   or a polynomial, written as a list of terms ``[numerator, denominator, {name: power, ...}]``.
 """
@@ -38,7 +40,7 @@ from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.bucket import Bucket
 from xfunc.symbolic.cut import narrowed, widened
 from xfunc.symbolic.dim import dimension
-from xfunc.symbolic.lowered import LoweredRange, of_bucket
+from xfunc.symbolic.lowered import LoweredRange, of_bucket, refuse_small
 from xfunc.symbolic.polynomial import Polynomial, Size, value
 from xfunc.trace import portable, tracing
 
@@ -68,6 +70,7 @@ def _write(lowered: LoweredRange) -> dict[str, bytes]:
         "static": lowered.static_positions,
         "symbols": [[n, r.min, r.max, r.step] for n, r in declared.box.ranges.items()],
         "buckets": [dict(zip(names, sizes, strict=True)) for sizes in buckets],
+        "first": [dict(bucket.first) for bucket, _ in buckets.values()],
         **kept(lowered.in_avals, entry.donated),
     }
     contents = {_HEADER: json.dumps(header, indent=1).encode()}
@@ -106,6 +109,10 @@ class ExportedRange(Exported):
             (env, contents[f"program-{k}.stablehlo"]) for k, env in enumerate(envs)
         )
         self.stablehlo = self.buckets[-1][1]
+        # Files written before programs were compared at all small sizes do not have it.
+        self._first = header.get("first", [{}] * len(envs))
+        if len(self._first) != len(envs) or any(set(f) - {*box.ranges} for f in self._first):
+            raise ValueError("its buckets have other sizes")
         self._dims = [_dims(sizes) for sizes, _ in header["input_avals"]]
         self._results = _read(header["output_avals"], box)
         # Files written before each bucket had its own have one form for all.
@@ -140,6 +147,7 @@ class ExportedRange(Exported):
         k = next(
             k for k, (b, _) in enumerate(self.buckets) if all(s <= b[n] for n, s in env.items())
         )
+        refuse_small(self.name, self._first[k], env)
         bucket, traced = self.buckets[k][0], tracing.current() is not None
         wide = [
             (_padded if traced else widened)(x, sizes_at(d, tuple(x.shape), bucket))

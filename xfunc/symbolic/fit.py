@@ -7,6 +7,7 @@ checked against a probe that was not used for the fit.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from xfunc.symbolic.printing import text_of
 from xfunc.symbolic.probes import probes
 from xfunc.symbolic.shapes import SymbolicShape
 from xfunc.symbolic.solve import Solver
+from xfunc.symbolic.value_numbering import Program, Table
 
 Fitted = Size | float | Ratio
 
@@ -74,9 +76,29 @@ class SymbolicModule:
         """The shape of an instruction's result."""
         return _shaped(i.proto.shape, iter(self.dims(i)))
 
-    def is_plain(self, env: Env) -> bool:
-        """Whether all dimensions that depend on sizes are larger than 1 at these."""
-        return all(d.at(env) > 1 for d in self._varying)
+    def small_at(self, env: Env) -> set[str]:
+        """The symbols in dimensions that are 0 or 1 at these sizes."""
+        return {n for d in self._varying if d.at(env) <= 1 for n in d.symbols}
+
+    def is_same(self, env: Env, module: Module) -> bool:
+        """Whether this surely computes the same as a module of the function, at its sizes.
+
+        Their instructions may differ: see NOTE [dimensions of size 1].
+        """
+        try:
+            lists = {
+                k: {what: tuple(_at_sizes(x, env) for x in xs) for what, xs in numbers.items()}
+                for k, numbers in self.numbers.items()
+            }
+        except ValueError:  # A size is no whole number there.
+            return False
+        if any(n < 0 for numbers in lists.values() for n in numbers["dims"]):
+            return False
+        table = Table()
+        there = {i.id: n for i, n in _instructions(module)}
+        other = Program(module, there, {k: n.lists for k, n in there.items()}, table)
+        here = {i.id: n for i, n in _instructions(self.module)}
+        return Program(self.module, here, lists, table).key == other.key
 
     @functools.cached_property
     def _varying(self) -> set[Polynomial]:
@@ -106,12 +128,13 @@ class SymbolicModule:
         return SymbolicModule(module, env, self.box, found)
 
 
-def fit(trace: Callable[[Env], Module], box: Box) -> SymbolicModule:
+def fit(trace: Callable[[Env], Module], box: Box, known: Env | None = None) -> SymbolicModule:
     """The symbolic HLO of a function.
 
     Args:
         trace: returns its HLO at given sizes.
         box: the sizes that the symbols may have.
+        known: sizes at which it has been traced: the result is checked there, which saves a trace.
 
     Raises:
         NoFit: there is none.
@@ -126,9 +149,19 @@ def fit(trace: Callable[[Env], Module], box: Box) -> SymbolicModule:
             traced[key] = trace({**fixed, **env})
         return traced[key]
 
+    if known is not None:
+        with contextlib.suppress(NoFit):  # It may be another program at these sizes alone.
+            return _fitted_at(at, varying, box, {n: known[n] for n in varying.ranges})
+    return _fitted_at(at, varying, box, None)
+
+
+def _fitted_at(
+    at: Callable[[Env], Module], varying: Box, box: Box, check: Env | None
+) -> SymbolicModule:
+    """See `fit` and `probes`."""
     error: NoFit | None = None
     for highest in (1, 2):
-        chosen = probes(varying, highest)
+        chosen = probes(varying, highest, check)
         if chosen is None:
             break
         envs, basis = chosen
@@ -260,6 +293,12 @@ def _agrees(x: Fitted, n: float, env: Env, element_type: int) -> bool:
         return value(x, env) == n
     except ValueError:
         return False
+
+
+def _at_sizes(x: Fitted, env: Env) -> Any:
+    if isinstance(x, Polynomial):
+        return value(x, env)
+    return x.at(env) if isinstance(x, Ratio) else x
 
 
 def _shaped(proto: pb.ShapeProto, dims: Iterator[Size]) -> SymbolicShape:

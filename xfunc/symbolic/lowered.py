@@ -217,7 +217,22 @@ class LoweredRange:
             for key in self.buckets
             if all(n <= m for n, m in zip(wanted, key, strict=True))  # type: ignore[operator]
         ]
-        return min(holding)
+        key = min(holding)
+        refuse_small(self.name, self.buckets[key][0].first, sizes, self.buckets[key][0].why_small)
+        return key
+
+
+def refuse_small(name: str, first: Env, sizes: Mapping[str, object], why: str = "") -> None:
+    """Refuse sizes below the first that the program of their bucket serves."""
+    for n, size in sizes.items():
+        if isinstance(size, int) and size < first.get(n, 0):
+            fail(
+                ShapeError,
+                f"{name} has no program at {n}={size}, where it differs from that of its bucket"
+                f"{f': {why}' if why else ''}",
+                f"give it buckets that end at {n}={size} before it is lowered, or declare "
+                f"Dim({n!r}, min={first[n]}).",
+            )
 
 
 def of_bucket(bucket: Bucket, traced: Traced, symbols: int) -> Lowered:

@@ -194,17 +194,18 @@ class Plan:
             return found
 
         try:
-            symbolic = prepared(module, self._box)
+            known = [dict(zip(self._box.ranges, k, strict=True)) for k in self._known]
+            symbolic = prepared(module, self._box, *known[:1])
             self._found = SymbolicPeak(symbolic, donated[0]), Seconds(symbolic, self._chip)
         except NoFit as error:
             self.why_one_by_one = error.reason
 
 
-def _held(compiled: Executable) -> int | None:
 def _key(env: Env, padded: bool) -> _Key:
     return padded, tuple(env.values())
 
 
+def _held(compiled: Executable) -> int | None:
     found = compiled.optimised()
     return None if found is None else found.memory.peak_memory_in_bytes
 

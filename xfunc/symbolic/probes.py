@@ -12,11 +12,14 @@ from xfunc.symbolic.solve import independent
 _FIRST = 5  # times the step: very small sizes coincide with other numbers
 
 
-def probes(box: Box, highest: int = 1) -> tuple[list[Env], list[Monomial]] | None:
+def probes(
+    box: Box, highest: int = 1, check: Env | None = None
+) -> tuple[list[Env], list[Monomial]] | None:
     """Sizes to trace at, one more than there are monomials; and those monomials.
 
     The sizes of all symbols are distinct, none is 0 or 1, and none divides another, as far as there
-    are such sizes: they tell the symbols apart, and are not special. None if the box has too few.
+    are such sizes: they tell the symbols apart, and are not special. The last are `check`, if that
+    is given and is not one of the others. None if the box has too few.
     """
     basis = list(monomials(box.ranges, highest))
     taken: list[int] = []
@@ -39,7 +42,8 @@ def probes(box: Box, highest: int = 1) -> tuple[list[Env], list[Monomial]] | Non
     if ordered is None:
         return None
     used = ordered[: len(basis)]
-    check = next((e for e in others if e not in used), None)
+    if check is None or check in used:
+        check = next((e for e in others if e not in used), None)
     return None if check is None else ([*used, check], basis)
 
 

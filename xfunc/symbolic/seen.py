@@ -33,7 +33,8 @@ class Seen:
         bucket: whose program it is.
         override: the plan for the memory limit, if there is one.
         env: the sizes of the call.
-        ends: the smallest and the largest sizes of the bucket.
+        rung: the smallest and the largest sizes of the bucket.
+        ends: those that its program is for; others may have their own.
         wide: the arguments that are padded, and their shapes then.
         avals: of the padded arguments.
     """
@@ -42,6 +43,7 @@ class Seen:
     bucket: Bucket
     override: Override | None
     env: Env
+    rung: Ends
     ends: Ends
     wide: tuple[tuple[int, tuple[int, ...]], ...]
     avals: tuple[AvalKey, ...]
