@@ -113,3 +113,51 @@ def test_vit_images_of_all_sizes() -> None:
     text = step.explain()
     assert "4 calls, a program for each exact shape: another program for other sizes: " in text
     assert re.search(r"another constant, at .*modeling_vit\.py:\d+$", text, re.MULTILINE)
+
+
+def _padded_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two rows of `n` tokens, and a mask that leaves out the end of the second."""
+    mask = torch.ones(2, n, dtype=torch.int64)
+    mask[1, n - n // 3 :] = 0
+    return torch.randint(IDS, (2, n)), mask
+
+
+@pytest.mark.sample(4, seed=1)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("make", [llama, gpt2, bert, t5])
+def test_transformers_padding_mask_plain_jit_and_dim(make: Any, attention: str) -> None:
+    """`transformers` must not look at the mask in a trace, whoever calls the model."""
+    torch.manual_seed(0)
+    model = make().eval().requires_grad_(False)
+    if make is not t5:
+        model.set_attn_implementation(attention)
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters: Any, ids: Any, mask: Any) -> Any:
+        given = {"input_ids": ids, "attention_mask": mask, "labels": ids}
+        return functional_call(model, parameters, (), given).loss
+
+    S = xf.Dim("S", min=2, max=16)
+    dynamic = xf.jit(
+        xf.value_and_grad(loss), dynamic_shapes=(None, (None, S), (None, S)), buckets=[16]
+    )
+    plain = xf.jit(xf.value_and_grad(loss))
+    for n in (7, 16, 12):
+        ids, mask = _padded_batch(n)
+        expected, expected_value = grad_and_value(loss)(parameters, ids, mask)
+        for step in (dynamic, plain) if n == 7 else (dynamic,):
+            value, gradients = step(parameters, ids, mask)
+            torch.testing.assert_close(value.cpu(), expected_value, rtol=1e-6, atol=1e-6)
+            for name, g in expected.items():
+                torch.testing.assert_close(gradients[name].cpu(), g, rtol=2e-5, atol=1e-6)
+    assert "bucket S<=16: 3 calls, one program" in dynamic.explain()
+
+
+def test_jit_is_compiling_for_torch() -> None:
+    def f(x: Any) -> Any:
+        return x + 1 if torch.compiler.is_compiling() else x
+
+    assert xf.jit(f)(torch.zeros(())).item() == 1
+    assert not torch.compiler.is_compiling()
+    with xf.disable_jit():
+        assert xf.jit(f)(torch.zeros(())).item() == 0

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 
 from xfunc import tree
@@ -95,7 +94,8 @@ class Apply(Wrapper):
         guards.depend_on(self._guard)
         if tracing.current() is None:
             args, kwargs = _beside((params, buffers), args, kwargs)
-        with lock, _on_loan(self.module), _reading_nothing():
+        outside = _Replacing() if tracing.current() is None else contextlib.nullcontext()
+        with lock, _on_loan(self.module), outside:
             self._lend("_parameters", params)
             places = self._lend("_buffers", self._own(buffers, (args, kwargs, params)))
             out = self.module(*args, **kwargs)
@@ -205,35 +205,6 @@ class _Replacing(TorchFunctionMode):
         kwargs: dict[str, object] | None = None,
     ) -> object:
         return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def _reading_nothing() -> Iterator[None]:
-    """While a trace is open, make modules skip code that inspects data.
-
-    Under torch.compile many models skip checks of their inputs. For speed on other
-    devices, the fast path of torch's own transformer drops padding, and its layers check whether a
-    mask is causal: that needs data-dependent shapes or reads data.
-    """
-    if tracing.current() is None:
-        with _Replacing():
-            yield
-        return
-    compiling, detect = torch.compiler._is_compiling_flag, transformer._detect_is_causal_mask
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.compiler._is_compiling_flag = True
-    transformer._detect_is_causal_mask = _is_said_to_be_causal
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = compiling
-        transformer._detect_is_causal_mask = detect
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
-def _is_said_to_be_causal(mask: object, is_causal: bool | None = None, size: object = None) -> bool:
-    return is_causal is True
 
 
 def _check_output(out: object, name: str) -> None:

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 
 import torch
+from torch.nn.modules import transformer
 
 _BETWEEN_COLLECTIONS = 50_000  # new objects; Python's own number is 700
 
@@ -50,6 +51,32 @@ def derivatives_or_errors() -> Iterator[None]:
 
 NO_RULE = r"(\S+): an autograd kernel was not registered to the Autograd key"
 """torch's message about an operation that it cannot differentiate."""
+
+
+@contextlib.contextmanager
+def reading_nothing() -> Iterator[None]:
+    """Make modules skip code that inspects data.
+
+    Where ``torch.compiler.is_compiling()``, many models skip checks of their inputs, and build an
+    attention mask instead of looking whether one is needed. For speed on other devices, the fast
+    path of torch's own transformer drops padding, and its layers check whether a mask is causal:
+    that needs data-dependent shapes or reads data.
+    """
+    compiling, detect = torch.compiler._is_compiling_flag, transformer._detect_is_causal_mask
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.compiler._is_compiling_flag = True
+    transformer._detect_is_causal_mask = _is_said_to_be_causal
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = compiling
+        transformer._detect_is_causal_mask = detect
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _is_said_to_be_causal(mask: object, is_causal: bool | None = None, size: object = None) -> bool:
+    return is_causal is True
 
 
 @contextlib.contextmanager

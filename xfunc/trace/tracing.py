@@ -206,6 +206,7 @@ class Trace:
                 stack.enter_context(switches.no_validation_of_distributions())
                 stack.enter_context(switches.no_search_for_nan())
                 stack.enter_context(_noting_arrays())
+                stack.enter_context(switches.reading_nothing())
             stack.enter_context(switches.no_saved_tensors_hooks())
             stack.enter_context(functorch.bottom_level())
             stack.callback(ambient.restore, ambient.restore(self.around))
