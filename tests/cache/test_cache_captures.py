@@ -162,3 +162,41 @@ def test_jit_variables_rebound_after_inner_call() -> None:
     for way in ways:
         want = way(torch.func, plain)
         torch.testing.assert_close(way(xf, xf.jit(_rebinds)).cpu(), want)
+
+
+NESTED: dict[str, Callable[[Any, torch.Tensor], Any]] = {
+    "jit": lambda f, x: xf.jit(f)(x),
+    "checkpoint": lambda f, x: xf.checkpoint(f)(x),
+    "scan": lambda f, x: xf.scan(lambda c, _: (f(c), None), x, length=1)[0],
+    "fori_loop": lambda f, x: xf.fori_loop(0, 1, lambda _, c: f(c), x),
+    "cond": lambda f, x: xf.cond(x.sum() > -99, f, lambda c: c, x),
+    "map": lambda f, x: xf.map(f, x[None])[0],
+}
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize("nested", NESTED)
+def test_nested_functions_traced_again_inside_a_cached_one(nested: str) -> None:
+    """At the second call the outer program is found, and those inside it are traced for the first
+    time without a gradient by the weight that they close over."""
+
+    def ours(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        def f(v: torch.Tensor) -> torch.Tensor:
+            inner = xf.jit(lambda v: torch.tanh(v @ w))
+            return xf.checkpoint(lambda v: inner(v).sum() * v)(v)
+
+        return NESTED[nested](f, x).pow(2).sum()
+
+    def plain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (torch.tanh(x @ w).sum() * x).pow(2).sum()
+
+    def third(transforms: Any, f: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        second = transforms.grad(lambda x, w: transforms.grad(f)(x, w).pow(2).sum())
+        return transforms.grad(lambda x, w: second(x, w).sin().sum(), 1)
+
+    x = torch.linspace(-1, 1, 3, dtype=torch.float64)
+    w = torch.linspace(-1, 0.5, 9, dtype=torch.float64).reshape(3, 3)
+    first = xf.grad(ours, argnums=(0, 1))(x, w)
+    torch.testing.assert_close(xf.device_get(first), torch.func.grad(plain, (0, 1))(x, w))
+    got = xf.device_get(third(xf, ours)(x, w))
+    torch.testing.assert_close(got, third(torch.func, plain)(x, w))

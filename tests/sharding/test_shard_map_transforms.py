@@ -188,7 +188,7 @@ def close(got: Any, want: Any) -> None:
     torch.testing.assert_close(*leaves, rtol=1e-9, atol=1e-9, check_dtype=False)
 
 
-@pytest.mark.sample(9, seed=1)
+@pytest.mark.sample(9, seed=0)
 @pytest.mark.parametrize("transform", OURS)
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_shard_map_under_transforms(structure: str, transform: str) -> None:

@@ -26,7 +26,9 @@ becomes a `Leaked`, which refuses every operation with a `LeakError`.
 NOTE [tokens]: a function cached while an enclosing trace was open may hold values of that trace in
 its closure. They outlive it as tokens, which only have a shape and a dtype: whenever the function
 runs again, `lift` substitutes the value that takes their place then. There is none for a value that
-the function only holds, or whose shape alone it uses.
+the function only holds, or whose shape alone it uses. In such a run, a function called inside may
+be traced for the first time, because other values are differentiated now: it captures the token,
+for which the enclosing trace has a value.
 """
 
 from __future__ import annotations
@@ -311,6 +313,8 @@ class Trace:
     def owns(self, tensor: torch.Tensor) -> bool:
         """See NOTE [who owns a tensor]."""
         if isinstance(tensor, Leaked):
+            if self._has_substitute(tensor):  # See NOTE [tokens].
+                return False
             raise error_of(tensor)
         with torch._C.DisableTorchFunction():
             *_, plain = layers = list(functorch.layers(tensor))
@@ -327,6 +331,15 @@ class Trace:
         """The number of a tensor of the device."""
         with torch._C.DisableTorchFunction():
             return tracer().number_of(functorch.innermost(tensor))
+
+    def _has_substitute(self, token: torch.Tensor) -> bool:
+        """Whether a value takes the place of a token, in this trace or in one around it."""
+        trace: Trace | None = self
+        while trace is not None:
+            if id(token) in trace.substitutes:
+                return True
+            trace = trace._parent
+        return False
 
     def _is_of_parent(self, layers: Sequence[torch.Tensor]) -> bool:
         """Whether an enclosing trace is known to have made one of these."""
@@ -352,7 +365,8 @@ class Trace:
                 function=self.name,
             )
         with torch._C.DisableTorchFunction():
-            check_array(tensor, self.name)
+            if not isinstance(tensor, Leaked):  # A token has an aval, and nothing else.
+                check_array(tensor, self.name)
             tracked = self.track_captures and is_tracked(tensor)
             value = self.new_input(tensor, _CAPTURED, tracked)
         if (known := self.known.find(tensor)) is not None:
@@ -367,7 +381,7 @@ class Trace:
         trace: Trace | None = self
         while trace._parent is not None:
             trace = trace._parent
-        return trace.owns(tensor)
+        return trace.owns(tensor) or (isinstance(tensor, Leaked) and self._has_substitute(tensor))
 
     def may_use_plain_autograd(self) -> bool:
         """Whether neither plain autograd nor a transform differentiates here yet."""
