@@ -72,6 +72,7 @@ with _uncollected():
     )
     from xfunc.symbolic.dim import Dim
     from xfunc.symbolic.ladder import buckets
+    from xfunc.tools import recurrent as _recurrent
     from xfunc.tools import torch_checkpoint as _torch_checkpoint
     from xfunc.tools.memory_report import memory_report
     from xfunc.tools.modules import functional
@@ -118,6 +119,7 @@ with _uncollected():
         while_loop,
     )
 
+_recurrent.install()
 _torch_checkpoint.install()
 
 __version__ = "0.1.0"

@@ -115,25 +115,6 @@ def _of_one(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-def _recurrent(func: Callable[..., object], rule: Callable[..., object]) -> Callable[..., object]:
-    def call(*args: object) -> object:
-        packed = isinstance(args[1], Tensor) and not args[1].is_floating_point()
-        return (func if packed else rule)(*args)
-
-    return call
-
-
-def _decomposed(name: str) -> Callable[..., object]:
-    def call(*args: object) -> object:
-        from torch._decomp import decomposition_table  # slow to import
-
-        return decomposition_table[getattr(torch.ops.aten, name).input](*args)
-
-    return call
-
-
-_RECURRENT = {name: getattr(torch, name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
-
 UNBATCHED: dict[object, Callable[..., object]] = {
     **{
         func: where_mapped(func, rule)
@@ -150,6 +131,5 @@ UNBATCHED: dict[object, Callable[..., object]] = {
         )
     },
     **{f: where_mapped(f, _of_one(f)) for f in (torch.flip, Tensor.flip, torch.roll, Tensor.roll)},
-    **{f: where_mapped(f, _recurrent(f, _decomposed(n))) for n, f in _RECURRENT.items()},
 }
 """The replacement for each such function."""
