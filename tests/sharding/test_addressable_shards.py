@@ -25,6 +25,12 @@ SPECS = [
     ((4, 2), ("x", "y"), P()),
 ]
 
+DTYPES = [
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e5m2,
+    torch.float8_e4m3fn, torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32,
+    torch.int64, torch.complex64, torch.complex128,
+]  # fmt: skip
+
 
 def tied(index: tuple[slice, ...], shape: tuple[int, ...]) -> list[tuple[int, int, int]]:
     return [each.indices(n) for each, n in zip(index, shape, strict=True)]
@@ -96,6 +102,26 @@ def test_addressable_shards_of_results_and_parameters() -> None:
     assert [(s.index, s.data.item()) for s in addressable_shards(y[1])] == [((), 120.0)] * 8
     empty = xf.device_put(torch.ones(0, 3), split)
     assert [tuple(s.data.shape) for s in addressable_shards(empty)] == [(0, 3)] * 8
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_addressable_shards_and_device_get_of_each_dtype(dtype: torch.dtype) -> None:
+    mesh = xf.make_mesh((4, 2), ("x", "y"))
+    parts = torch.randn(2, 8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = torch.complex(*parts).to(dtype) if dtype.is_complex else (parts[0] * 5).to(dtype)
+    for spec in (P("x"), P("y", "x"), P()):
+        x = xf.device_put(whole, NamedSharding(mesh, spec))
+        y = xf.jit(lambda x: x.T)(x)
+        for value, want in ((x, whole), (y, whole.T)):
+            assert bits(xf.device_get(value)) == bits(want)
+            for s in addressable_shards(value):
+                assert s.data.dtype is dtype
+                assert bits(s.data) == bits(want[s.index])
+
+
+def bits(x: torch.Tensor) -> list[int]:
+    x = torch.view_as_real(x) if x.is_complex() else x
+    return x.contiguous().view(torch.uint8).tolist()
 
 
 def test_addressable_shards_are_copies() -> None:

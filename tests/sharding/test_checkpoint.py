@@ -30,7 +30,7 @@ from xfunc.sharding import (
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.int8,
-    torch.uint8, torch.int32, torch.int64, torch.complex64,
+    torch.uint8, torch.int32, torch.int64, torch.complex64, torch.complex128,
 ]  # fmt: skip
 FIRST = [P(), P("x"), P("y"), P("x", "y"), P(None, "x"), P(("y", "x")), P(None, ("x", "y"))]
 SECOND = [P(), P("a"), P("c", "b"), P(None, ("b", "a")), P(("c", "a"), "b")]

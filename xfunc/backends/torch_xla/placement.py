@@ -75,22 +75,34 @@ def _moved(tensor: torch.Tensor, placement: Placement | None) -> torch.Tensor:
     (before,) = lie([tensor])
     if before is placement:
         return tensor
-    aval = Aval(tuple(tensor.shape), tensor.dtype)
-    return _mover(aval, before, placement)([tensor])[0]
+    return _elementwise(("copy",), _aval(tensor), before, placement)([tensor])[0]
+
+
+def _aval(tensor: torch.Tensor) -> Aval:
+    return Aval(tuple(tensor.shape), tensor.dtype)
 
 
 @functools.lru_cache(maxsize=1024)
-def _mover(aval: Aval, before: Placement | None, after: Placement | None) -> Executable:
+def _elementwise(
+    opcodes: tuple[str, ...], aval: Aval, before: Placement | None, after: Placement | None
+) -> Executable:
+    """A program with one result for each opcode, which is that of a unary operation."""
     b = Builder("device_put")
     body = b.computation("device_put")
-    shape = Shape(aval.dtype, aval.shape)
-    value, proto = body.instruction("custom-call", shape, [body.parameter(shape)])
-    proto.custom_call_target = "Sharding"
-    if after is None:
-        proto.sharding.type = pb.OpSharding.REPLICATED
-    else:
-        after.tiles.write(proto.sharding)
-    module = b.build(body.build(body.tuple([value])))
+    x = body.parameter(Shape(aval.dtype, aval.shape))
+    results = []
+    for opcode in opcodes:
+        dtype = aval.dtype if opcode == "copy" else aval.dtype.to_real()
+        shape = Shape(dtype, aval.shape)
+        value = x if opcode == "copy" else body.instruction(opcode, shape, [x])[0]
+        value, proto = body.instruction("custom-call", shape, [value])
+        proto.custom_call_target = "Sharding"
+        if after is None:
+            proto.sharding.type = pb.OpSharding.REPLICATED
+        else:
+            after.tiles.write(proto.sharding)
+        results.append(value)
+    module = b.build(body.build(body.tuple(results)))
     prepare_to_run(b.name, module.proto, runtime.device_count(), runtime.is_cpu())
     handle = runtime.builder().computation_from_module_proto(b.name, module.to_bytes())
     return Executable("device_put", handle, [aval], (), (op_sharding(before),))
@@ -98,6 +110,16 @@ def _mover(aval: Aval, before: Placement | None, after: Placement | None) -> Exe
 
 def shards_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The shards of an array on this process's devices, on the host, with their padding."""
+    if tensor.dtype is not torch.complex128:
+        return _local(tensor)
+    # torch_xla 2.9 gives the shards of complex128, and of no other dtype, imaginary parts of zero.
+    (where,) = lie([tensor])
+    both = _elementwise(("real", "imag"), _aval(tensor), where, where)([tensor])
+    runtime.block()
+    return list(map(torch.complex, *map(_local, both)))
+
+
+def _local(tensor: torch.Tensor) -> list[torch.Tensor]:
     (shards,) = runtime.xla()._get_local_shards([tensor])
     return [data for data, _ in shards]
 
