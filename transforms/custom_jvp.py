@@ -417,12 +417,7 @@ def _eager(
 
         @staticmethod
         def jvp(ctx: AutogradContext, *tangents: Tensor | None) -> Sequence[Tensor | None]:
-            def push(
-                xs: Sequence[Tensor], dots: Sequence[Tensor | None]
-            ) -> tuple[Tensor | None, ...]:
-                return pushed(xs, dots)[1]
-
-            return functorch.below_jvp(push, ctx.saved_tensors, tangents)
+            return pushed(ctx.saved_tensors, tangents)[1]
 
     outs = functorch.custom_function_call(Rule, *leaves)
     return tree.unflatten(trees[0], outs)

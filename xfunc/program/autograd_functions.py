@@ -90,12 +90,11 @@ class PrimitiveFunction(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: _PrimitiveContext, _: None, *tangents: Tensor | None) -> Gradients:
-        def push(args: Sequence[Tensor], dots: Sequence[Tensor | None]) -> Gradients:
-            primitive = ctx.primitive
-            found = zip(primitive.jvp(args, dots), primitive.outputs, ctx.strides, strict=True)
-            return tuple(_absent(o) if t is None else _contiguous(t, s) for t, o, s in found)
-
-        return functorch.below_jvp(push, ctx.saved_tensors, tangents)
+        primitive = ctx.primitive
+        pushed = zip(
+            primitive.jvp(ctx.saved_tensors, tangents), primitive.outputs, ctx.strides, strict=True
+        )
+        return tuple(_absent(o) if t is None else _contiguous(t, s) for t, o, s in pushed)
 
     @staticmethod
     def vmap(

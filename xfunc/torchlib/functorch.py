@@ -328,8 +328,7 @@ def below_jvp(
 ) -> Sequence[Tensor | None]:
     """``push(kept, tangents)``, run below the innermost level if that is a jvp.
 
-    For the forward-mode rule of an autograd.Function: at its own level torch 2.9 drops the tangents
-    of jvps at lower levels, and second-order derivatives would be zero.
+    For the forward-mode rule of an autograd.Function: see NOTE [tangents of tangents].
     """
     top = top_level()
     if top is None or top.key() != JVP:
@@ -341,6 +340,59 @@ def below_jvp(
     with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), interpreter.lower():
         found = push(inner, dots)
     return tuple(t if t is None else _functorch._wrap_for_grad(t, level) for t in found)
+
+
+# NOTE [tangents of tangents]: torch 2.9 runs the `jvp` of an autograd.Function at the level that it
+# is the rule of, where it drops the tangents that jvps at lower levels have given to its operands:
+# of two nested jvps, the outer one would be zero. So `jvp` runs below that level, once: what it
+# returns is wrapped again for the level.
+
+
+class _ContextBelow:
+    """The context of an autograd.Function, with tensors as the levels below see them."""
+
+    def __init__(self, ctx: AutogradContext, saved: Sequence[Tensor], level: int):
+        vars(self).update(_ctx=ctx, _level=level, saved_tensors=tuple(saved))
+
+    def __getattr__(self, name: str) -> object:
+        value: Any = getattr(self._ctx, name)
+        if any(isinstance(x, Tensor) for x in tree.leaves(value)):
+            return tree.map(self._unwrapped, value)
+        return value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._ctx, name, value)
+
+    def _unwrapped(self, value: object) -> object:
+        return (
+            _functorch._unwrap_for_grad(value, self._level) if isinstance(value, Tensor) else value
+        )
+
+
+_generate: Callable[..., Any] = autograd_function.generate_single_level_function
+
+
+def _generate_with_jvp_below(interpreter: Level, function: Any) -> Any:
+    """torch's rule of an autograd.Function at one level: see NOTE [tangents of tangents]."""
+    generated = _generate(interpreter, function)
+
+    def jvp(ctx: AutogradContext, *tangents: Tensor | None) -> Any:
+        single = False
+
+        def push(kept: Sequence[Tensor], dots: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+            nonlocal single
+            pushed = function.jvp(_ContextBelow(ctx, kept, interpreter.level()), *dots)
+            single = not isinstance(pushed, (tuple, list))
+            return (pushed,) if single else pushed
+
+        pushed = below_jvp(push, ctx.saved_tensors, tangents)
+        return pushed[0] if single else pushed
+
+    generated.jvp = staticmethod(jvp)
+    return generated
+
+
+autograd_function.generate_single_level_function = _generate_with_jvp_below
 
 
 def below_vmap(fun: Batched, args: Sequence[Tensor]) -> list[Tensor]:
