@@ -34,7 +34,7 @@ LEFT_OUT = pytest.StashKey[bool]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=tiers.TIERS, default="test", help="which tests to run")
     parser.addoption("--backend", choices=("torch_xla", "pjrt"), help="the runtime of programs")
-    parser.addoption("--tracer", choices=("torch_xla",), help="the tracer that makes programs")
+    parser.addoption("--tracer", choices=("torch_xla", "own"), help="what makes programs")
     parser.addoption("--device-count", type=int, help="the number of virtual devices")
     parser.addoption("--seed", type=int, default=0, help="the seed of what sweeps draw")
     parser.addoption("--sharded", choices=("only", "none"), help="only tests on 8 devices, or none")

@@ -15,7 +15,7 @@ from xfunc.backends import forks
 from xfunc.backends.lock import lock
 from xfunc.backends.protocol import Runtime
 from xfunc.backends.tracer import Printer, Tracer
-from xfunc.core import ambient
+from xfunc.core import ambient, device
 from xfunc.errors import fail, shown
 from xfunc.hlo import Module, set_printer
 
@@ -27,12 +27,14 @@ _kept: dict[int, Runtime] = {}  # by thread, in `staying_on`
 
 
 # Imported by name at first use, because backends import this module. Programs are traced by
-# torch_xla, whatever runs them.
+# the same tracer, whatever runs them.
 @functools.cache
 def tracer() -> Tracer:
     """The tracer that records programs."""
     forks.check()
-    return importlib.import_module("xfunc.backends.torch_xla.tracer").TRACER
+    own = device.TRACER == "own"
+    name = "xfunc.tracer.own" if own else "xfunc.backends.torch_xla.tracer"
+    return importlib.import_module(name).TRACER
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import torch
 from xfunc.backends.active import tracer
 from xfunc.backends.host_calls import host_call
 from xfunc.backends.lock import lock
+from xfunc.core import device
 from xfunc.core.avals import Aval, hlo_shape
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
 from xfunc.hlo.composite import composite_name
@@ -38,6 +39,8 @@ def instruction(emit: Emit, *inputs: torch.Tensor, **options: object) -> Any:
 
 def widened(x: torch.Tensor) -> torch.Tensor:
     """Convert an array that torch_xla 2.9 made as uint32 but treats as int64 to int64."""
+    if device.TRACER == "own":
+        return x
     computation, _ = _computation(_as_int64, (Aval(tuple(x.shape), torch.uint32),), ())
     return below(tracer().apply, "widened", [x], computation)[0]
 

@@ -33,6 +33,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from xfunc.core import device
 from xfunc.torchlib.derivatives import has_derivative, is_composite
 from xfunc.torchlib.functorch import is_watched_at_this_level
 
@@ -50,6 +51,7 @@ _differentiable: dict[str, Kernel] = {}
 _when: dict[str, Callable[..., bool]] = {}
 _batched: dict[str, Kernel] = {}
 _originals: dict[str, Callable[..., Any]] = {}
+_original: Callable[[str], Callable[..., Any]] | None = None
 lowered_upstream: set[str] = set()  # our names for which torch_xla has a kernel
 _libraries: list[torch.library.Library] = []  # An override lives as long as its library.
 _XLA = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
@@ -165,14 +167,14 @@ def original(name: str) -> Callable[..., Any]:
     """torch_xla's own kernel for an operation that has one of ours."""
 
     def call(*args: object, **kwargs: object) -> object:
-        return below(_originals[name], *args, **kwargs)
+        return below(_found(name), *args, **kwargs)
 
     return call
 
 
 def theirs(name: str, *args: object, **kwargs: object) -> Any:
     """Call torch_xla's own kernel from a `bare` one."""
-    return _originals[name](*args, **kwargs)
+    return _found(name)(*args, **kwargs)
 
 
 def above(function: Callable[..., R], *args: object, **kwargs: object) -> R:
@@ -195,29 +197,56 @@ def install() -> None:
     with warnings.catch_warnings():
         # torch warns, once in a process, when a kernel replaces another.
         warnings.filterwarnings("ignore", "[^$]*Overriding a previously registered kernel")
-        for name, function in _kernels.items():
-            if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "XLA"):
-                lowered_upstream.add(name)
-            if torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", "XLA"):
-                _originals[name] = _theirs(name)
-            library.impl(name, _functionalised(name, function), "XLA", allow_override=True)
+        if device.TRACER == "torch_xla":
+            _replace_kernels(library)
         for name, function in _compositions.items():
             if name in _when:
                 function = _chosen(name, function)
-            library.impl(name, function, "AutogradXLA", with_keyset=name in _when)
+            library.impl(name, function, device.AUTOGRAD, with_keyset=name in _when)
         for name, function in _batched.items():
             library.impl(name, function, "FuncTorchBatched", allow_override=True)
         for name, function in _differentiable.items():
             # The formula is the same for every device.
             formula = torch.library.get_kernel(f"aten::{name}", "AutogradCPU").call_boxed
             run = functools.partial(_derived, function, formula)
-            library.impl(name, run, "AutogradXLA", with_keyset=True, allow_override=True)
+            library.impl(name, run, device.AUTOGRAD, with_keyset=True, allow_override=True)
+        if device.TRACER == "torch_xla":
+            _restore_composites(library)
 
-        library.impl("einsum", _einsum(), "AutogradXLA", allow_override=True)
-        # See NOTE [composites that have a kernel] in `derivatives`.
-        for name in torch._C._dispatch_get_all_op_names():
-            if name.startswith("aten::") and is_composite(name) and not has_derivative(name):
-                library.impl(name.removeprefix("aten::"), _composite(name), "AutogradXLA")
+
+def _replace_kernels(library: torch.library.Library) -> None:
+    """Put our kernels in place of torch_xla's."""
+    for name, function in _kernels.items():
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "XLA"):
+            lowered_upstream.add(name)
+        if torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", "XLA"):
+            _originals[name] = _theirs(name)
+        library.impl(name, _functionalised(name, function), "XLA", allow_override=True)
+
+
+def _restore_composites(library: torch.library.Library) -> None:
+    """See NOTE [composites that have a kernel] in `derivatives`."""
+    library.impl("einsum", _einsum(), "AutogradXLA", allow_override=True)
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::") and is_composite(name) and not has_derivative(name):
+            library.impl(name.removeprefix("aten::"), _composite(name), "AutogradXLA")
+
+
+def kernel_of(name: str) -> Kernel | None:
+    """The kernel of an operation, as it is called below functionalisation."""
+    function = _kernels.get(name)
+    return None if function is None else _functionalised(name, function)
+
+
+def set_originals(of: Callable[[str], Callable[..., Any]]) -> None:
+    """Give the function that finds the device's own computation of an operation."""
+    global _original
+    _original = of
+
+
+@functools.cache
+def _found(name: str) -> Callable[..., Any]:
+    return _originals[name] if _original is None else _original(name)
 
 
 def _einsum() -> Kernel:
@@ -238,7 +267,7 @@ def _einsum() -> Kernel:
 
 def _chosen(name: str, function: Kernel) -> Kernel:
     """A composition that is used only for some arguments."""
-    rule, when = torch.library.get_kernel(f"aten::{name}", "AutogradXLA"), _when[name]
+    rule, when = torch.library.get_kernel(f"aten::{name}", device.AUTOGRAD), _when[name]
 
     def run(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
         tensors = (a for a in args if isinstance(a, torch.Tensor))
@@ -262,6 +291,13 @@ def _derived(
     function: Kernel, formula: Kernel, keys: object, *args: object, **kwargs: object
 ) -> object:
     return function(functools.partial(formula, keys), *args, **kwargs)
+
+
+def takes_tensors(name: str) -> bool:
+    """Whether an operation has tensors, or lists of them, among its arguments."""
+    base, _, overload = name.partition(".")
+    arguments = torch._C._get_schema(f"aten::{base}", overload).arguments
+    return any("Tensor" in str(a.type) for a in arguments)
 
 
 def tensor_places(name: str) -> list[int]:
@@ -298,7 +334,7 @@ _TRANSFERS = frozenset("_to_copy copy copy_ _local_scalar_dense".split())
 
 def _on_device(x: torch.Tensor) -> torch.Tensor:
     """Move a 0-d CPU array to the device: torch treats it as a number, on any device."""
-    return torch.full((), x.item(), dtype=x.dtype, device="xla")
+    return torch.full((), x.item(), dtype=x.dtype, device=device.TYPE)
 
 
 def _scalar(x: bool | float | complex, others: Sequence[object]) -> torch.Tensor:
@@ -340,7 +376,7 @@ def _wrap(x: object) -> Any:
     if isinstance(x, torch.Tensor):
         if x.ndim == 0 and x.is_cpu:
             return _on_device(x)
-        if x.device.type != "xla" or torch._is_functional_tensor(x):
+        if x.device.type != device.TYPE or torch._is_functional_tensor(x):
             return x
         return torch._to_functional_tensor(x)
     if isinstance(x, (list, tuple)):

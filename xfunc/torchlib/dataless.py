@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._C import _functorch
 
-from xfunc.core import ambient
+from xfunc.core import ambient, device
 from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail, report
 from xfunc.torchlib import functorch
@@ -72,7 +72,7 @@ def why_no_data(x: torch.Tensor) -> tuple[str, str] | None:
         if _has_escaped(x):
             return "it belongs to a transform of torch.func that has ended", _ENDED
         x = functorch.innermost(x)
-        keys, on_device = _keys_of(x), x.device.type == "xla"
+        keys, on_device = _keys_of(x), x.device.type in ("xla", device.TYPE)
         kind = type(x).__name__
         if kind in _NEVER:  # First: to ask for its address gives a warning.
             return f"it is a {kind}, which has no data", _ABSTRACT

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from xfunc.core import device
 from xfunc.core.locations import Location, user_location
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.torchlib import functorch
@@ -25,10 +26,10 @@ has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
 
 def has_derivative(name: str) -> bool:
     """Whether torch finds a rule for an operation of the dispatcher, at any level."""
-    if has_kernel(name, "Autograd") or has_kernel(name, "AutogradXLA"):
+    if has_kernel(name, "Autograd") or has_kernel(name, device.AUTOGRAD):
         return True
     return is_composite(name) and not any(
-        has_kernel(name, key) for key in ("XLA", "CompositeExplicitAutograd")
+        has_kernel(name, key) for key in (device.KEY, "CompositeExplicitAutograd")
     )
 
 

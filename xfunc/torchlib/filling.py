@@ -12,11 +12,13 @@ from typing import Any, TypeGuard
 
 import torch
 
+from xfunc.core import device
+
 Tensor = torch.Tensor
 
 
 def _is_number(value: object) -> TypeGuard[Tensor]:
-    return isinstance(value, Tensor) and not value.ndim and value.device.type == "xla"
+    return isinstance(value, Tensor) and not value.ndim and value.device.type == device.TYPE
 
 
 def _filled(value: Tensor, shape: Sequence[int], dtype: torch.dtype | None) -> Tensor:
@@ -28,8 +30,8 @@ def _full(func: Callable[..., Tensor], typed_like: bool) -> Callable[..., Tensor
         x, rest = (args[0], args[1:]) if typed_like else (None, args)
         given = dict(zip(("size", "fill_value"), rest, strict=False)) | kwargs
         value, size = given.get("fill_value"), given.get("size")
-        where = torch.device(kwargs.get("device") or "xla").type
-        if not _is_number(value) or size is None or where != "xla":
+        where = torch.device(kwargs.get("device") or device.TYPE).type
+        if not _is_number(value) or size is None or where != device.TYPE:
             return func(*args, **kwargs)
         shape = (size,) if isinstance(size, int) else size
         dtype = kwargs.get("dtype") or (x.dtype if isinstance(x, Tensor) else None)

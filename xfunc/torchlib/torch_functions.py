@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils._device import _device_constructors
 
+from xfunc.core import device
+
 
 class Kind(enum.Enum):
     """How the tracer treats a torch function."""
@@ -238,7 +240,7 @@ def leaves_device(args: tuple[object, ...], kwargs: Mapping[str, object]) -> boo
             a = a.device
         if isinstance(a, str) and not a.startswith("torch."):
             a = torch.device(a)
-        if isinstance(a, torch.device) and a.type not in ("xla", "meta"):
+        if isinstance(a, torch.device) and a.type not in ("xla", device.TYPE, "meta"):
             return True
     return False
 

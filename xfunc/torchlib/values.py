@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from xfunc.core import device
 from xfunc.core.avals import short
 from xfunc.core.types import Shaped
 from xfunc.errors import UnsupportedOpError, report
@@ -97,9 +98,9 @@ def tensors_in(args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator
 
 def find_traced(data: object) -> torch.Tensor | None:
     """A tensor on the device somewhere in Python data, if there is one."""
-    return next((t for t in tensors_in([data], {}) if t.device.type == "xla"), None)
+    return next((t for t in tensors_in([data], {}) if t.device.type == device.TYPE), None)
 
 
 def on_device(where: Any) -> bool:
     """Whether a `device` argument means the device that programs run on."""
-    return where is None or torch.device(where).type == "xla"
+    return where is None or torch.device(where).type in ("xla", device.TYPE)

@@ -12,6 +12,7 @@ import torch
 
 from xfunc.backends.active import tracer
 from xfunc.cache.identity import function_value
+from xfunc.core import device
 from xfunc.core.avals import short
 from xfunc.core.locations import Location, in_user_code, line_of
 from xfunc.errors import LeakError, report
@@ -173,7 +174,7 @@ class Made:
             return [
                 (t, func, code, line_of(code, instruction))
                 for ref, func, code, instruction in self.entries.values()
-                if (t := held(ref)) is not None and t.device.type == "xla"
+                if (t := held(ref)) is not None and t.device.type == device.TYPE
             ]
 
         with torch._C.DisableTorchFunction():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from xfunc.core import device
 from xfunc.core.avals import short
 from xfunc.core.locations import called_by
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
@@ -176,7 +177,7 @@ def _show(trace: Trace, func: object, args: tuple[Any, ...]) -> tuple[bool, obje
 
 def _is_traced(trace: Trace, tensor: torch.Tensor) -> bool:
     """Whether reading `tensor` would read an input of the program."""
-    if tensor.device.type == "xla":
+    if tensor.device.type == device.TYPE:
         return True
     return not trace.owns(tensor)
 

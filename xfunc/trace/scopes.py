@@ -27,6 +27,7 @@ from torch.autograd.graph import Node
 
 from xfunc.backends.active import tracer
 from xfunc.cache.programs import clear_with_caches
+from xfunc.core import device
 from xfunc.core.locations import in_user_code, line_of
 from xfunc.errors import fail
 from xfunc.hlo import Module
@@ -145,7 +146,7 @@ class Stamps:
             prefix = known[key] = f"{number}|"
         if functorch.is_wrapped(tensor):
             self._put(tensor, prefix)
-        elif tensor.is_xla:
+        elif tensor.device.type == device.TYPE:
             self._stamp(tensor, prefix, 0)
         if scope and tensor.requires_grad and tensor.grad_fn is not None:
             self._watch(tensor.grad_fn, f"-{prefix}")
@@ -153,10 +154,10 @@ class Stamps:
     def _put(self, tensor: Any, prefix: str) -> None:
         if functorch.is_wrapped(tensor):
             tensor = functorch.innermost(tensor)
-            if tensor.is_xla:
+            if tensor.device.type == device.TYPE:
                 with functorch.bottom_level():
                     self._stamp(tensor, prefix, 0)
-        elif tensor.is_xla:
+        elif tensor.device.type == device.TYPE:
             self._stamp(tensor, prefix, 0)
 
     def _watch(self, node: Node, prefix: str) -> None:

@@ -46,7 +46,7 @@ import torch
 
 from xfunc.backends.active import tracer
 from xfunc.backends.lock import lock
-from xfunc.core import ambient
+from xfunc.core import ambient, device
 from xfunc.core.avals import Aval, short
 from xfunc.core.locations import Location, raised_at, user_location
 from xfunc.core.types import Shaped
@@ -318,7 +318,7 @@ class Trace:
             raise error_of(tensor)
         with torch._C.DisableTorchFunction():
             *_, plain = layers = list(functorch.layers(tensor))
-            if plain.device.type != "xla":
+            if plain.device.type != device.TYPE:
                 return plain in self.made
             return not self._is_of_parent(layers) and tracer().number_of(plain) >= self._first_id
 

@@ -1,0 +1,1 @@
+"""The graph of a program: see `xfunc.graph.node`."""

@@ -1,0 +1,143 @@
+"""`Node`: one HLO instruction of a graph, with the type of its result.
+
+A rule of an operation makes nodes. The type of a node is computed when it is made, by the functions
+of `xfunc.graph.build`: there is no other shape inference.
+
+NOTE [numbers of nodes]: a node is made after its operands, and has a greater number. So nodes in
+the order of their numbers are a program, and the newest value of two is the one with the greater
+number. Nodes belong to no graph: constants are shared by all.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+
+class ArrayType:
+    """The dtype and dimensions of an array; equal ones are one object: see `array_type`.
+
+    Attributes:
+        dtype: of the elements.
+        dims: sizes.
+        wire: the serialised ``ShapeProto``, once `xfunc.hlo.write` has made it.
+    """
+
+    __slots__ = ("dims", "dtype", "wire")
+
+    def __init__(self, dtype: torch.dtype, dims: tuple[int, ...]) -> None:
+        self.dtype, self.dims = dtype, dims
+        self.wire: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}[{','.join(map(str, self.dims))}]"
+
+
+@functools.lru_cache(65536)
+def array_type(dtype: torch.dtype, dims: tuple[int, ...]) -> ArrayType:
+    """The type of an array."""
+    return ArrayType(dtype, dims)
+
+
+class TupleType:
+    """The types of several results."""
+
+    __slots__ = ("elements", "wire")
+
+    def __init__(self, elements: Iterable[ArrayType]) -> None:
+        self.elements = tuple(elements)
+        self.wire: bytes | None = None
+
+    def __repr__(self) -> str:
+        return f"({', '.join(map(repr, self.elements))})"
+
+
+class Operation:
+    """An operation of the user's program, which its nodes share.
+
+    Attributes:
+        name: of the aten operation.
+        origin: the number of the user's line and scopes, as a prefix: see `xfunc.trace.scopes`.
+    """
+
+    __slots__ = ("name", "origin")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.origin = name, ""
+
+
+class _Thread(threading.local):
+    operation = Operation("")
+
+
+current = _Thread()
+"""The operation that is recorded in this thread."""
+
+next_number = itertools.count(1).__next__
+
+
+class Node:
+    """An HLO instruction.
+
+    Attributes:
+        opcode: XLA's name.
+        type: of the result.
+        operands: the nodes whose results it takes.
+        params: its other parameters, hashable; their form depends on the opcode: see
+            `xfunc.hlo.write`.
+        calls: the computations it calls: reducers by opcode and dtype, or modules.
+        operation: it is a part of.
+        number: see NOTE [numbers of nodes].
+    """
+
+    __slots__ = ("calls", "number", "opcode", "operands", "operation", "params", "type")
+
+    # Most nodes have an array type; `types` has those of a tuple.
+    type: ArrayType
+
+    def __init__(
+        self,
+        opcode: str,
+        type: ArrayType,
+        operands: tuple[Node, ...] = (),
+        params: Any = None,
+        calls: tuple[Any, ...] = (),
+    ) -> None:
+        self.opcode, self.type, self.operands = opcode, type, operands
+        self.params, self.calls = params, calls
+        self.operation = current.operation
+        self.number = next_number()
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The sizes of an array."""
+        return self.type.dims
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of an array."""
+        return self.type.dtype
+
+    def __repr__(self) -> str:
+        return f"<{self.opcode}.{self.number}: {self.type}>"
+
+
+def reached(roots: Iterable[Node], inputs: Iterable[Node]) -> list[Node]:
+    """The nodes that results are computed from, each after its operands; `inputs` are ends."""
+    found = {id(n): n for n in inputs}
+    stack = []
+    for n in roots:
+        if id(n) not in found:
+            found[id(n)] = n
+            stack.append(n)
+    while stack:
+        for n in stack.pop().operands:
+            if id(n) not in found:
+                found[id(n)] = n
+                stack.append(n)
+    return sorted(found.values(), key=lambda n: n.number)

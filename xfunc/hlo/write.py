@@ -1,0 +1,342 @@
+"""Graphs as HLO modules, in protobuf's wire format.
+
+Messages are written field by field, because making protobuf's objects for each instruction takes
+longer than tracing. The numbers of fields are those of XLA's ``hlo.proto`` and ``xla_data.proto``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from xfunc.graph.build import Convolution, GatherDims, Literal, ScatterDims, Window
+from xfunc.graph.node import ArrayType, Node, Operation, TupleType, reached
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.literal import scalar_literal, write_literal
+from xfunc.hlo.module import Module
+from xfunc.hlo.plain import plain_tensors
+from xfunc.hlo.shape import Shape
+
+# -- the wire format ------------------------------------------------------------------------------
+
+
+def _varint(n: int) -> bytes:
+    if n < 0:
+        n += 1 << 64
+    out = bytearray()
+    while n > 127:
+        out.append(n & 127 | 128)
+        n >>= 7
+    out.append(n)
+    return bytes(out)
+
+
+_known_varint = functools.lru_cache(65536)(_varint)
+
+
+def _message(number: int, data: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _integer(number: int, n: int) -> bytes:
+    return _varint(number << 3) + _varint(n) if n else b""
+
+
+def _integers(number: int, ns: Iterable[int]) -> bytes:
+    data = b"".join(map(_varint, ns))
+    return _message(number, data) if data else b""
+
+
+# -- types ----------------------------------------------------------------------------------------
+
+
+def _shape(type: ArrayType | TupleType) -> bytes:
+    """A serialised ``ShapeProto``."""
+    if type.wire is None:
+        type.wire = _hlo_shape(type).proto.SerializeToString()
+    return type.wire
+
+
+def _hlo_shape(type: ArrayType | TupleType) -> Shape:
+    if isinstance(type, TupleType):
+        return Shape.of_tuple(map(_hlo_shape, type.elements))
+    return Shape(type.dtype, type.dims)
+
+
+# -- the parameters of instructions ---------------------------------------------------------------
+
+
+class CustomCall(NamedTuple):
+    """The parameters of a custom call.
+
+    Attributes:
+        target: a name that the compiler knows.
+        config: its configuration.
+        attributes: frontend attributes.
+        side_effect: whether to keep it even if nothing uses its result.
+    """
+
+    target: str
+    config: str = ""
+    attributes: tuple[tuple[str, str], ...] = ()
+    side_effect: bool = False
+
+
+def _custom_call(p: CustomCall) -> bytes:
+    proto = pb.HloInstructionProto(
+        custom_call_target=p.target,
+        custom_call_has_side_effect=p.side_effect,
+        custom_call_api_version=1,  # API_VERSION_ORIGINAL
+        backend_config=p.config.encode(),
+    )
+    if p.attributes:
+        proto.frontend_attributes.map.update(dict(p.attributes))
+    return proto.SerializeToString()
+
+
+def _windows(windows: Sequence[Window], reversal: bool = False) -> bytes:
+    dims = b""
+    for w in windows:
+        numbers = (w.size, w.stride, w.low, w.high, w.dilation, w.base_dilation, int(reversal))
+        data = b"".join([_integer(k + 1, n) for k, n in enumerate(numbers)])
+        dims += _message(1, data)
+    return _message(15, dims)
+
+
+def _convolution(p: Convolution) -> bytes:
+    numbers = (
+        _integer(7, p.input[0]) + _integer(8, p.input[1]) + _integers(11, p.input[2:])
+        + _integer(3, p.kernel[0]) + _integer(4, p.kernel[1]) + _integers(6, p.kernel[2:])
+        + _integer(9, p.output[0]) + _integer(10, p.output[1]) + _integers(12, p.output[2:])
+    )  # fmt: skip
+    groups = _integer(50, p.feature_groups) + _integer(58, p.batch_groups)
+    return _windows(p.windows, p.reversal) + _message(16, numbers) + groups
+
+
+def _slices(p: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]) -> bytes:
+    parts = zip(*p, strict=True)
+    return b"".join([_message(17, _integer(1, s) + _integer(2, e) + _integer(3, t))
+                     for s, e, t in parts])  # fmt: skip
+
+
+def _padding(p: tuple[tuple[int, int, int], ...]) -> bytes:
+    edges = [_integer(1, low) + _integer(2, high) + _integer(3, inner) for low, high, inner in p]
+    return _message(21, b"".join([_message(1, e) for e in edges]))
+
+
+def _gather(p: GatherDims) -> bytes:
+    numbers = (
+        _integers(1, p.offset) + _integers(2, p.collapsed) + _integers(3, p.start_map)
+        + _integer(4, p.vector) + _integers(5, p.operand_batch) + _integers(6, p.index_batch)
+    )  # fmt: skip
+    return _message(33, numbers) + _integers(34, p.sizes)
+
+
+def _scatter(p: ScatterDims) -> bytes:
+    numbers = (
+        _integers(1, p.window) + _integers(2, p.inserted) + _integers(3, p.operand_map)
+        + _integer(4, p.vector) + _integers(5, p.operand_batch) + _integers(6, p.index_batch)
+    )  # fmt: skip
+    return _message(48, numbers)
+
+
+def _dot(p: tuple[tuple[int, ...], ...]) -> bytes:
+    return _message(30, b"".join([_integers(k + 1, dims) for k, dims in enumerate(p)]))
+
+
+def _dims(p: tuple[int, ...]) -> bytes:
+    return _integers(14, p)
+
+
+_PARAMS: dict[str, Callable[[Any], bytes]] = {
+    "broadcast": _dims, "transpose": _dims, "reverse": _dims, "concatenate": _dims, "iota": _dims,
+    "reduce": _dims,
+    "compare": lambda p: _message(63, p.encode()),
+    "slice": _slices,
+    "dynamic-slice": lambda p: _integers(20, p),
+    "pad": _padding,
+    "dot": _dot,
+    "reduce-window": _windows,
+    "select-and-scatter": _windows,
+    "convolution": _convolution,
+    "gather": _gather,
+    "scatter": _scatter,
+    "sort": lambda p: _integers(14, p[:1]) + _integer(60, p[1]),
+    "get-tuple-element": lambda p: _integer(13, p),
+    "custom-call": _custom_call,
+    "fft": lambda p: _integer(31, p[0]) + _integers(32, p[1]),
+    "cholesky": lambda p: _message(62, _integer(1, 1)),
+    "triangular-solve": lambda p: _message(
+        59, b"".join([_integer(k + 1, int(on)) for k, on in enumerate(p)]) + _integer(4, 1)
+    ),
+}  # fmt: skip
+
+
+@functools.lru_cache(65536)
+def _known_params(opcode: str, params: Any) -> bytes:
+    return _PARAMS[opcode](params)
+
+
+@functools.lru_cache(4096)
+def _scalar(_: str, value: Any, type: ArrayType) -> bytes:
+    return _message(8, scalar_literal(value, type.dtype).SerializeToString())
+
+
+def _literal(n: Node) -> bytes:
+    value = n.params
+    if not isinstance(value, Literal):
+        return _scalar(repr(value), value, n.type)
+    proto = pb.LiteralProto()
+    with plain_tensors():
+        write_literal(value.tensor, proto)
+    return _message(8, proto.SerializeToString())
+
+
+# -- modules --------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(4096)
+def _opcode(opcode: str) -> tuple[bytes, bytes]:
+    return _message(2, opcode.encode()), opcode.encode() + b"."
+
+
+_SHAPE, _ID, _OPERANDS = b"\x1a", b"\x98\x02", b"\xa2\x02"  # fields 3, 35 and 36
+
+
+def _instruction(
+    opcode: str, shape: bytes, number: int, operands: Sequence[int], rest: bytes
+) -> bytes:
+    """An instruction, as a field of its computation."""
+    code, base = _opcode(opcode)
+    name = base + b"%d" % number
+    ids = b"".join(map(_known_varint, operands))
+    data = b"".join((
+        b"\x0a", _known_varint(len(name)), name, code, _SHAPE, _known_varint(len(shape)), shape,
+        _ID, _known_varint(number), _OPERANDS, _known_varint(len(ids)), ids, rest,
+    ))  # fmt: skip
+    return b"\x12" + _known_varint(len(data)) + data
+
+
+class _Writer:
+    """Writes one module."""
+
+    def __init__(self) -> None:
+        self._last = 1  # the number of the module's entry
+        self._computations: list[bytes] = []
+        self._called: dict[object, int] = {}
+        self._metadata: dict[tuple[str, str], bytes] = {}
+
+    def _new(self) -> int:
+        self._last += 1
+        return self._last
+
+    def entry(self, name: str, nodes: Sequence[Node], inputs: Sequence[Node],
+              outputs: Sequence[Node]) -> bytes:  # fmt: skip
+        """A module that returns a tuple."""
+        places = {id(n): k for k, n in enumerate(inputs)}
+        numbers: dict[int, int] = {}
+        body: list[bytes] = []
+        for n in nodes:
+            opcode = n.opcode
+            place = places.get(id(n)) if opcode == "parameter" else None
+            if place is not None:
+                rest = _integer(9, place)
+            elif opcode == "constant":
+                rest = _literal(n)
+            elif n.params is not None:
+                rest = _known_params(opcode, n.params)
+            else:
+                rest = b""
+            for called in n.calls:
+                rest += _integers(38, (self._callee(called),))
+            number = numbers[id(n)] = self._new()
+            operands = [numbers[id(o)] for o in n.operands]
+            rest += self._origin(n.operation)
+            body.append(_instruction(opcode, _shape(n.type), number, operands, rest))
+        result = _tuple(outputs)
+        root = self._new()
+        ids = [numbers[id(n)] for n in outputs]
+        body.append(_instruction("tuple", result, root, ids, b""))
+        signature = b"".join([_message(1, _shape(n.type)) for n in inputs]) + _message(2, result)
+        signature += b"".join([_message(3, b"p%d" % k) for k in range(len(inputs))])
+        title = name.encode()
+        entry = b"".join((
+            _message(1, title + b".1"), *body, _message(4, signature), _integer(5, 1),
+            _integer(6, root),
+        ))  # fmt: skip
+        self._computations.append(entry)
+        return b"".join((
+            _message(1, title), _message(2, title + b".1"),
+            *[_message(3, c) for c in self._computations], _message(4, signature),
+            _integer(5, 1), _integer(6, 1),
+        ))  # fmt: skip
+
+    def _origin(self, operation: Operation) -> bytes:
+        key = operation.name, operation.origin
+        data = self._metadata.get(key)
+        if data is None:
+            kind = key[0].encode()
+            text = _message(1, kind) + _message(2, key[1].encode() + kind)
+            data = self._metadata[key] = _message(7, text) if kind or key[1] else b""
+        return data
+
+    def _callee(self, called: Any) -> int:
+        """The number of a computation that is called."""
+        number = self._called.get(called)
+        if number is None:
+            number = self._embedded(called) if isinstance(called, Module) else self._pair(*called)
+            self._called[called] = number
+        return number
+
+    def _pair(self, opcode: str, type: ArrayType) -> int:
+        """A computation that combines two scalars."""
+        number, x, y = self._new(), self._new(), self._new()
+        shape, title = _shape(type), f"{opcode}.{number}".encode()
+        body = _instruction("parameter", shape, x, (), b"")
+        body += _instruction("parameter", shape, y, (), _integer(9, 1))
+        root = y
+        if opcode != "second":
+            root = self._new()
+            body += _instruction(opcode, shape, root, (x, y), b"")
+        signature = _message(1, shape) * 2 + _message(2, shape) + _message(3, b"x") * 2
+        self._computations.append(
+            _message(1, title) + body + _message(4, signature) + _integer(5, number)
+            + _integer(6, root)
+        )  # fmt: skip
+        return number
+
+    def _embedded(self, module: Module) -> int:
+        """The entry of a module whose computations are added under new numbers."""
+        computations: dict[int, int] = {}
+        for source in module.proto.computations:
+            made = type(source)()
+            made.CopyFrom(source)
+            made.id = computations[source.id] = self._new()
+            made.name = f"{source.name.partition('.')[0]}.{made.id}"
+            numbers: dict[int, int] = {}
+            for i in made.instructions:
+                numbers[i.id] = i.id = self._new()
+                i.name = f"{i.opcode}.{i.id}"
+                i.operand_ids[:] = [numbers[k] for k in i.operand_ids]
+                i.control_predecessor_ids[:] = [numbers[k] for k in i.control_predecessor_ids]
+                i.called_computation_ids[:] = [computations[k] for k in i.called_computation_ids]
+            made.root_id = numbers[made.root_id]
+            self._computations.append(made.SerializeToString())
+        return computations[module.proto.entry_computation_id]
+
+
+def _tuple(outputs: Sequence[Node]) -> bytes:
+    return _integer(2, pb.TUPLE) + b"".join([_message(4, _shape(n.type)) for n in outputs])
+
+
+def write(name: str, inputs: Sequence[Node], outputs: Sequence[Node]) -> bytes:
+    """A serialised module that computes a tuple of outputs from parameters."""
+    return _Writer().entry(name, reached(outputs, inputs), inputs, outputs)
+
+
+def custom_call(
+    target: str, config: str, attributes: Mapping[str, str], side_effect: bool = False
+) -> CustomCall:
+    """The parameters of a custom call."""
+    return CustomCall(target, config, tuple(sorted(attributes.items())), side_effect)

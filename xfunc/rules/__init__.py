@@ -1,0 +1,1 @@
+"""Rules: from aten operations to nodes. See `xfunc.rules.table`."""

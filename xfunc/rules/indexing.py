@@ -1,0 +1,248 @@
+"""Rules of reads and writes at indices.
+
+Reads out of bounds are clamped, and writes are dropped, as in JAX.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from xfunc.graph import build
+from xfunc.graph.build import GatherDims, Number, ScatterDims, add, compare, select
+from xfunc.graph.node import Node, array_type
+from xfunc.rules.operands import HALF, broadcast_dims, convert, dim_of, number
+from xfunc.rules.table import base, rule
+from xfunc.tracer.placeholders import Placeholder, node_of
+
+Dims = tuple[int, ...]
+
+
+def from_front(i: Node, size: int) -> Node:
+    """Indices counted from the front, as int64."""
+    i = convert(i, torch.int64)
+    return select(compare(i, 0, "LT"), add(i, size), i)
+
+
+# -- along one dimension --------------------------------------------------------------------------
+
+
+def _lifted(*nodes: Node) -> tuple[Node, ...]:
+    """0-d arrays as arrays of one element."""
+    return tuple([n if n.type.dims else build.reshape(n, (1,)) for n in nodes])
+
+
+@rule("gather")
+def _gather(x: Placeholder, dim: int, index: Placeholder, *, sparse_grad: bool = False) -> Node:
+    n, i = _lifted(x.node, index.node)
+    out = index.node.type.dims
+    if not math.prod(out):
+        return build.full(0, array_type(n.type.dtype, out))
+    rank = len(n.type.dims)
+    dim = dim_of(dim, rank)
+    others = tuple([k for k in range(rank) if k != dim])
+    n = _cut(n, i.type.dims, dim)
+    how = GatherDims((), (dim,), (dim,), rank, (1,) * rank, others, others)
+    return build.reshape(build.gather(n, convert(i, torch.int64), i.type.dims, how), out)
+
+
+def _cut(n: Node, dims: Dims, dim: int) -> Node:
+    """n cut to the sizes of an index in the other dimensions."""
+    return build.slice_to(n, tuple([s if k == dim else d for k, (s, d) in enumerate(
+        zip(n.type.dims, dims, strict=True))]))  # fmt: skip
+
+
+def scattered(n: Node, dim: int, i: Node, values: Node, opcode: str) -> Node:
+    """n with values combined at indices along a dimension."""
+    if not math.prod(i.type.dims):
+        return n
+    out = n.type.dims
+    n, i, values = _lifted(n, i, values)
+    values = build.slice_to(values, i.type.dims)
+    rank = len(n.type.dims)
+    dim = dim_of(dim, rank)
+    others = tuple([k for k in range(rank) if k != dim])
+    dtype = n.type.dtype
+    wide = torch.float32 if dtype in HALF and opcode == "add" else dtype
+    n, values = build.convert(n, wide), build.convert(values, wide)
+    i = convert(i, torch.int64)
+    if all(i.type.dims[k] == n.type.dims[k] for k in others):
+        how = ScatterDims((), (dim,), (dim,), rank, others, others)
+        made = build.scatter(n, i, values, opcode, how)
+    else:  # A batch dimension has one size in all.
+        type = array_type(torch.int64, i.type.dims)
+        columns = [i if k == dim else build.iota(type, k) for k in range(rank)]
+        columns = [build.reshape(c, (*i.type.dims, 1)) for c in columns]
+        every = tuple(range(rank))
+        how = ScatterDims((), every, every, rank)
+        made = build.scatter(n, build.concatenate(columns, rank), values, opcode, how)
+    return build.convert(build.reshape(made, out), dtype)
+
+
+@rule("scatter_add")
+def _scatter_add(x: Placeholder, dim: int, index: Placeholder, src: Placeholder) -> Node:
+    return scattered(x.node, dim, index.node, convert(node_of(src), x.dtype), "add")
+
+
+@rule("scatter.src")
+def _scatter(x: Placeholder, dim: int, index: Placeholder, src: Placeholder) -> Node:
+    return scattered(x.node, dim, index.node, convert(node_of(src), x.dtype), "second")
+
+
+@rule("scatter.value")
+def _scatter_value(x: Placeholder, dim: int, index: Placeholder, value: Number) -> Node:
+    i = index.node
+    values = build.full(number(value, x.dtype), array_type(x.dtype, i.type.dims))
+    return scattered(x.node, dim, i, values, "second")
+
+
+_COMBINE = {"sum": "add", "prod": "multiply", "amax": "maximum", "amin": "minimum"}
+
+
+@base("scatter_reduce.two")
+def _scatter_reduce(
+    x: Placeholder,
+    dim: int,
+    index: Placeholder,
+    src: Placeholder,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> Node:
+    opcode = _COMBINE[reduce]
+    if x.dtype is torch.bool:
+        opcode = {"add": "or", "multiply": "and", "maximum": "or", "minimum": "and"}[opcode]
+    return scattered(x.node, dim, index.node, convert(node_of(src), x.dtype), opcode)
+
+
+@rule("index_select")
+def _index_select(x: Placeholder, dim: int, index: Placeholder) -> Node:
+    n, i = x.node, node_of(index)
+    if not n.type.dims:
+        return n
+    dim = dim_of(dim, len(n.type.dims))
+    return taken(n, [None] * dim + [build.reshape(i, (math.prod(i.type.dims),))])
+
+
+# -- at several indices ---------------------------------------------------------------------------
+
+
+def _index_vectors(dims: Dims, at: Sequence[int], each: Sequence[Node]) -> tuple[Node, Dims]:
+    """Index vectors along a last dimension, and the sizes of the others."""
+    batch: Dims = ()
+    for i in each:
+        batch = broadcast_dims(batch, i.type.dims)
+    columns = [
+        build.reshape(build.broadcast(from_front(i, dims[k]), batch), (*batch, 1))
+        for k, i in zip(at, each, strict=True)
+    ]
+    return build.concatenate(columns, len(batch)), batch
+
+
+def _lead(at: Sequence[int]) -> int:
+    """Where the dimensions of the indices come in the result."""
+    return at[0] if [*at] == list(range(at[0], at[0] + len(at))) else 0
+
+
+def taken(n: Node, indices: Sequence[Node | None]) -> Node:
+    """``n[indices]``, of integers."""
+    dims = n.type.dims
+    at = [k for k, i in enumerate(indices) if i is not None]
+    each = [i for i in indices if i is not None]
+    vectors, batch = _index_vectors(dims, at, each)
+    rest = [k for k in range(len(dims)) if k not in at]
+    lead = _lead(at)
+    kept = tuple([dims[k] for k in rest])
+    out = kept[:lead] + batch + kept[lead:]
+    if not math.prod(out):
+        return build.full(0, array_type(n.type.dtype, out))
+    if any(dims[k] == 0 for k in at):
+        raise IndexError("index is out of bounds for dimension with size 0")
+    window = tuple([k if k < lead else k + len(batch) for k in range(len(rest))])
+    sizes = tuple([1 if k in at else d for k, d in enumerate(dims)])
+    which = tuple(at)
+    return build.gather(n, vectors, out, GatherDims(window, which, which, len(batch), sizes))
+
+
+def _of_masks(indices: Sequence[Any]) -> bool:
+    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+
+
+@rule("index.Tensor", "_unsafe_index.Tensor")
+def _index(x: Placeholder, indices: Sequence[Placeholder | None]) -> Node:
+    if _of_masks(indices):
+        raise RuntimeError("Unexpected execution happens: a mask is read")
+    if all(i is None for i in indices):
+        return x.node
+    return taken(x.node, [None if i is None else node_of(i) for i in indices])
+
+
+@rule("index_put_")  # on a copy that the kernel of `xfunc.ops` has made
+@base("index_put", "_unsafe_index_put", "_index_put_impl")
+def _index_put(
+    x: Placeholder,
+    indices: Sequence[Placeholder | None],
+    values: Placeholder,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> Node:
+    if _of_masks(indices):
+        raise RuntimeError("Unexpected execution happens: a mask is read")
+    n, dims = x.node, x.node.type.dims
+    at = [k for k, i in enumerate(indices) if i is not None]
+    each = [node_of(i) for i in indices if i is not None]
+    if not at:
+        v = build.broadcast(convert(node_of(values), n.type.dtype), dims)
+        return add(n, v) if accumulate else v
+    vectors, batch = _index_vectors(dims, at, each)
+    rest = [k for k in range(len(dims)) if k not in at]
+    lead = _lead(at)
+    kept = tuple([dims[k] for k in rest])
+    window = tuple([k if k < lead else k + len(batch) for k in range(len(rest))])
+    target = kept[:lead] + batch + kept[lead:]
+    v = build.broadcast(convert(node_of(values), n.type.dtype), target)
+    if not math.prod(target):
+        return n
+    which = tuple(at)
+    dtype = n.type.dtype
+    opcode = ("or" if dtype is torch.bool else "add") if accumulate else "second"
+    wide = torch.float32 if dtype in HALF and accumulate else dtype
+    n, v = build.convert(n, wide), build.convert(v, wide)
+    made = build.scatter(n, vectors, v, opcode, ScatterDims(window, which, which, len(batch)))
+    return build.convert(made, dtype)
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+@base("embedding")
+def _embedding(
+    weight: Placeholder,
+    indices: Placeholder,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Node:
+    return taken(weight.node, [indices.node])
+
+
+@base("embedding_dense_backward")
+def _embedding_backward(
+    grad: Placeholder, indices: Placeholder, count: int, padding_idx: int, scale: bool
+) -> Node:
+    i, g = indices.node, grad.node
+    size = g.type.dims[-1]
+    dtype = g.type.dtype
+    wide = torch.float32 if dtype in HALF else dtype
+    zeros = build.full(0, array_type(wide, (count, size)))
+    if not math.prod(i.type.dims):
+        return build.convert(zeros, dtype)
+    rank = len(i.type.dims)
+    i = build.reshape(from_front(i, count), (*i.type.dims, 1))
+    how = ScatterDims((rank,), (0,), (0,), rank)
+    if scale or padding_idx >= 0:
+        return NotImplemented
+    return build.convert(build.scatter(zeros, i, build.convert(g, wide), "add", how), dtype)

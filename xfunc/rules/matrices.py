@@ -1,0 +1,257 @@
+"""Rules of matrix products and convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from xfunc.graph import build
+from xfunc.graph.build import Convolution, Number, Window, add, multiply
+from xfunc.graph.node import Node
+from xfunc.rules.operands import HALF, convert, number
+from xfunc.rules.reductions import reduced
+from xfunc.rules.table import rule
+from xfunc.tracer.placeholders import Placeholder, node_of
+
+
+def _alike(*tensors: torch.Tensor) -> tuple[Node, ...]:
+    """Operands of a product.
+
+    Raises:
+        RuntimeError: their dtypes differ.
+    """
+    nodes = tuple(map(node_of, tensors))
+    for n in nodes[1:]:
+        if n.type.dtype is not nodes[0].type.dtype:
+            raise RuntimeError(
+                "expected m1 and m2 to have the same dtype, but got: "
+                f"{nodes[0].type.dtype} != {n.type.dtype}"
+            )
+    return nodes
+
+
+def _fit(x: Node, y: Node, name: str) -> None:
+    if x.type.dims[-1] != y.type.dims[-2] or x.type.dims[:-2] != y.type.dims[:-2]:
+        shapes = " and ".join("x".join(map(str, n.type.dims)) for n in (x, y))
+        raise RuntimeError(f"{name}: shapes cannot be multiplied ({shapes})")
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, name: str) -> Node:
+    x, y = _alike(a, b)
+    if x.type.dtype is torch.bool:
+        return NotImplemented
+    _fit(x, y, name)
+    return build.matmul(x, y)
+
+
+@rule("mm")
+def _mm(a: Placeholder, b: Placeholder) -> Node:
+    return _product(a, b, "mat1 and mat2")
+
+
+@rule("bmm")
+def _bmm(a: Placeholder, b: Placeholder) -> Node:
+    return _product(a, b, "batch1 and batch2")
+
+
+@rule("mv")
+def _mv(a: Placeholder, b: Placeholder) -> Node:
+    x, y = _alike(a, b)
+    if x.type.dtype is torch.bool:
+        return NotImplemented
+    if x.type.dims[1] != y.type.dims[0]:
+        raise RuntimeError(f"size mismatch, got input {x.type.dims}, vec {y.type.dims}")
+    return build.dot(x, y, ((1,), (0,)))
+
+
+@rule("dot")
+def _dot(a: Placeholder, b: Placeholder) -> Node:
+    x, y = _alike(a, b)
+    if x.type.dtype is torch.bool:
+        return NotImplemented
+    if x.type.dims != y.type.dims:
+        raise RuntimeError(
+            f"inconsistent tensor size, expected tensor {list(x.type.dims)} and src "
+            f"{list(y.type.dims)} to have the same number of elements"
+        )
+    return build.dot(x, y, ((0,), (0,)))
+
+
+@rule("vdot")
+def _vdot(a: Placeholder, b: Placeholder) -> Node:
+    n = a.node
+    if n.type.dtype.is_complex:
+        n = build.complex_(build.real(n), build.unary("negate", build.imag(n)))
+    if n.type.dtype is torch.bool:
+        return NotImplemented
+    return build.dot(n, b.node, ((0,), (0,)))
+
+
+def _scaled_sum(c: Node, product: Node, beta: Number, alpha: Number) -> Node:
+    """``beta * c + alpha * product``, in float32 for half precision."""
+    dtype = product.type.dtype
+    c = build.broadcast(convert(c, dtype), product.type.dims)
+    if alpha == 1 and beta == 1:
+        return add(product, c)
+    up = torch.float32 if dtype in HALF else dtype
+    out = build.convert(product, up)
+    if alpha != 1:
+        out = multiply(out, number(alpha, up))
+    if beta != 0:
+        c = build.convert(c, up)
+        out = add(out, c if beta == 1 else multiply(c, number(beta, up)))
+    return build.convert(out, dtype)
+
+
+@rule("addmm", "baddbmm")
+def _addmm(
+    c: Placeholder, a: Placeholder, b: Placeholder, *, beta: Number = 1, alpha: Number = 1
+) -> Node:
+    product = _product(a, b, "mat1 and mat2")
+    return product if product is NotImplemented else _scaled_sum(node_of(c), product, beta, alpha)
+
+
+@rule("addbmm")
+def _addbmm(
+    c: Placeholder, a: Placeholder, b: Placeholder, *, beta: Number = 1, alpha: Number = 1
+) -> Node:
+    x, y = _alike(a, b)
+    if x.type.dtype is torch.bool:
+        return NotImplemented
+    _fit(x, y, "batch1 and batch2")
+    product = build.dot(x, y, ((0, 2), (0, 1)))
+    return _scaled_sum(node_of(c), product, beta, alpha)
+
+
+@rule("addmv")
+def _addmv(
+    c: Placeholder, a: Placeholder, b: Placeholder, *, beta: Number = 1, alpha: Number = 1
+) -> Node:
+    product = _mv(a, b)
+    return product if product is NotImplemented else _scaled_sum(node_of(c), product, beta, alpha)
+
+
+# -- convolutions ---------------------------------------------------------------------------------
+
+
+def _each(values: Sequence[int], n: int) -> list[int]:
+    return [*values] * n if len(values) == 1 else [*values]
+
+
+@rule("convolution", "convolution_overrideable")
+def _convolution(
+    x: Placeholder,
+    weight: Placeholder,
+    bias: Placeholder | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Node:
+    n, w = _alike(x, weight)
+    space = len(w.type.dims) - 2
+    unbatched = len(n.type.dims) == space + 1
+    if unbatched:
+        n = build.reshape(n, (1, *n.type.dims))
+    stride, padding, dilation, output_padding = (
+        _each(v, space) for v in (stride, padding, dilation, output_padding)
+    )
+    sizes = w.type.dims[2:]
+    how: Convolution
+    straight = tuple(range(space + 2))
+    if not transposed:
+        windows = [
+            Window(k, s, p, p, d)
+            for k, s, p, d in zip(sizes, stride, padding, dilation, strict=True)
+        ]
+        kernel = (1, 0, *range(2, space + 2))
+        how = Convolution(tuple(windows), straight, kernel, straight, groups)
+    else:
+        w = _grouped(w, groups)
+        windows = []
+        for k, s, p, d, o in zip(sizes, stride, padding, dilation, output_padding, strict=True):
+            edge = d * (k - 1) - p
+            windows.append(Window(k, 1, edge, edge + o, d, s))
+        kernel = (0, 1, *range(2, space + 2))
+        how = Convolution(tuple(windows), straight, kernel, straight, groups, 1, True)
+    out = build.convolution(n, w, how)
+    if bias is not None:
+        b = convert(node_of(bias), out.type.dtype)
+        out = add(out, build.broadcast_in(b, out.type.dims, (1,)))
+    return build.reshape(out, out.type.dims[1:]) if unbatched else out
+
+
+def _grouped(w: Node, groups: int) -> Node:
+    """Weights ``[groups * i, o, ...]`` as ``[i, groups * o, ...]``."""
+    if groups == 1:
+        return w
+    rows, columns, *rest = w.type.dims
+    w = build.reshape(w, (groups, rows // groups, columns, *rest))
+    w = build.transpose(w, (1, 0, *range(2, len(rest) + 3)))
+    return build.reshape(w, (rows // groups, groups * columns, *rest))
+
+
+@rule("convolution_backward", "convolution_backward_overrideable")
+def _convolution_backward(
+    grad: Placeholder,
+    x: Placeholder,
+    weight: Placeholder,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> list[Node | None]:
+    g, n, w = _alike(grad, x, weight)
+    space = len(w.type.dims) - 2
+    stride, padding, dilation = (_each(v, space) for v in (stride, padding, dilation))
+    of_x = of_w = of_bias = None
+    if output_mask[0]:
+        extra = [
+            0 if transposed else size - ((m - 1) * s - 2 * p + d * (k - 1) + 1)
+            for size, m, s, p, d, k in zip(
+                n.type.dims[2:], g.type.dims[2:], stride, padding, dilation, w.type.dims[2:],
+                strict=True,
+            )
+        ]  # fmt: skip
+        of_x = _convolution(
+            grad, weight, None, stride, padding, dilation, not transposed, extra, groups
+        )
+    if output_mask[1]:
+        moved, fixed = (g, n) if transposed else (n, g)
+        of_w = _weight_gradient(moved, fixed, w.type.dims[2:], stride, padding, dilation, groups)
+    if output_mask[2]:
+        dims = (0, *range(2, space + 2))
+        of_bias = reduced("add", g, 0, dims)
+    return [of_x, of_w, of_bias]
+
+
+def _weight_gradient(
+    x: Node,
+    grad: Node,
+    sizes: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Node:
+    """A convolution over the batch, whose windows are the positions of the first one."""
+    space = len(sizes)
+    windows: list[Window] = []
+    for n, m, k, s, p, d in zip(
+        x.type.dims[2:], grad.type.dims[2:], sizes, stride, padding, dilation, strict=True
+    ):
+        span = (m - 1) * s + 1
+        windows.append(Window(m, d, p, (k - 1) * d + span - n - p, s))
+    # The channels of x are the batch, and the batch the features that are summed over.
+    swapped = (1, 0, *range(2, space + 2))
+    kernel = (0, 1, *range(2, space + 2))
+    how = Convolution(tuple(windows), swapped, kernel, (0, 1, *range(2, space + 2)), 1, groups)
+    out = build.convolution(x, grad, how)
+    return build.transpose(out, swapped)

@@ -1,0 +1,78 @@
+"""Rules of sorts and of the choice of the greatest elements.
+
+Bases of the kernels in `xfunc.ops.sorting`, which make numbers comparable as torch compares them.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from xfunc.graph import build
+from xfunc.graph.node import Node, array_type
+from xfunc.hlo import Builder, Module
+from xfunc.hlo.shape import Shape
+from xfunc.rules.operands import dim_of
+from xfunc.rules.table import base
+from xfunc.tracer.placeholders import Placeholder
+
+
+@functools.cache
+def comparator(dtype: torch.dtype, others: tuple[torch.dtype, ...], descending: bool) -> Module:
+    """A computation that compares the keys of two elements, and ignores the other values."""
+    b = Builder("compare")
+    body = b.computation("compare")
+    pairs = [[body.parameter(Shape(d)) for _ in range(2)] for d in (dtype, *others)]
+    x, y = pairs[0]
+    out = body.compare(x, y, "GT" if descending else "LT")
+    if dtype.is_floating_point:  # in a total order: NaN last
+        body.proto.instructions[-1].comparison_type = "TOTALORDER"
+    return b.build(body.build(out))
+
+
+def sorted_with_places(
+    n: Node, dim: int, descending: bool, stable: bool = True
+) -> tuple[Node, Node]:
+    """The sorted elements along a dimension, and where they were."""
+    places = build.iota(array_type(torch.int64, n.type.dims), dim)
+    order = comparator(n.type.dtype, (torch.int64,), descending)
+    value, place = build.sort([n, places], dim, order, stable)
+    return value, place
+
+
+@base("sort.stable")
+def _sort(
+    x: Placeholder, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> tuple[Node, Node]:
+    n = x.node
+    return sorted_with_places(n, dim_of(dim, len(n.type.dims)), descending)
+
+
+@base("topk")
+def _topk(
+    x: Placeholder, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Node, ...]:
+    n = x.node
+    if not n.type.dims:
+        return n, build.full(0, array_type(torch.int64, ()))
+    dim = dim_of(dim, len(n.type.dims))
+    if not 0 <= k <= n.type.dims[dim]:
+        raise RuntimeError("selected index k out of range")
+    pair = sorted_with_places(n, dim, largest)
+    return tuple([build.slice_in(v, dim, 0, k) for v in pair])
+
+
+@base("kthvalue")
+def _kthvalue(x: Placeholder, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Node, ...]:
+    n = x.node
+    if not n.type.dims:
+        return n, build.full(0, array_type(torch.int64, ()))
+    dim = dim_of(dim, len(n.type.dims))
+    if not 1 <= k <= n.type.dims[dim]:
+        raise RuntimeError("kthvalue(): selected number k out of range for dimension")
+    found = [build.slice_in(v, dim, k - 1, k) for v in sorted_with_places(n, dim, False)]
+    if keepdim:
+        return tuple(found)
+    dims = n.type.dims
+    return tuple([build.reshape(v, dims[:dim] + dims[dim + 1 :]) for v in found])

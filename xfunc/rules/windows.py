@@ -1,0 +1,92 @@
+"""Rules of pooling: bases of the kernels in `xfunc.ops.maxima`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from xfunc.graph import build
+from xfunc.graph.build import Window
+from xfunc.graph.node import Node, array_type
+from xfunc.rules.reductions import lowest
+from xfunc.rules.table import base
+from xfunc.tracer.placeholders import Placeholder
+
+
+def _each(values: Sequence[int], n: int) -> list[int]:
+    return [*values] * n if len(values) == 1 else [*values]
+
+
+def pool_window(size: int, window: int, stride: int, pad: int, ceil: bool) -> Window:
+    """The windows of a pool along one dimension; the last one begins inside of the array."""
+    span = size + 2 * pad - window
+    count = (-(-span // stride) if ceil else span // stride) + 1
+    if ceil and (count - 1) * stride >= size + pad:
+        count -= 1
+    return Window(window, stride, pad, (count - 1) * stride + window - size - pad)
+
+
+def _max_pool(name: str, spatial: int) -> None:
+    @base(name)
+    def run(
+        x: Placeholder,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[Node, Node]:
+        n = x.node
+        sizes = n.type.dims[-spatial:]
+        window = _each(kernel_size, spatial)
+        moves = zip(
+            sizes, window, _each(stride or window, spatial), _each(padding, spatial), strict=True
+        )
+        along = [pool_window(size, w, s, p, ceil_mode) for size, w, s, p in moves]
+        windows = (*[Window(1)] * (len(n.type.dims) - spatial), *along)
+        value = build.reduce_window("maximum", n, lowest(n.type.dtype), windows)
+        return value, _places(n, value, windows, sizes)
+
+    del run
+
+
+def _places(n: Node, value: Node, windows: Sequence[Window], sizes: Sequence[int]) -> Node:
+    """The first position of the maximum of each window, within the pooled dimensions."""
+    spatial, rank = len(sizes), len(n.type.dims)
+    out = value.type.dims
+    count = math.prod(sizes)
+    type = array_type(torch.int64, n.type.dims)
+    place = build.full(0, type)
+    for k, size in enumerate(sizes):
+        place = build.add(build.multiply(place, size), build.iota(type, rank - spatial + k))
+    low = build.constant(lowest(n.type.dtype), n.type.dtype)
+    last = build.constant(count, torch.int64)
+    edges = tuple([(w.low, max(w.high, 0), 0) for w in windows])
+    values, places = build.pad(n, low, edges), build.pad(place, last, edges)
+    best = build.full(count, array_type(torch.int64, out))
+    offsets = [range(w.size) for w in windows[rank - spatial :]]
+    for offset in _product(offsets):
+        starts = (*[0] * (rank - spatial), *offset)
+        part, at = (_strided(v, starts, windows, out) for v in (values, places))
+        hit = build.compare(part, value, "EQ")
+        best = build.select(hit, build.binary("minimum", best, at), best)
+    return best
+
+
+def _product(ranges: Sequence[range]) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()]
+    for r in ranges:
+        found = [(*f, k) for f in found for k in r]
+    return found
+
+
+def _strided(n: Node, starts: Sequence[int], windows: Sequence[Window], out: Sequence[int]) -> Node:
+    for dim, (start, w, count) in enumerate(zip(starts, windows, out, strict=True)):
+        n = build.slice_in(n, dim, start, start + (count - 1) * w.stride + 1, w.stride)
+    return n
+
+
+_max_pool("max_pool2d_with_indices", 2)
+_max_pool("max_pool3d_with_indices", 3)

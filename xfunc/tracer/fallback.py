@@ -1,0 +1,92 @@
+"""Operations without a rule: by a kernel of `xfunc.ops`, or torch's decomposition."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from xfunc.errors import UnsupportedOpError, fail
+from xfunc.ops import registry
+from xfunc.rules import factories
+from xfunc.rules.table import BASES
+from xfunc.tracer import placeholders
+
+
+def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Compute an operation without a rule, by other operations.
+
+    Raises:
+        UnsupportedOpError: there is no way.
+    """
+    run = _way(func)
+    if run is None:
+        fail(
+            UnsupportedOpError,
+            f"{func.name().removeprefix('aten::')} has no rule, and no decomposition",
+            "write it with other torch operations, or use xf.pure_callback.",
+            at=None,
+        )
+    return run(*args, **kwargs)
+
+
+@functools.cache
+def _way(func: Any) -> Callable[..., Any] | None:
+    name = func.name().removeprefix("aten::")
+    kernel = registry.kernel_of(name)
+    if kernel is not None:
+        return kernel
+    return _below_kernels(func)
+
+
+def _below_kernels(func: Any) -> Callable[..., Any] | None:
+    name = func.name().removeprefix("aten::")
+    rule = BASES.get(name)
+    if rule is not None:
+
+        def by_rule(*args: Any, **kwargs: Any) -> Any:
+            out = rule(*args, **kwargs)
+            if out is NotImplemented:
+                return _composed(func)(*args, **kwargs)
+            return placeholders.as_placeholders(out)
+
+        return by_rule
+    return _composed(func)
+
+
+def _composed(func: Any) -> Any:
+    from torch._decomp import decomposition_table  # half a second of imports
+
+    found = decomposition_table.get(func)
+    if found is not None:
+        return functools.partial(registry.above, found)
+    for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional",
+                "CompositeImplicitAutograd"):  # fmt: skip
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+            call = torch.library.get_kernel(func.name(), key).call_boxed
+            keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, placeholders.KEY))
+            return functools.partial(registry.above, call, keys)
+    return None
+
+
+def base_of(name: str) -> Callable[..., Any]:
+    """The device's own computation of an operation that has a kernel."""
+    base, _, overload = name.partition(".")
+    func = getattr(getattr(torch.ops.aten, base), overload or "default")
+    found = _below_kernels(func)
+    assert found is not None, name
+    return found
+
+
+def register_factories() -> None:
+    """Register the kernels of operations without a tensor among their arguments."""
+    for name in registry.kernels():
+        kernel = registry.kernel_of(name)
+        if kernel is not None and not registry.takes_tensors(name) and name not in factories.MADE:
+            factories.register(name, kernel)
+
+
+placeholders.fallback.append(compute)
+registry.set_originals(base_of)

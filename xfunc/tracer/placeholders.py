@@ -1,0 +1,154 @@
+"""`Placeholder`: a tensor without data, on which operations are recorded as nodes.
+
+What the user sees is a plain ``torch.Tensor``: torch's C++ wrapper for functionalisation, around a
+placeholder. So in-place writes and views are plain operations by the time a rule sees them. Below
+autograd, torch.func and functionalisation, `Placeholder.__torch_dispatch__` runs the rule of each
+operation.
+
+NOTE [the device]: "lazy" is a device type of every build of torch. It has the guard that autograd
+needs, and no kernels, since nothing else uses it. `xfunc.core.device` has its name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from xfunc.core import device
+from xfunc.graph import build
+from xfunc.graph.node import ArrayType, Node, Operation, array_type, current, next_number
+from xfunc.rules.table import RULES, metadata_name
+
+KEY = device.KEY
+DEVICE = torch.device(device.TYPE, 0)
+_make: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
+_wrap: Callable[[torch.Tensor], torch.Tensor] = torch._to_functional_tensor
+_unwrap: Callable[[torch.Tensor], torch.Tensor] = torch._from_functional_tensor
+_is_wrapped: Callable[[torch.Tensor], bool] = torch._is_functional_tensor
+_sync: Callable[[torch.Tensor], None] = torch._sync
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.unstamped: list[Operation] = []
+
+
+_thread = _Thread()
+
+Fallback = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
+fallback: list[Fallback] = []
+"""Computes operations without a rule: see `xfunc.tracer.fallback`."""
+
+
+class Placeholder(torch.Tensor):
+    """A value without data.
+
+    Attributes:
+        node: computes it.
+        number: of this value: constants are shared, so that their nodes are older.
+    """
+
+    node: Node
+    number: int
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        entry = RULES.get(id(func))
+        if entry is None:
+            return fallback[0](func, args, kwargs or {})
+        rule, name = entry
+        operation = current.operation = Operation(name)
+        _thread.unstamped.append(operation)
+        out = rule(*args, **kwargs) if kwargs else rule(*args)
+        if out is NotImplemented:
+            return fallback[0](func, args, kwargs or {})
+        kind = type(out)
+        if kind is Node:
+            return placeholder(out)
+        if kind is list or kind is tuple:
+            return kind([placeholder(n) if type(n) is Node else n for n in out])
+        return out
+
+
+def placeholder(node: Node) -> Placeholder:
+    """The value of a node."""
+    type = node.type
+    made = _make(Placeholder, type.dims, dtype=type.dtype, device=DEVICE)
+    made.node, made.number = node, next_number()
+    return made
+
+
+def new_input(dims: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A value that is an input, as the user may see it."""
+    return wrap(placeholder(Node("parameter", array_type(dtype, tuple(dims)))))
+
+
+def unwrapped(tensor: torch.Tensor) -> Placeholder:
+    """The placeholder of a tensor that torch has wrapped to follow changes in place."""
+    if _is_wrapped(tensor):
+        _sync(tensor)
+        tensor = _unwrap(tensor)
+    assert type(tensor) is Placeholder, type(tensor)
+    return tensor
+
+
+def wrap(tensor: torch.Tensor) -> torch.Tensor:
+    """A placeholder in the form that follows changes in place."""
+    return tensor if _is_wrapped(tensor) else _wrap(tensor)
+
+
+def node_of(x: torch.Tensor) -> Node:
+    """The node of a tensor; the values of one on the CPU are a constant."""
+    if type(x) is Placeholder:
+        return x.node
+    if x.device.type == "cpu":
+        with torch._C._DisableFuncTorch(), torch.no_grad():
+            return build.literal(x.detach().clone())
+    return unwrapped(x).node
+
+
+def run_rule(func: Any, rule: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
+    """Record an operation by a rule."""
+    operation = current.operation = Operation(metadata_name(func))
+    _thread.unstamped.append(operation)
+    return as_placeholders(rule(*args, **kwargs))
+
+
+def as_placeholders(out: Any) -> Any:
+    """Placeholders in place of nodes."""
+    if isinstance(out, Node):
+        return placeholder(out)
+    if isinstance(out, (list, tuple)):
+        return type(out)(map(as_placeholders, out))
+    return out
+
+
+def stamp(origin: str) -> None:
+    """Note the origin of the operations recorded since the last call, in this thread."""
+    for operation in _thread.unstamped:
+        operation.origin = origin
+    _thread.unstamped.clear()
+
+
+def add_unstamped(operation: Operation) -> None:
+    """Note an operation that is recorded without a rule."""
+    _thread.unstamped.append(operation)
+
+
+def forget_unstamped() -> None:
+    """Leave the operations recorded so far without an origin."""
+    _thread.unstamped.clear()
+
+
+def type_of(x: torch.Tensor) -> ArrayType:
+    """The type of a tensor."""
+    return array_type(x.dtype, tuple(x.shape))
