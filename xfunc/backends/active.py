@@ -33,7 +33,7 @@ def tracer() -> Tracer:
     """The tracer that records programs."""
     forks.check()
     own = device.TRACER == "own"
-    name = "xfunc.tracer.own" if own else "xfunc.backends.torch_xla.tracer"
+    name = "xfunc.backends.own.tracer" if own else "xfunc.backends.torch_xla.tracer"
     return importlib.import_module(name).TRACER
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 
+from xfunc.core import device
 from xfunc.ops import decomposed, opmath, ordered, registry
 
 _MODULES = (
@@ -21,3 +22,6 @@ def start() -> None:
     opmath.add()
     ordered.add()
     registry.install()
+    if device.TRACER == "own":
+        importlib.import_module("xfunc.rules.all")
+        importlib.import_module("xfunc.ops.fallback").install()

@@ -1,1 +1,1 @@
-"""Rules: from aten operations to nodes. See `xfunc.rules.table`."""
+"""Rules: from aten operations to nodes. See `xfunc.tracer.table`."""

@@ -47,8 +47,8 @@ from xfunc.rules.operands import (
     wide,
     wide_together,
 )
-from xfunc.rules.table import rule
 from xfunc.tracer.placeholders import Placeholder, node_of
+from xfunc.tracer.table import rule
 
 Unary = Callable[[Node], Node]
 

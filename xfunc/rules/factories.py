@@ -17,9 +17,9 @@ from xfunc.graph import build
 from xfunc.graph.build import Number, add, multiply
 from xfunc.graph.node import ArrayType, Node, array_type
 from xfunc.rules.operands import convert, number
-from xfunc.rules.table import rule
 from xfunc.tracer import placeholders
 from xfunc.tracer.placeholders import Placeholder, node_of
+from xfunc.tracer.table import rule
 
 _library = torch.library.Library("aten", "IMPL")
 MADE: set[str] = set()

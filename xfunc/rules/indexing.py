@@ -15,8 +15,8 @@ from xfunc.graph import build
 from xfunc.graph.build import GatherDims, Number, ScatterDims, add, compare, select
 from xfunc.graph.node import Node, array_type
 from xfunc.rules.operands import HALF, broadcast_dims, convert, dim_of, number
-from xfunc.rules.table import base, rule
 from xfunc.tracer.placeholders import Placeholder, node_of
+from xfunc.tracer.table import base, rule
 
 Dims = tuple[int, ...]
 

@@ -11,8 +11,8 @@ from xfunc.graph.build import Convolution, Number, Window, add, multiply
 from xfunc.graph.node import Node
 from xfunc.rules.operands import HALF, convert, number
 from xfunc.rules.reductions import reduced
-from xfunc.rules.table import rule
 from xfunc.tracer.placeholders import Placeholder, node_of
+from xfunc.tracer.table import rule
 
 
 def _alike(*tensors: torch.Tensor) -> tuple[Node, ...]:

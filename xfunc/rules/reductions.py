@@ -24,8 +24,8 @@ from xfunc.rules.operands import (
     is_inexact,
     wide,
 )
-from xfunc.rules.table import rule
 from xfunc.tracer.placeholders import Placeholder
+from xfunc.tracer.table import rule
 
 Dims = Sequence[int] | int | None
 

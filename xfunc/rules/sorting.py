@@ -14,8 +14,8 @@ from xfunc.graph.node import Node, array_type
 from xfunc.hlo import Builder, Module
 from xfunc.hlo.shape import Shape
 from xfunc.rules.operands import dim_of
-from xfunc.rules.table import base
 from xfunc.tracer.placeholders import Placeholder
+from xfunc.tracer.table import base
 
 
 @functools.cache

@@ -15,8 +15,8 @@ from xfunc.graph.build import add, binary, compare, divide, multiply, select, su
 from xfunc.graph.node import Node
 from xfunc.rules.elementwise import widened
 from xfunc.rules.operands import convert, is_inexact
-from xfunc.rules.table import base
 from xfunc.tracer.placeholders import Placeholder
+from xfunc.tracer.table import base
 
 Unary = Callable[[Node], Node]
 

@@ -13,8 +13,8 @@ from xfunc.graph import build
 from xfunc.graph.build import GatherDims, ScatterDims
 from xfunc.graph.node import Node, array_type
 from xfunc.rules.operands import convert, dim_of, dims_of, number
-from xfunc.rules.table import rule
 from xfunc.tracer.placeholders import Placeholder, node_of
+from xfunc.tracer.table import rule
 
 Dims = tuple[int, ...]
 

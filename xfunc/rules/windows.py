@@ -11,8 +11,8 @@ from xfunc.graph import build
 from xfunc.graph.build import Window
 from xfunc.graph.node import Node, array_type
 from xfunc.rules.reductions import lowest
-from xfunc.rules.table import base
 from xfunc.tracer.placeholders import Placeholder
+from xfunc.tracer.table import base
 
 
 def _each(values: Sequence[int], n: int) -> list[int]:

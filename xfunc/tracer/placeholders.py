@@ -20,7 +20,7 @@ import torch
 from xfunc.core import device
 from xfunc.graph import build
 from xfunc.graph.node import ArrayType, Node, Operation, array_type, current, next_number
-from xfunc.rules.table import RULES, metadata_name
+from xfunc.tracer.table import RULES, metadata_name
 
 KEY = device.KEY
 DEVICE = torch.device(device.TYPE, 0)
@@ -40,7 +40,7 @@ _thread = _Thread()
 
 Fallback = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 fallback: list[Fallback] = []
-"""Computes operations without a rule: see `xfunc.tracer.fallback`."""
+"""Computes operations without a rule: see `xfunc.ops.fallback`."""
 
 
 class Placeholder(torch.Tensor):

@@ -1,4 +1,4 @@
-"""The tracer of xfunc's own: operations become nodes, in Python, without a device."""
+"""xfunc as a tracer: operations become nodes, in Python, without a device."""
 
 from __future__ import annotations
 
@@ -30,12 +30,8 @@ class Nodes:
     def _start(self) -> None:
         if not self._has_rules:
             self._has_rules = True
-            from xfunc.rules import all as _  # noqa: F401
-            from xfunc.tracer import fallback
-
             for do in self._at_start:
                 do()
-            fallback.register_factories()
 
     # -- the device ---------------------------------------------------------------------------
 

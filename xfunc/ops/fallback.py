@@ -11,8 +11,8 @@ import torch
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops import registry
 from xfunc.rules import factories
-from xfunc.rules.table import BASES
 from xfunc.tracer import placeholders
+from xfunc.tracer.table import BASES
 
 
 def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -80,13 +80,11 @@ def base_of(name: str) -> Callable[..., Any]:
     return found
 
 
-def register_factories() -> None:
-    """Register the kernels of operations without a tensor among their arguments."""
+def install() -> None:
+    """Compute operations without a rule, and register factories that are kernels."""
+    placeholders.fallback.append(compute)
+    registry.set_originals(base_of)
     for name in registry.kernels():
         kernel = registry.kernel_of(name)
         if kernel is not None and not registry.takes_tensors(name) and name not in factories.MADE:
             factories.register(name, kernel)
-
-
-placeholders.fallback.append(compute)
-registry.set_originals(base_of)

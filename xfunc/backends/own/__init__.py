@@ -1,0 +1,1 @@
+"""The tracer of xfunc's own."""
