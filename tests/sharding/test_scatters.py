@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 import xfunc as xf
 from xfunc.sharding import Mesh, NamedSharding, P, make_mesh
+
+MESHES = [((8,), ("a",)), ((4, 2), ("a", "b")), ((2, 2, 2), ("a", "b", "c"))]
 
 
 @pytest.fixture(params=["default", "shardy"])
@@ -52,3 +58,94 @@ def test_scatter_of_operands_sharded_apart(
 
     for found, want in zip(xf.jit(f)(*placed), f(*args), strict=True):
         assert torch.equal(found.cpu(), want)
+
+
+def spec_of(draw: random.Random, shape: tuple[int, ...], mesh: Mesh) -> P:
+    """A random sharding that divides a shape evenly."""
+    entries: list[list[str]] = [[] for _ in shape]
+    names = list(mesh.axis_names)
+    draw.shuffle(names)
+    for name in names:
+        d = draw.randrange(len(shape))
+        parts = mesh.shape[name]
+        for other in entries[d]:
+            parts *= mesh.shape[other]
+        if shape[d] % parts == 0 and draw.random() < 0.7:
+            entries[d].append(name)
+    return P(*(tuple(e) if e else None for e in entries))
+
+
+Case = tuple[Callable[..., torch.Tensor], list[torch.Tensor]]
+
+
+def case_of(draw: random.Random, kind: str) -> Case:
+    """A function, and integers as floating numbers for it: sums in any order are equal."""
+    random = torch.Generator().manual_seed(draw.randrange(2**31))
+    shape = tuple(draw.choice([4, 8, 16]) for _ in range(draw.choice([2, 3])))
+    dim = draw.randrange(len(shape))
+    n = draw.choice([2, 4, 8])
+    part = (*shape[:dim], n, *shape[dim + 1 :])
+
+    def floats(*size: int) -> torch.Tensor:
+        return torch.randint(-9, 9, size, generator=random).float()
+
+    def indices(end: int, *size: int) -> torch.Tensor:
+        return torch.randint(end, size, generator=random)
+
+    base = floats(*shape)
+    if kind == "gather":
+        return lambda x, i: x.gather(dim, i), [base, indices(shape[dim], *part)]
+    if kind == "gather_gradient":
+
+        def gradient(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return torch.func.grad(lambda x: (x.gather(dim, i) * v).sum())(x)
+
+        return gradient, [base, indices(shape[dim], *part), floats(*part)]
+    if kind == "scatter":  # of unequal places: torch does not say which of equal ones wins
+        places = torch.rand(shape, generator=random).argsort(dim).narrow(dim, 0, min(n, shape[dim]))
+        return lambda x, i, v: x.scatter(dim, i, v), [base, places, floats(*places.shape)]
+    if kind == "scatter_add":
+        add = lambda x, i, v: x.scatter_add(dim, i, v)  # noqa: E731
+        return add, [base, indices(shape[dim], *part), floats(*part)]
+    if kind == "index_put":
+        add = lambda x, i, j, v: x.index_put((i, j), v, accumulate=True)  # noqa: E731
+        i, j = indices(shape[0], n), indices(shape[1], n)
+        return add, [base, i, j, floats(n, *shape[2:])]
+    if kind == "index_add":
+        add = lambda x, i, v: x.index_add(dim, i, v)  # noqa: E731
+        return add, [base, indices(shape[dim], n), floats(*part)]
+
+    def embedding(w: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.func.grad(lambda w: (F.embedding(i, w) * v).sum())(w)
+
+    return embedding, [floats(16, 8), indices(16, *shape[:2]), floats(*shape[:2], 8)]
+
+
+KINDS = "gather gather_gradient scatter scatter_add index_put index_add embedding".split()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("partitioner")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(10))
+def test_scatters_of_random_shardings(kind: str, seed: int) -> None:
+    """Programs of 8 cases each: 560 cases by each partitioner."""
+    draw = random.Random(f"{kind} {seed}")
+    mesh = make_mesh(*draw.choice(MESHES))
+    cases = [case_of(draw, kind) for _ in range(8)]
+    specs = [[spec_of(draw, tuple(t.shape), mesh) for t in args] for _, args in cases]
+    placed = [
+        [put(t, mesh, s) for t, s in zip(args, of, strict=True)]
+        for (_, args), of in zip(cases, specs, strict=True)
+    ]
+
+    def f(every: list[list[torch.Tensor]]) -> list[torch.Tensor]:
+        return [g(*args) for (g, _), args in zip(cases, every, strict=True)]
+
+    found = xf.jit(f)(placed)
+    wrong = [
+        (f"{kind} {[tuple(t.shape) for t in args]}", of)
+        for y, (g, args), of in zip(found, cases, specs, strict=True)
+        if not torch.equal(y.cpu(), g(*args))
+    ]
+    assert not wrong, mesh.shape
