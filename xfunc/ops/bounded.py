@@ -49,11 +49,30 @@ def index_select(rule: Rule, x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 @differentiable("embedding")
 def embedding(
-    rule: Rule, weight: Tensor, index: Tensor, *rest: object, **options: object
+    rule: Rule,
+    weight: Tensor,
+    index: Tensor,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> Tensor:
-    if is_watched_at_this_level(weight):
-        index = _within(index, weight.shape[0])
-    return rule(weight, index, *rest, **options)
+    if not is_watched_at_this_level(weight):
+        return rule(weight, index, padding_idx, scale_grad_by_freq, sparse)
+    n = weight.shape[0]
+    index = _within(index, n)
+    # torch's rule heeds the two options only in reverse mode, and the second one only in its first
+    # derivative.
+    rows = rule(weight, index, -1, False, sparse)
+    if padding_idx >= 0:
+        rows = torch.where((index == padding_idx).unsqueeze(-1), rows.detach(), rows)
+    if scale_grad_by_freq:
+        flat = index.reshape(-1)
+        counts = torch.zeros(n, dtype=torch.int64, device=rows.device)
+        counts = counts.index_add(0, flat, torch.ones_like(flat, dtype=torch.int64))
+        share = rows / counts.index_select(0, flat).reshape(index.shape).unsqueeze(-1)
+        change = torch.where(rows.isfinite(), share - share.detach(), 0)
+        rows = rows.detach() + change
+    return rows
 
 
 @differentiable("take")

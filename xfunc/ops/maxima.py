@@ -1,4 +1,4 @@
-"""Max pooling, with the positions of the maxima.
+"""Max pooling, with the positions of the maxima, and its inverse.
 
 NOTE [the place of NaN]: the maximum of a window with NaN is NaN, at the last one, as in torch.
 """
@@ -13,7 +13,7 @@ import torch
 
 from xfunc.ops.emit import widened
 from xfunc.ops.reductions import first_place
-from xfunc.ops.registry import below, kernel, original
+from xfunc.ops.registry import below, composition, kernel, original
 from xfunc.ops.settled import settled
 from xfunc.ops.windows import check_pool, pooled, several
 from xfunc.trace.literals import literal
@@ -121,3 +121,50 @@ for _n in (2, 3):
     kernel(f"{_name}_backward")(_max_pool_backward(_n))
     kernel(f"adaptive_max_pool{_n}d")(_adaptive_pool(_n))
     kernel(f"adaptive_max_pool{_n}d_backward")(_max_pool_backward(_n))
+
+
+# -- the inverse of max pooling -------------------------------------------------------------------
+
+
+_SIDES = {2: ("two", "height, width"), 3: ("three", "depth, height, width")}
+
+
+def _unpool(x: Tensor, place: Tensor, sizes: Sequence[int], spatial: int) -> Tensor:
+    if place.dtype is not torch.int64:
+        raise RuntimeError(f"elements in indices should be type int64 but got: {place.dtype}")
+    if len(sizes) != spatial:
+        count, sides = _SIDES[spatial]
+        raise RuntimeError(
+            f"There should be exactly {count} elements ({sides}) in output_size, but got "
+            f"{len(sizes)} elements."
+        )
+    if x.ndim not in (spatial + 1, spatial + 2):
+        raise RuntimeError(
+            f"Input to max_unpooling{spatial}d should be a {spatial + 1}d or {spatial + 2}d "
+            f"Tensor, but got a tensor with {x.ndim} dimensions."
+        )
+    if place.shape != x.shape:
+        raise RuntimeError(
+            f"Expected shape of indices to be same as that of the input tensor ({[*x.shape]}) but "
+            f"got indices tensor with shape: {[*place.shape]}"
+        )
+    kept = x.shape[:-spatial]
+    empty = torch.zeros(*kept, math.prod(sizes), dtype=x.dtype, device=x.device)
+    full = empty.scatter(-1, place.reshape(*kept, -1), x.reshape(*kept, -1))
+    return full.reshape(*kept, *sizes)
+
+
+@composition("max_unpool2d")
+def max_unpool2d(x: Tensor, place: Tensor, output_size: Sequence[int]) -> Tensor:
+    return _unpool(x, place, output_size, 2)
+
+
+@composition("max_unpool3d")
+def max_unpool3d(
+    x: Tensor,
+    place: Tensor,
+    output_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    return _unpool(x, place, output_size, 3)

@@ -14,9 +14,15 @@ no derivative, such as the factors that `solve` returns. When such a formula is 
 again, they count as constants, in eager torch 2.9 too. Under nested differentiation these
 operations are composed of others, whose factors do have a derivative. The eigenvector formulas
 divide by zero and replace the results with zeros, which makes their own derivative NaN.
+
+NOTE [Hermitian arguments]: `cholesky` and `eigh` read one triangle of a matrix that is Hermitian.
+Their derivatives are those of functions of its Hermitian part, as JAX's are: torch's reverse-mode
+gradients are Hermitian, while its forward-mode rules take any change of the matrix as it is.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch._decomp import decomposition_table
@@ -24,7 +30,7 @@ from torch.autograd import forward_ad
 
 from xfunc.ops.linalg import sign_of
 from xfunc.ops.reductions import scan_along
-from xfunc.ops.registry import composition
+from xfunc.ops.registry import composition, differentiable
 from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
@@ -82,6 +88,11 @@ def minimum(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(x == y, x / 2 + y / 2, torch.where(x > y, y, either))
 
 
+@composition("_prelu_kernel", when=_is_pushed)
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.where(x > 0, x, weight * x)
+
+
 @composition("clamp.Tensor", when=_is_pushed)
 def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
     if min is None:
@@ -131,6 +142,10 @@ def _is_nested(*args: object, **kwargs: object) -> bool:
     return functorch.differentiates_pushes(args)
 
 
+def _always(*args: object, **kwargs: object) -> bool:
+    return True
+
+
 def _is_pushed_within(*args: Tensor, **kwargs: object) -> bool:
     return _is_pushed(*args) and functorch.differentiates_pushes(args)
 
@@ -165,10 +180,18 @@ def slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return sign, diagonal.abs().log().sum(-1), packed, pivots
 
 
-@composition("cholesky_inverse", when=_is_nested)
+# torch's forward-mode rules of these two read both triangles of the factor; the functions read one.
+@composition("cholesky_solve", when=_always)
+def cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
+    lower = factor.mH if upper else factor
+    y = torch.linalg.solve_triangular(lower, b, upper=False)
+    return torch.linalg.solve_triangular(lower.mH, y, upper=True)
+
+
+@composition("cholesky_inverse", when=_always)
 def cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-    return torch.cholesky_solve(identity.expand(factor.shape), factor, upper=upper)
+    return cholesky_solve(identity.expand(factor.shape), factor, upper)
 
 
 @composition("linalg_householder_product", when=_is_nested)
@@ -204,11 +227,24 @@ def _pushed_vectors(turned: Tensor, eigenvalues: Tensor) -> Tensor:
     return torch.where(same, 0, turned / torch.where(same, 1, apart))
 
 
-@composition("_linalg_eigh", when=_is_pushed_within)
+def _hermitian(a: Tensor) -> Tensor:
+    """The part that counts of a change of a Hermitian matrix: see NOTE [Hermitian arguments]."""
+    return (a + a.mH) / 2
+
+
+@differentiable("linalg_cholesky_ex")
+def cholesky_ex(rule: Callable[..., object], a: Tensor, **options: object) -> object:
+    if _is_pushed(a):
+        a, dot = _primal_and_tangent(a)
+        a = _dual(a, _hermitian(dot))
+    return rule(a, **options)
+
+
+@composition("_linalg_eigh", when=_is_pushed)
 def eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
     a, dot = _primal_and_tangent(a)
     values, vectors = torch.linalg.eigh(a, UPLO)
-    turned = vectors.mH @ dot @ vectors
+    turned = vectors.mH @ _hermitian(dot) @ vectors
     value_dots = torch.real(turned.diagonal(0, -2, -1))
     vector_dots = vectors @ _pushed_vectors(turned, values)
     return _dual(values, value_dots), _dual(vectors, vector_dots)

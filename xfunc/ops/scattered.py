@@ -6,6 +6,7 @@ as zero; for `index_reduce` and embedding bags it has no forward-mode derivative
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -40,6 +41,12 @@ def scatter_reduce(
         if reduce == "prod" and index.numel():
             return _scattered_product(x, dim, index, src, include_self)
         if reduce in ("amax", "amin"):
+            if not include_self:
+                # torch's rules divide a derivative by the number of equal extrema, and count an
+                # element of `x` that is left out.
+                left_out = torch.zeros_like(x, dtype=torch.bool).scatter(dim, index, True)
+                x = x.masked_fill(left_out, -math.inf if reduce == "amax" else math.inf)
+                include_self = True
             x, src = settled(x), settled(src)
     return rule(x, dim, index, src, reduce, include_self=include_self)
 
