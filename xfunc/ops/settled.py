@@ -9,7 +9,6 @@ again what is behind a barrier (see also `xfunc.hlo.passes.barriers`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -22,8 +21,6 @@ from xfunc.torchlib.functorch import is_watched_at_this_level
 Tensor = torch.Tensor
 
 _COMPARED = "amax amin max min median nanmedian".split()
-_NORMS = ["linalg_vector_norm", "dist", "renorm", "norm.Scalar"]
-_NORMS += [f"norm.ScalarOpt_{rest}" for rest in ("dtype", "dim", "dim_dtype")]
 
 
 def settled(x: Tensor) -> Tensor:
@@ -42,22 +39,16 @@ def _settled(body: ComputationBuilder, x: Value) -> Value:
     return body.opt_barrier([x])[0]
 
 
-def _is_infinite(*args: object) -> bool:
-    return next((a in (math.inf, -math.inf) for a in args if not isinstance(a, Tensor)), False)
-
-
-def _settling(name: str, when: Callable[..., bool]) -> None:
+def _settling(name: str) -> None:
     """Let torch's derivative of an operation compare settled values."""
 
     @differentiable(name)
     def run(rule: Callable[..., object], *args: object, **named: object) -> object:
         tensors = [a for a in args if isinstance(a, Tensor)]
-        if when(*args) and any(map(is_watched_at_this_level, tensors)):
+        if any(map(is_watched_at_this_level, tensors)):
             args = tuple(settled(a) if isinstance(a, Tensor) else a for a in args)
         return rule(*args, **named)
 
 
 for _name in _COMPARED:
-    _settling(_name, lambda *args: True)
-for _name in _NORMS:
-    _settling(_name, _is_infinite)
+    _settling(_name)

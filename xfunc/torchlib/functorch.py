@@ -264,6 +264,17 @@ def watched_here(t: Tensor) -> bool:
     return forward_ad.unpack_dual(t, level=0).tangent is not None
 
 
+def constant_here(t: Tensor) -> Tensor:
+    """A tensor that the innermost level takes for a constant, and the levels below do not."""
+    top = top_level()
+    if top is None:
+        return t.detach()
+    level = top.level()
+    if not is_wrapped(t) or _functorch.maybe_get_level(t) != level:
+        return t
+    return _functorch._wrap_for_grad(_functorch._unwrap_for_grad(t, level), level)
+
+
 def is_watched_at_this_level(t: Tensor) -> bool:
     """Likewise, as seen by the autograd rule being applied."""
     return t.requires_grad or forward_ad.unpack_dual(t, level=0).tangent is not None

@@ -25,6 +25,7 @@ from xfunc.torchlib.quantiles import QUANTILES
 from xfunc.torchlib.ranges import RANGES
 from xfunc.torchlib.reading import READING
 from xfunc.torchlib.unbatched import UNBATCHED
+from xfunc.torchlib.unit_vectors import UNIT_VECTORS
 
 Tensor = torch.Tensor
 _CHECK_BATCH, _CHECK_SPACE = (vars(F)[f"_verify_{what}_size"] for what in ("batch", "spatial"))
@@ -191,6 +192,7 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
     **QUANTILES,
     **READING,
     **UNBATCHED,
+    **UNIT_VECTORS,
 }
 REPLACEMENTS |= fitting(REPLACEMENTS)
 REPLACEMENTS |= changing(REPLACEMENTS)

@@ -84,12 +84,7 @@ def _correlation(input: Tensor) -> Tensor:
 def distances(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: object = None) -> Tensor:
     """``torch.cdist``."""
     difference = x1.unsqueeze(-2) - x2.unsqueeze(-3)
-    if p != 2:
-        return torch.linalg.vector_norm(difference, p, -1)
-    # The slope of the root at zero is taken to be zero.
-    square = difference.square().sum(-1)
-    zero = square == 0
-    return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
+    return torch.linalg.vector_norm(difference, p, -1)
 
 
 def _prelu(input: Tensor, weight: Tensor) -> Tensor:
