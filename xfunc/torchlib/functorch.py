@@ -193,7 +193,7 @@ def _never_empty(fun: Callable[..., object], empty: list[bool]) -> Callable[...,
 
     def some(*xs: Tensor) -> object:
         found: Any = fun(*xs)
-        empty[:] = [found[0] == ()]
+        empty[:] = [isinstance(found[0], tuple) and not found[0]]
         return (xs[:1], found[1]) if empty[0] else found
 
     return some
