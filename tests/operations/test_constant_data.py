@@ -125,3 +125,11 @@ def test_products_of_different_dtypes_are_refused_as_in_torch(
     assert "convert one of them" in said
     assert "test_constant_data.py" in said
     torch.testing.assert_close(xf.jit(fun)(X, X).cpu(), fun(X, X))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64])
+def test_comparison_with_an_array_of_numpy(dtype: type) -> None:
+    array = np.arange(12).reshape(3, 4).astype(dtype)
+    array[1] += 1
+    for fun in (lambda x: x == array, lambda x: x != array):
+        torch.testing.assert_close(xf.jit(fun)(X).cpu(), fun(X))

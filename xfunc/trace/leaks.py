@@ -20,6 +20,7 @@ from xfunc.torchlib import functorch, torch_functions
 from xfunc.torchlib.references import held
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import tensors_in
+from xfunc.trace.holders import are_owned
 
 
 class Leaked(torch.Tensor):
@@ -105,18 +106,6 @@ def _uncollected(leaks: list[Leak], alive: Callable[[], list[Leak]]) -> list[Lea
     return leaks
 
 
-def _is_held(leaks: list[Leak]) -> bool:
-    """Whether user code holds one of these.
-
-    ``y.mul_(y)`` makes y the result of an operation that saves y for its derivative. Such a cycle
-    is entirely in C++, and is not a leak in user code.
-    """
-    mine = {id(leaks), *map(id, leaks)}
-    tensors = [t for t, *_ in leaks]
-    holders = gc.get_referrers(*tensors)
-    return any(id(h) not in mine and h is not tensors for h in holders)
-
-
 class Made:
     """The values made in a trace.
 
@@ -196,7 +185,7 @@ class Made:
     def defuse(self, leaks: list[Leak], quiet: bool) -> None:
         """Make any use of leaked values raise; unless `quiet`, raise for finding them."""
         first = None
-        quiet = quiet or not _is_held(leaks)
+        quiet = quiet or not are_owned([t for t, *_ in leaks], (leaks, *leaks))
         # The message names one value, preferably one made by a line of user code.
         for tensor, func, code, line in sorted(leaks, key=lambda leak: not in_user_code(leak[2])):
             with torch._C.DisableTorchFunction():

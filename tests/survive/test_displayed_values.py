@@ -1,0 +1,137 @@
+"""Traced values that log records, debuggers, profilers and tracebacks hold: they are no leaks."""
+
+from __future__ import annotations
+
+import io
+import logging
+import logging.handlers
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from xfunc.errors import LeakError
+
+Tensor = torch.Tensor
+X = torch.ones(3)
+LOG = logging.getLogger("tests.displayed_values")
+
+
+@pytest.fixture(autouse=True)
+def _works_afterwards() -> Iterator[None]:
+    yield
+    assert xf.jit(lambda x: (x * 2).sum())(X).item() == 6
+    assert xf.grad(lambda x: (x * x).sum())(X).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_logging_of_traced_values(caplog: pytest.LogCaptureFixture) -> None:
+    def fun(x: Tensor) -> Tensor:
+        y = x * 2
+        LOG.info("y = %s", y)
+        LOG.info("%(y)s and %(z)s", {"y": y, "z": [y + 1]}, extra={"more": (y,)})
+        LOG.info(y)
+        return y + 1
+
+    with caplog.at_level(logging.INFO, LOG.name):
+        for transformed in (fun, xf.checkpoint(fun), xf.jit(xf.vmap(fun))):
+            assert xf.jit(transformed)(X).tolist() == [3.0, 3.0, 3.0]
+        grad = xf.grad(lambda x: fun(x).sum())(X)
+        assert grad.tolist() == [2.0, 2.0, 2.0]
+        carry, _ = xf.scan(lambda c, x: (fun(c) + x, None), torch.zeros(()), X)
+        assert carry.item() == 14
+    assert "y = Traced<float32[3]>" in caplog.text
+    record = next(r for r in caplog.records if r.args and r.msg == "y = %s")
+    assert isinstance(record.args, tuple)
+    with pytest.raises(LeakError, match="outlived its trace"):
+        _ = record.args[0] + 1  # type: ignore[operator]
+
+
+def test_records_that_are_formatted_later() -> None:
+    out = io.StringIO()
+    memory = logging.handlers.MemoryHandler(100, logging.CRITICAL, logging.StreamHandler(out))
+    LOG.addHandler(memory)
+    LOG.setLevel(logging.INFO)
+    try:
+
+        def fun(x: Tensor) -> Tensor:
+            LOG.info("y = %s", x * 2)
+            return x + 1
+
+        assert xf.jit(fun)(X).tolist() == [2.0, 2.0, 2.0]
+        memory.flush()
+    finally:
+        LOG.removeHandler(memory)
+    assert "y = " in out.getvalue()
+
+
+@pytest.mark.parametrize("install", [sys.settrace, sys.setprofile])
+def test_frames_that_a_profiler_keeps(install: Any) -> None:
+    frames: list[types.FrameType] = []
+    xf.clear_caches()  # The function is the same in each case.
+
+    def note(frame: types.FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_filename == __file__:
+            frames.append(frame)
+        return note
+
+    def fun(x: Tensor) -> Tensor:
+        ys = [x * 2, x * 3]
+
+        def inner() -> Tensor:
+            return ys[0] + 1
+
+        return inner()
+
+    install(note)
+    try:
+        found = xf.jit(fun)(X)
+    finally:
+        install(None)
+    assert found.tolist() == [3.0, 3.0, 3.0]
+    assert frames
+    kept = next(f for f in frames if f.f_code.co_name == "fun").f_locals["ys"]
+    with pytest.raises(LeakError, match="outlived its trace"):
+        _ = kept[0] + 1
+
+
+def test_error_that_is_kept_with_its_traceback() -> None:
+    errors: list[Exception] = []
+
+    def fun(x: Tensor) -> Tensor:
+        y = x * 2
+        try:
+            raise ValueError(f"of {y}")
+        except ValueError as error:
+            errors.append(error)
+        return y + 1
+
+    assert xf.jit(fun)(X).tolist() == [3.0, 3.0, 3.0]
+    assert str(errors[0]) == "of Traced<float32[3]>"
+
+
+def test_value_that_something_else_holds_too() -> None:
+    class Keeper:
+        value: Any = None
+
+    keeper, frames = Keeper(), list[types.FrameType]()
+
+    def fun(x: Tensor) -> Tensor:
+        frames.append(sys._getframe())
+        keeper.value = {"y": [x * 2]}
+        return x + 1
+
+    with pytest.raises(LeakError, match=r"float32\[3\] made by Tensor.mul, outlived its trace"):
+        xf.jit(fun)(X)
+    kept: list[Tensor] = []
+
+    def appends(x: Tensor) -> Tensor:
+        frames.append(sys._getframe())
+        kept.append(x * 2)
+        return x + 1
+
+    with pytest.raises(LeakError, match="outlived its trace"):
+        xf.jit(appends)(X)
