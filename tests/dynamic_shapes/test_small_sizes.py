@@ -36,7 +36,6 @@ PROGRAMS: dict[str, Program] = {
     "outer product": lambda x: x[:, :, None] * x[:, None],
     "gradient of a roll": xf.grad(lambda x: (x.roll(3, 0) ** 2 * x).sum()),
     "gradient of a branch": xf.grad(lambda x: (x[:, 1:] ** 2).sum() * x.shape[1] ** 0),
-    "reflected": lambda x: F.pad(x[None], (2, 2), mode="reflect"),
     "windows": lambda x: x.unfold(1, 3, 1).sum(2),
     "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
     "instance_norm": lambda x: F.instance_norm(x[None]),
@@ -56,6 +55,7 @@ def check(f: Program, jitted: Any, b: int, s: int) -> None:
     torch.testing.assert_close(jitted(x).cpu(), want.cpu(), equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.sample(4, seed=1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_dynamic_shapes_smallest_sizes_of_bucket(name: str) -> None:
@@ -128,6 +128,7 @@ def test_lowered_range_refuses_small_size_that_disagrees() -> None:
         assert run(torch.ones(2)).tolist() == [1, 2]
 
 
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(400))
 def test_random_programs_of_two_dims_at_small_sizes(number: int, seed: int) -> None:

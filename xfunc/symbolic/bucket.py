@@ -361,6 +361,7 @@ class _Small:
     def _start(self, name: str, plain: int) -> int:
         """The first size of a symbol at which the program agrees, with the largest of others."""
         last = min(plain + _MOST_OTHER * self._maker.step(name), self._high[name])
+        error: NoFit | None = None
         for size in range(plain, last + 1, self._maker.step(name)):
             error = self._differs({**self._high, name: size})
             if error is None:
