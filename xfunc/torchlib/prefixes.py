@@ -1,4 +1,9 @@
-"""All prefixes of an associative operation, in logarithmic depth and linear work."""
+"""All prefixes of an associative operation, in logarithmic depth and linear work.
+
+NOTE [a barrier at each level]: XLA computes a value again wherever two operations read it, if it can
+fuse it into both. Each level reads the one before it twice, so the code of the last one would hold
+that of the first as often as there are elements, and take as long to compile.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,8 @@ def prefixes(combine: Combine, xs: Sequence[Tensor]) -> list[Tensor]:
         return list(xs)
     # The prefixes of the pairs are those at odd positions; the ones in between take a step more.
     paired = combine([x[0 : n - 1 : 2] for x in xs], [x[1:n:2] for x in xs])
-    odd = prefixes(combine, paired)
+    # See NOTE [a barrier at each level]; to flip nothing is one (`xfunc.ops.settled`).
+    odd = prefixes(combine, [torch.ops.aten.flip.default(p, []) for p in paired])
     if n == 2:
         even = [x[:1] for x in xs]
     else:
