@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
 import logging.handlers
@@ -117,10 +118,10 @@ def test_value_that_something_else_holds_too() -> None:
     class Keeper:
         value: Any = None
 
-    keeper, frames = Keeper(), list[types.FrameType]()
+    keeper, frames = Keeper(), list[types.FrameType | None]()
 
     def fun(x: Tensor) -> Tensor:
-        frames.append(sys._getframe())
+        frames.append(inspect.currentframe())
         keeper.value = {"y": [x * 2]}
         return x + 1
 
@@ -129,7 +130,7 @@ def test_value_that_something_else_holds_too() -> None:
     kept: list[Tensor] = []
 
     def appends(x: Tensor) -> Tensor:
-        frames.append(sys._getframe())
+        frames.append(inspect.currentframe())
         kept.append(x * 2)
         return x + 1
 
