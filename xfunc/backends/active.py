@@ -40,7 +40,8 @@ def tracer() -> Tracer:
 @functools.cache
 def printer() -> Printer:
     """The printer of modules."""
-    return importlib.import_module("xfunc.backends.torch_xla.printer").PRINTER
+    package = "torch_xla" if device.TRACER == "torch_xla" else "pjrt"
+    return importlib.import_module(f"xfunc.backends.{package}.printer").PRINTER
 
 
 def _text_of(module: Module) -> str:

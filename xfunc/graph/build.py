@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from xfunc.graph.node import ArrayType, Node, TupleType, array_type
+from xfunc.graph.node import ArrayType, Node, Operation, TupleType, array_type
 
 Number = bool | int | float | complex
 
@@ -22,11 +22,13 @@ Number = bool | int | float | complex
 
 @functools.lru_cache(4096)
 def _constant(_: str, value: Number, dtype: torch.dtype) -> Node:
-    return Node("constant", array_type(dtype, ()), (), value)
+    node = Node("constant", array_type(dtype, ()), (), value)
+    node.operation = Operation("")  # Many operations share it.
+    return node
 
 
 def constant(value: Number, dtype: torch.dtype) -> Node:
-    """A scalar; of integers and floats out of range, the nearest one's is not taken: they wrap."""
+    """A scalar; the value is one of the dtype: see `xfunc.rules.operands.number`."""
     return _constant(repr(value), value, dtype)  # 0.0 == -0.0, and True == 1
 
 

@@ -1,8 +1,8 @@
 """All prefixes of an associative operation, in logarithmic depth and linear work.
 
-NOTE [a barrier at each level]: XLA computes a value again wherever two operations read it, if it can
-fuse it into both. Each level reads the one before it twice, so the code of the last one would hold
-that of the first as often as there are elements, and take as long to compile.
+NOTE [a barrier at each level]: XLA computes a value again wherever two operations read it, if it
+can fuse it into both. Each level reads the one before it twice, so the code of the last one would
+hold that of the first as often as there are elements, and take as long to compile.
 """
 
 from __future__ import annotations

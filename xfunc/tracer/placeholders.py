@@ -31,6 +31,9 @@ _is_wrapped: Callable[[torch.Tensor], bool] = torch._is_functional_tensor
 _sync: Callable[[torch.Tensor], None] = torch._sync
 
 
+_INPUT = Operation("parameter")
+
+
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.unstamped: list[Operation] = []
@@ -89,7 +92,9 @@ def placeholder(node: Node) -> Placeholder:
 
 def new_input(dims: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A value that is an input, as the user may see it."""
-    return wrap(placeholder(Node("parameter", array_type(dtype, tuple(dims)))))
+    node = Node("parameter", array_type(dtype, tuple(dims)))
+    node.operation = _INPUT
+    return wrap(placeholder(node))
 
 
 def unwrapped(tensor: torch.Tensor) -> Placeholder:

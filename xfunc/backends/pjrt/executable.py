@@ -27,6 +27,7 @@ from xfunc.backends.memory import check_results
 from xfunc.backends.pjrt import callbacks, client, meeting, stored
 from xfunc.backends.pjrt.array import Array, array_of
 from xfunc.backends.pjrt.donated import Results
+from xfunc.backends.pjrt.printer import PRINTER
 from xfunc.backends.pjrt.shardings import partitioner, sharding, sharding_on
 from xfunc.backends.placement import Placement
 from xfunc.core.avals import Aval
@@ -210,12 +211,7 @@ def _exported(
 ) -> export.Exported:
     """See NOTE [the way into JAX]."""
     jax = client.jax()
-    from jax.extend import mlir
-    from jax.extend.mlir.dialects import stablehlo
-
-    dialect: Any = stablehlo  # JAX's own types leave this out.
-    version = dialect.get_current_version()
-    program = mlir.serialize_portable_artifact(mlir.hlo_to_stablehlo(module.to_bytes()), version)
+    program = PRINTER.stablehlo_bytecode(module)
     arguments = tuple(avals)
     trivial = _trivial()
     # Releases from 2026 on have these, and read them.

@@ -1,0 +1,68 @@
+"""HLO in the forms that jaxlib writes: XLA's own text, and StableHLO."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from xfunc.backends.pjrt import client
+from xfunc.backends.tracer import Printer
+from xfunc.errors import UnsupportedOpError, report
+from xfunc.hlo import Module
+
+
+@functools.cache
+def _bindings() -> Any:
+    client.jax()
+    try:
+        import jaxlib._jax as bindings  # since 0.7.2
+    except ImportError:
+        from jaxlib import xla_client
+
+        bindings: Any = xla_client._xla
+    return bindings
+
+
+def _stablehlo(module: Module) -> bytes:
+    client.jax()
+    from jax.extend import mlir
+
+    try:
+        return mlir.hlo_to_stablehlo(module.to_bytes())
+    except (RuntimeError, ValueError) as error:
+        raise UnsupportedOpError(
+            report(
+                f"{module.name} has no form in StableHLO: {str(error).splitlines()[0]}",
+                "rewrite the operation that it names.",
+            )
+        ) from error
+
+
+class JaxPrinter:
+    """See `xfunc.backends.tracer.Printer`."""
+
+    def hlo_text(self, module: Module) -> str:
+        """A module as XLA prints it, whether or not it passes our own checks."""
+        read = _bindings().HloModule.from_serialized_hlo_module_proto(module.to_bytes())
+        return read.to_string()
+
+    def stablehlo_text(self, module: Module) -> str:
+        """A module as StableHLO text."""
+        data = _stablehlo(module)
+        from jax.extend.mlir import ir
+        from jax.interpreters import mlir
+
+        with mlir.make_ir_context():
+            return str(ir.Module.parse(data))
+
+    def stablehlo_bytecode(self, module: Module) -> bytes:
+        """A module as a portable StableHLO artifact."""
+        data = _stablehlo(module)
+        from jax.extend import mlir
+        from jax.extend.mlir.dialects import stablehlo
+
+        dialect: Any = stablehlo  # JAX's own types leave this out.
+        return mlir.serialize_portable_artifact(data, dialect.get_current_version())
+
+
+PRINTER: Printer = JaxPrinter()
