@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
-.PHONY: help demo quick test sweep test-pjrt newest-jax test-newest-jax newest-libtpu test-newest-libtpu test-extras coverage check bench docs clean env key
+.PHONY: help demo quick test sweep test-pjrt test-own newest-jax test-newest-jax newest-libtpu test-newest-libtpu test-extras coverage check bench docs clean env key
 
 VENV := $(abspath $(or $(XFUNC_VENV),.venv))
 BIN := $(VENV)/bin
@@ -34,6 +34,9 @@ sweep: env ## run everything, for hours: SWEEP_ARGS=--help says which parts ther
 
 test-pjrt: env ## run the tests with the backend pjrt
 	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(PYTEST_ARGS)
+
+test-own: env ## run the tests with the tracer of our own
+	$(BIN)/python -m tests $(PYTEST_SPREAD) --tracer own --backend pjrt $(PYTEST_ARGS)
 
 # jax 0.10.2 is the last release for Python 3.11. A folder that comes first on the path replaces the
 # environment's jax; what else jax needs is there.
