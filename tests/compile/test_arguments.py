@@ -183,7 +183,7 @@ def test_python_numbers_with_float64_as_the_default_dtype() -> None:
     assert xf.jvp(lambda x: x * 3, (0.1,), (0.1,))[1].item() == 0.1 * 3
     carry, _ = xf.scan(lambda c, _: (c * 2, None), 0.1, length=3)
     assert carry.item() == 0.8
-    assert f.lower(0.1, 1j).in_avals[0][0].dtype == torch.float64
+    assert f.trace(0.1, 1j).in_avals[0].dtype == torch.float64
     assert xf.eval_shape(lambda x: x, 0.1).dtype == torch.float64
 
 
