@@ -141,7 +141,7 @@ def test_transformers_unregistered_cache_is_refused() -> None:
     apply, params, buffers = xf.functional(t5().eval())
     with pytest.raises(
         TypeError,
-        match=r"functional\(T5ForConditionalGeneration\) returned a EncoderDecoderCache at "
+        match=r"functional\(T5ForConditionalGeneration\) returned an EncoderDecoderCache at "
         rf"output.{CACHE}[\s\S]*\nHint: pass use_cache=False to the model",
     ):
         xf.jit(apply)(params, buffers, **TEXT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import warnings
 from collections.abc import Iterator
 
@@ -62,17 +63,23 @@ def reading_nothing() -> Iterator[None]:
     path of torch's own transformer drops padding, and its layers check whether a mask is causal:
     that needs data-dependent shapes or reads data.
     """
-    compiling, detect = torch.compiler._is_compiling_flag, transformer._detect_is_causal_mask
+    compiling, detect = torch.compiler.is_compiling, transformer._detect_is_causal_mask
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.compiler._is_compiling_flag = True
+    torch.compiler.is_compiling = _is_compiling
     transformer._detect_is_causal_mask = _is_said_to_be_causal
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.compiler._is_compiling_flag = compiling
+        torch.compiler.is_compiling = compiling
         transformer._detect_is_causal_mask = detect
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _is_compiling() -> bool:
+    """For ``torch.compiler.is_compiling``; optimizers would expect dynamo."""
+    caller = sys._getframe(1).f_globals.get("__name__", "")
+    return not caller.startswith("torch.optim")
 
 
 def _is_said_to_be_causal(mask: object, is_causal: bool | None = None, size: object = None) -> bool:
