@@ -217,7 +217,7 @@ _thread = _Thread()
 
 def _levels(tensors: Iterable[Tensor]) -> set[int]:
     """What takes gradients with respect to tensors; see `functorch.gradient_levels`."""
-    return set().union(*map(functorch.gradient_levels, tensors))
+    return {level for t in tensors for level in functorch.gradient_levels(t)}
 
 
 @dataclasses.dataclass(eq=False)

@@ -248,6 +248,10 @@ class Pullback:
         self._structure, self._out_tree, self._outs = structure, out_tree, outs
         self._trace = tracing.current()
 
+    def with_pull(self, pull: Pull) -> Pullback:
+        """The same with another function of the flat cotangents."""
+        return Pullback(pull, self._name, self._structure, self._out_tree, self._outs)
+
     def __call__(self, ct: object) -> tuple[PyTree, ...]:
         if self._trace is not None and not self._trace.is_open:
             fail(
@@ -312,7 +316,7 @@ def _unflatten(static: _Static, children: Iterable[Tensor]) -> Pullback:
     def pull(cts: tuple[Tensor, ...]) -> list[Tensor]:
         return bind(Call(program), [*tensors, *cts])
 
-    made = Pullback(pull, like._name, like._structure, like._out_tree, like._outs)
+    made = like.with_pull(pull)
     made.parts = lambda: (program, tensors)
     return made
 

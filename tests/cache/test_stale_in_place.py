@@ -154,7 +154,7 @@ def linear() -> Any:
 def test_hook_of_all_modules(linear: Any, pre: bool) -> None:
     f, want = linear
     scale = 0.0
-    modules = torch.nn.modules.module
+    modules: Any = torch.nn.modules.module
     if pre:
         hook = modules.register_module_forward_pre_hook(lambda m, args: (args[0] * scale,))
     else:

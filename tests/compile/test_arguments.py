@@ -172,7 +172,7 @@ def double() -> Iterator[None]:
 @pytest.mark.usefixtures("double")
 def test_python_numbers_with_float64_as_the_default_dtype() -> None:
     x = 0.1  # which float32 rounds
-    f = xf.jit(lambda x, c: (x * torch.ones(2), c, 0.2, 1j))
+    f: Any = xf.jit(lambda x, c: (x * torch.ones(2), c, 0.2, 1j))
     made, given, returned, imaginary = f(x, x + 1j)
     assert made.dtype == returned.dtype == torch.float64
     assert given.dtype == imaginary.dtype == torch.complex128

@@ -294,7 +294,5 @@ def test_derivative_at_a_point_inside_make_fx_is_refused(kind: str) -> None:
     f = DERIVATIVES[kind]()
     with pytest.raises(UnsupportedOpError, match="called inside of make_fx"):
         make_fx(f)(vector())
-    with pytest.raises(
-        UnsupportedOpError, match="FakeTensor"
-    ):
+    with pytest.raises(UnsupportedOpError, match="FakeTensor"):
         _in(FakeTensorMode(), f)

@@ -184,6 +184,7 @@ def test_jit_captured_numpy_array_changed() -> None:
 
 
 ROW, ROWS = np.array([1, 2, 3], np.float32), np.arange(6, dtype=np.float32).reshape(2, 3)
+MUL: Any = torch.mul  # which takes arrays of NumPy where a transform does
 # Functions that give arrays of NumPy to transforms inside, and what they compute.
 NESTED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "scan": (
@@ -210,8 +211,8 @@ NESTED: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]
         lambda x: xf.vmap(lambda r: r * x)(ROWS).sum(0),
         lambda x: torch.tensor(ROWS.sum(0)) * x,
     ),
-    "jit": (lambda x: xf.jit(torch.mul)(x, ROW), lambda x: x * torch.tensor(ROW)),
-    "checkpoint": (lambda x: xf.checkpoint(torch.mul)(x, ROW), lambda x: x * torch.tensor(ROW)),
+    "jit": (lambda x: xf.jit(MUL)(x, ROW), lambda x: x * torch.tensor(ROW)),
+    "checkpoint": (lambda x: xf.checkpoint(MUL)(x, ROW), lambda x: x * torch.tensor(ROW)),
     "at": (lambda x: xf.at(x * x)[1:].add(ROW[:2]), lambda x: x * x + torch.tensor([0.0, 1, 2])),
 }
 

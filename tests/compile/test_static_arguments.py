@@ -193,22 +193,27 @@ def test_eval_shape_takes_non_arrays() -> None:
 
 def test_negative_static_argnums_of_variadic_function() -> None:
     x = torch.ones(3)
-    assert xf.jit(lambda *a: a[0] * len(a[1]), static_argnums=-1)(x, "abc").tolist() == [3, 3, 3]
-    f = xf.jit(lambda x, *a: x * len(a[-1]), static_argnums=-1)
+    jit: Any = xf.jit
+    f = jit(lambda *a: a[0] * len(a[1]), static_argnums=-1)
+    assert f(x, "abc").tolist() == [3, 3, 3]
+    f = jit(lambda x, *a: x * len(a[-1]), static_argnums=-1)
     assert f(x, "ab").tolist() == [2, 2, 2]
     assert f(x, x, "abc").tolist() == [3, 3, 3]
     y = xf.device_put(torch.ones(3))
-    assert xf.jit(lambda *a: a[0] + a[1], donate_argnums=-1)(x, y).tolist() == [2, 2, 2]
+    f = jit(lambda *a: a[0] + a[1], donate_argnums=-1)
+    assert f(x, y).tolist() == [2, 2, 2]
     with pytest.raises(RuntimeError, match="was donated"):
         y + 1
 
 
 @pytest.mark.parametrize("option", ["static_argnums", "donate_argnums"])
 def test_negative_argnums_before_the_first_argument(option: str) -> None:
-    f: Any = xf.jit(lambda *a: a[0], **{option: -3})
+    jit: Any = xf.jit
+    f = jit(lambda *a: a[0], **{option: -3})
     with pytest.raises(ValueError, match=rf"has {option}=-3, but was called with 1 positional"):
         f(torch.ones(3))
 
 
 def test_static_argnums_beyond_the_arguments_of_variadic_function() -> None:
-    assert xf.jit(lambda *a: a[0], static_argnums=3)(torch.ones(1)).tolist() == [1]
+    f: Any = xf.jit(lambda *a: a[0], static_argnums=3)
+    assert f(torch.ones(1)).tolist() == [1]

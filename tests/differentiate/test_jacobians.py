@@ -29,7 +29,8 @@ def test_jacrev_of_complex_result_has_imaginary_part() -> None:
 
 def test_hessian_of_complex_result() -> None:
     parts = (lambda x: spiral(x).sum().real, lambda x: spiral(x).sum().imag)
-    want = torch.complex(*(torch.autograd.functional.hessian(p, X) for p in parts))
+    hessian_of: Any = torch.autograd.functional.hessian
+    want = torch.complex(*(hessian_of(p, X) for p in parts))
     for hessian in (xf.hessian, lambda f: xf.jacrev(xf.jacrev(f))):
         torch.testing.assert_close(hessian(lambda x: spiral(x).sum())(X).cpu(), want)
 

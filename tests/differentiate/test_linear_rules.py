@@ -60,7 +60,7 @@ def test_custom_jvp_bilinear_rule_in_all_orders() -> None:
     def f(v: Tensor) -> Tensor:
         return _product()(v[0], v[1] ** 2)
 
-    want = torch.autograd.functional.hessian(lambda v: v[0] * v[1] ** 2, V)
+    want: Any = torch.autograd.functional.hessian(lambda v: v[0] * v[1] ** 2, V)
     for first in (xf.jacfwd, xf.jacrev):
         for second in (xf.jacfwd, xf.jacrev):
             torch.testing.assert_close(second(first(f))(V).cpu(), want)

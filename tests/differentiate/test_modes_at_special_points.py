@@ -50,7 +50,7 @@ def _reduced(reduce: str, by: str) -> Callable[[Tensor], Tensor]:
 
 
 def _unpooled(v: Tensor) -> Tensor:
-    return (F.max_unpool1d(v, torch.tensor([[0, 2, 5]]), 2) * torch.arange(6.0, dtype=D)).sum()
+    return (F.max_unpool1d(v, torch.tensor([[0, 2, 5]]), [2]) * torch.arange(6.0, dtype=D)).sum()
 
 
 def differences(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

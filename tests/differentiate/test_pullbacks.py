@@ -372,9 +372,8 @@ def _returned(w: Tensor, x: Tensor) -> Any:
 
 def test_jit_returns_a_pullback() -> None:
     f, apply = xf.jit(_returned), xf.jit(lambda vjp_fn, ct: vjp_fn(ct)[0])
-    want_out, want_pull = torch.func.vjp(
-        lambda w: {"y": torch.tanh(w * X) * X.sum(), "z": w.sum()}, W
-    )
+    vjp: Any = torch.func.vjp
+    want_out, want_pull = vjp(lambda w: {"y": torch.tanh(w * X) * X.sum(), "z": w.sum()}, W)
     ct = {"y": X, "z": torch.tensor(2.0, dtype=torch.float64)}
     (want,) = want_pull(ct)
     out, pull = f(W, X)

@@ -141,7 +141,7 @@ class _Foreign:
 def test_arrays_of_other_libraries() -> None:
     for call in (
         lambda: IGNORING_TYPES.jit(torch.sin)(_Foreign()),
-        lambda: xf.vmap(torch.sin)(_Foreign()),
+        lambda: IGNORING_TYPES.vmap(torch.sin)(_Foreign()),
     ):
         assert "torch.from_dlpack(array)" in said_by(call, TypeError)
 

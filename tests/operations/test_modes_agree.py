@@ -63,7 +63,7 @@ def _direction(like: Tensor, start: float) -> Tensor:
 
 def _dot(xs: Any, ys: Any) -> Tensor:
     terms = [(x * y).sum().double() for x, y in zip(xs, ys, strict=True)]
-    return sum(terms[1:], start=terms[0])
+    return torch.stack(terms).sum()
 
 
 def _points(case: Case) -> Iterator[tuple[str, list[Tensor]]]:

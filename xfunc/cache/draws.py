@@ -241,6 +241,6 @@ def _steps(code: types.CodeType) -> list[_Step]:
     for i in dis.get_instructions(code):
         line = (i.positions and i.positions.lineno) or code.co_firstlineno
         name = i.argval if i.opname.startswith("LOAD_") and isinstance(i.argval, str) else ""
-        back = i.argval if "JUMP_BACKWARD" in i.opname else None
+        back: Any = i.argval if "JUMP_BACKWARD" in i.opname else None
         found.append(_Step(i.offset, line, i.opname.startswith("CALL"), name, back))
     return found

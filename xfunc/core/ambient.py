@@ -12,8 +12,8 @@ import contextlib
 import dataclasses
 import importlib
 import threading
-from collections.abc import Callable, Generator, Hashable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import torch
 
@@ -270,11 +270,15 @@ def global_hooks() -> list[object]:
     return [hook for hooks in _HOOKS for hook in hooks.values()] if any(_HOOKS) else []
 
 
-_HOOKS: tuple[dict[int, object], ...] = tuple(
-    hooks
-    for module in map(importlib.import_module, ("torch.nn.modules.module", "torch.optim.optimizer"))
-    for name, hooks in vars(module).items()
-    if name.startswith("_global_") and isinstance(hooks, dict)
+def _global_hooks_of(module: str) -> Iterator[dict[int, object]]:
+    for name, hooks in vars(importlib.import_module(module)).items():
+        if name.startswith("_global_") and isinstance(hooks, dict):
+            yield cast("dict[int, object]", hooks)
+
+
+_HOOKS = (
+    *_global_hooks_of("torch.nn.modules.module"),
+    *_global_hooks_of("torch.optim.optimizer"),
 )
 _dtype, _is_autocast = torch.get_default_dtype, torch._C._is_any_autocast_enabled
 _is_deterministic = torch._C._get_deterministic_algorithms

@@ -95,11 +95,11 @@ def short(x: Shaped) -> str:
     return f"{str(x.dtype).removeprefix('torch.')}[{','.join(str(d) for d in x.shape)}]"
 
 
-NUMBERS: frozenset[type] = frozenset((bool, int, float, complex))
+NUMBERS: frozenset[type[Any]] = frozenset((bool, int, float, complex))
 """The types of Python numbers among the dynamic arguments."""
 
 
-def dtype_of(number: type) -> torch.dtype:
+def dtype_of(number: type[Any]) -> torch.dtype:
     """The dtype of Python numbers of a type: as in torch, the default dtype for floating ones."""
     if number is bool or number is int:
         return torch.bool if number is bool else torch.int64

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ def prepare(
         if stays[i] and type(x) in NUMBERS:
             fixed.append((i, x))
         elif type(x) in NUMBERS:
-            dtype = dtype_of(type(x))
+            dtype = dtype_of(type(cast(complex, x)))
             if type(x) is int and not -(2**63) <= x < 2**63:
                 fail(
                     OverflowError,
@@ -96,7 +96,11 @@ def as_outputs(name: str, outs: Sequence[object], structure: tree.Structure) -> 
         elif isinstance(o := from_numpy(o), torch.Tensor):
             made.append(literal(o))
         elif type(o) in NUMBERS and not (type(o) is int and abs(o) >= 2**63):
-            made.append(torch.full((), o, dtype=dtype_of(type(o)), device=active.tracer().device()))
+            made.append(
+                torch.full(
+                    (), o, dtype=dtype_of(type(cast(complex, o))), device=active.tracer().device()
+                )
+            )
         else:
             no_result(name, o, structure.accessors()[i].codify("output"))
     return made

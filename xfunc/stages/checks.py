@@ -43,7 +43,7 @@ def as_tensor(x: Leaf) -> Leaf:
         return literal(x) if trace is not None and isinstance(x, Tensor) else x
     if type(x) in NUMBERS:
         where = tracer().device() if trace is not None else None
-        return torch.full((), x, dtype=dtype_of(type(x)), device=where)
+        return torch.full((), x, dtype=dtype_of(type(cast(complex, x))), device=where)
     if isinstance(x, Tensor) and trace is not None:
         return trace.lift(x)
     return x

@@ -253,7 +253,7 @@ def explain_usage(error: BaseException, name: str) -> None:
     if "Hint: " in said:
         return
     if isinstance(error, AttributeError) and isinstance(error.obj, torch.Tensor):
-        hint = _ATTRIBUTES.get(error.name)
+        hint = _ATTRIBUTES.get(error.name or "")
         if hint is not None:
             problem = f"{error.name} is an attribute of JAX's arrays, not of tensors"
             error.add_note(report(problem, hint, function=name, at=raised_at(error)))

@@ -3,6 +3,9 @@
 Each equals the program of the exact shape, with NaN in the padding of the arguments.
 """
 
+# What a function in a region returns is not known to pyright.
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
 import dataclasses
 from typing import Any
 
