@@ -32,6 +32,9 @@ def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return run(*args, **kwargs)
 
 
+_NO_KERNELS = "VE"  # a device for which torch has no kernels: it gets the composites
+
+
 @functools.cache
 def _way(func: Any) -> Callable[..., Any] | None:
     name = func.name().removeprefix("aten::")
@@ -65,7 +68,7 @@ def _composed(func: Any) -> Any:
     for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional",
                 "CompositeImplicitAutograd"):  # fmt: skip
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
-            call = torch.library.get_kernel(func.name(), key).call_boxed
+            call = torch.library.get_kernel(func.name(), _NO_KERNELS).call_boxed
             keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, placeholders.KEY))
             return functools.partial(registry.above, call, keys)
     return None

@@ -15,7 +15,7 @@ import torch
 
 from xfunc.graph import build
 from xfunc.graph.build import Number, add, multiply
-from xfunc.graph.node import ArrayType, Node, array_type
+from xfunc.graph.node import ArrayType, Node, array_type, next_number
 from xfunc.rules.operands import convert, number
 from xfunc.tracer import placeholders
 from xfunc.tracer.placeholders import Placeholder, node_of
@@ -252,6 +252,19 @@ def _to_copy(
     return (
         to_float8(n, dtype) if dtype in FLOAT8 and n.type.dtype is not dtype else convert(n, dtype)
     )
+
+
+@rule("copy_")
+def _copy_into(x: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """Write to an array that torch has just made: the list of an index, below all else."""
+    if type(x) is not Placeholder:
+        refuse_read()
+    x.node = build.broadcast(convert(node_of(src), x.dtype), x.node.type.dims)
+    x.number = next_number()
+    return x
+
+
+_library.impl("copy_", _copy_into, placeholders.KEY)
 
 
 rule("_local_scalar_dense", "is_nonzero", "equal", "_to_cpu", "nonzero", "masked_select",
