@@ -69,21 +69,25 @@ def widened(function: Callable[..., Node]) -> Callable[..., Node]:
 # -- arithmetic -----------------------------------------------------------------------------------
 
 
-def _binary_rule(opcode: str, *names: str) -> None:
-    @rule(*names)
-    def run(a: Operand, b: Operand) -> Node:
-        x, y = pair(a, b)
-        return Node(opcode, x.type, (x, y))
-
-
 def _as_and(a: Operand, b: Operand) -> Node:
     x, y = pair(a, b)
     return Node("and" if x.type.dtype is torch.bool else "multiply", x.type, (x, y))
 
 
 rule("mul.Tensor", "mul.Scalar")(_as_and)
-_binary_rule("maximum", "maximum")
-_binary_rule("minimum", "minimum")
+
+
+def _greater_or_less(opcode: str) -> None:
+    @rule(opcode)
+    def run(a: Operand, b: Operand) -> Node:
+        x, y = pair(a, b)
+        if x.type.dtype.is_complex:
+            return NotImplemented
+        return Node(opcode, x.type, (x, y))
+
+
+_greater_or_less("maximum")
+_greater_or_less("minimum")
 
 
 def _sum_rule(opcode: str) -> Callable[..., Node]:
@@ -170,6 +174,8 @@ def _div_mode(a: Operand, b: Operand, *, rounding_mode: str | None = None) -> No
     if rounding_mode is None:
         return _div(a, b)
     dtype = promoted(kind_of(a), kind_of(b))
+    if dtype.is_complex:
+        return NotImplemented
     x, y = wide_together(dtype, a, b)
     if dtype.is_floating_point:
         out = unary_trunc(divide(x, y)) if rounding_mode == "trunc" else _floor_of_floats(x, y)
@@ -185,6 +191,8 @@ def _floor_divide(a: Operand, b: Operand) -> Node:
 @rule("fmod.Tensor", "fmod.Scalar")
 def _fmod(a: Operand, b: Operand) -> Node:
     dtype = promoted(kind_of(a), kind_of(b))
+    if dtype.is_complex:
+        return NotImplemented
     x, y = wide_together(dtype, a, b)
     return build.convert(binary("remainder", x, y), dtype)
 
@@ -192,6 +200,8 @@ def _fmod(a: Operand, b: Operand) -> Node:
 @rule("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def _remainder(a: Operand, b: Operand) -> Node:
     dtype = promoted(kind_of(a), kind_of(b))
+    if dtype.is_complex:
+        return NotImplemented
     x, y = wide_together(dtype, a, b)
     rest = binary("remainder", x, y)
     if dtype.is_signed:
@@ -241,6 +251,8 @@ def _comparison(name: str, direction: str) -> None:
     @rule(f"{name}.Tensor", f"{name}.Scalar")
     def run(a: Operand, b: Operand) -> Node:
         x, y = pair(a, b)
+        if x.type.dtype.is_complex and direction not in ("EQ", "NE"):
+            return NotImplemented
         return Node("compare", array_type(torch.bool, x.type.dims), (x, y), direction)
 
 
@@ -322,9 +334,15 @@ def _function(opcode: str, *names: str) -> None:
 for _name, _opcode in {
     "sin": "sine", "cos": "cosine", "tan": "tan", "tanh": "tanh", "exp": "exponential",
     "log": "log", "sqrt": "sqrt", "rsqrt": "rsqrt", "expm1": "exponential-minus-one",
-    "sigmoid": "logistic", "erf": "erf",
+    "sigmoid": "logistic",
 }.items():  # fmt: skip
     _function(_opcode, _name)
+
+
+@rule("erf")
+def _erf(x: Placeholder) -> Node:
+    n = as_node(x, inexact(x.dtype))
+    return NotImplemented if n.type.dtype.is_complex else unary("erf", n)
 
 
 def _whole(opcode: str, *names: str) -> None:
@@ -333,6 +351,8 @@ def _whole(opcode: str, *names: str) -> None:
     @rule(*names)
     def run(x: Placeholder) -> Node:
         n = x.node
+        if n.type.dtype.is_complex:
+            return NotImplemented
         return Node(opcode, n.type, (n,)) if n.type.dtype.is_floating_point else n
 
 
@@ -350,11 +370,13 @@ def unary_trunc(x: Node) -> Node:
 
 @rule("trunc")
 def _trunc(x: Placeholder) -> Node:
-    return unary_trunc(x.node)
+    return NotImplemented if x.dtype.is_complex else unary_trunc(x.node)
 
 
 @rule("frac")
 def _frac(x: Placeholder) -> Node:
+    if x.dtype.is_complex:
+        return NotImplemented
     return widened(lambda n: subtract(n, unary_trunc(n)))(x.node)
 
 
@@ -375,8 +397,13 @@ def _abs(x: Placeholder) -> Node:
     return unary_abs(x.node)
 
 
-@rule("sign", "sgn")
+@rule("sign")
 def _sign(x: Placeholder) -> Node:
+    return NotImplemented if x.dtype.is_complex else _sgn(x)
+
+
+@rule("sgn")
+def _sgn(x: Placeholder) -> Node:
     n = x.node
     if n.type.dtype.is_complex:
         size = unary_abs(n)
@@ -398,7 +425,7 @@ def _copysign(size: Node, sign: Node) -> Node:
 
 @rule("relu")
 def _relu(x: Placeholder) -> Node:
-    return binary("maximum", x.node, 0)
+    return NotImplemented if x.dtype.is_complex else binary("maximum", x.node, 0)
 
 
 @rule("silu")
@@ -515,6 +542,8 @@ def _complex_power(x: Node, y: Node) -> Node:
 def _clamped(x: Operand, least: Operand | None, most: Operand | None) -> Node:
     bounds = [b for b in (least, most) if b is not None]
     dtype = promoted(*map(kind_of, (x, *bounds)))
+    if dtype.is_complex:
+        return NotImplemented
     n, *found = together(dtype, x, *bounds)
     if least is not None:
         n = binary("maximum", n, found[0])
@@ -539,7 +568,7 @@ def _clamp_max(x: Operand, max: Operand) -> Node:
 @rule("atan2")
 def _atan2(a: Operand, b: Operand) -> Node:
     x, y = inexact_pair(a, b)
-    return binary("atan2", x, y)
+    return NotImplemented if x.type.dtype.is_complex else binary("atan2", x, y)
 
 
 # -- slopes ---------------------------------------------------------------------------------------

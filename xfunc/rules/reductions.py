@@ -197,6 +197,8 @@ def shifted(n: Node, dims: Sequence[int]) -> Node:
 
 @rule("_softmax")
 def _softmax(x: Placeholder, dim: int, half_to_float: bool = False) -> Node:
+    if x.dtype.is_complex:
+        return NotImplemented
     n, dim = _along(x, dim, x.dtype)
     if not n.type.dims:
         e = unary("exponential", subtract(n, n))
@@ -209,6 +211,8 @@ def _softmax(x: Placeholder, dim: int, half_to_float: bool = False) -> Node:
 
 @rule("_log_softmax")
 def _log_softmax(x: Placeholder, dim: int, half_to_float: bool = False) -> Node:
+    if x.dtype.is_complex:
+        return NotImplemented
     n, dim = _along(x, dim, x.dtype)
     if not n.type.dims:
         return build.convert(subtract(n, n), torch.float32 if half_to_float else x.dtype)
