@@ -153,7 +153,13 @@ def imag(x: Node) -> Node:
 
 
 def complex_(re: Node, im: Node) -> Node:
-    """Complex numbers of their parts."""
+    """Complex numbers of their parts.
+
+    Raises:
+        RuntimeError: the parts are float16.
+    """
+    if re.type.dtype is torch.float16:
+        raise RuntimeError("Type not supported: ComplexHalf")
     return Node("complex", array_type(re.type.dtype.to_complex(), re.type.dims), (re, im))
 
 

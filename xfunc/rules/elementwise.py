@@ -43,6 +43,7 @@ from xfunc.rules.operands import (
     number,
     pair,
     promoted,
+    scalar_type_name,
     together,
     wide,
     wide_together,
@@ -465,6 +466,18 @@ def _neg_view(x: Placeholder) -> Node:
 
 @rule("complex")
 def _complex(a: Placeholder, b: Placeholder) -> Node:
+    if a.dtype is not b.dtype:
+        names = [scalar_type_name(x.dtype) for x in (a, b)]
+        raise RuntimeError(
+            "Expected object of scalar type {} but got scalar type {} for second argument".format(
+                *names
+            )
+        )
+    if a.dtype not in (torch.float16, torch.float32, torch.float64):
+        name = scalar_type_name(a.dtype)
+        raise RuntimeError(
+            f"Expected both inputs to be Half, Float or Double tensors but got {name} and {name}"
+        )
     return build.complex_(*pair(a, b))
 
 

@@ -114,6 +114,10 @@ def _arange(*bounds: Number, dtype: torch.dtype | None = None, **_: Any) -> Node
     start, end, step = (0, *bounds, 1) if len(bounds) == 1 else (*bounds, 1)[:3]
     is_whole = all(isinstance(b, int) for b in (start, end, step))
     dtype = dtype or (torch.int64 if is_whole else torch.get_default_dtype())
+    if step == 0:
+        raise RuntimeError("step must be nonzero")
+    if start != end and (end > start) != (step > 0):  # type: ignore[operator]
+        raise RuntimeError("upper bound and lower bound inconsistent with step sign")
     length = max(0, math.ceil((end - start) / step))  # type: ignore[operator]
     if is_whole:
         length = max(0, -((start - end) // step))  # type: ignore[operator]
@@ -265,6 +269,7 @@ def _copy_into(x: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -
 
 
 _library.impl("copy_", _copy_into, placeholders.KEY)
+
 
 
 rule("_local_scalar_dense", "is_nonzero", "equal", "_to_cpu", "nonzero", "masked_select",

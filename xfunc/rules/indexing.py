@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from xfunc.graph import build
 from xfunc.graph.build import GatherDims, Number, ScatterDims, add, compare, select
 from xfunc.graph.node import Node, array_type
+from xfunc.rules.factories import refuse_read
 from xfunc.rules.operands import HALF, broadcast_dims, convert, dim_of, number
+from xfunc.rules.views import on_cpu
 from xfunc.tracer.placeholders import Placeholder, node_of
 from xfunc.tracer.table import base, rule
 
@@ -167,17 +168,47 @@ def taken(n: Node, indices: Sequence[Node | None]) -> Node:
     return build.gather(n, vectors, out, GatherDims(window, which, which, len(batch), sizes))
 
 
-def _of_masks(indices: Sequence[Any]) -> bool:
-    return any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+def _positions(dims: Dims, indices: Sequence[torch.Tensor | None]) -> list[Node | None]:
+    """Indices as nodes of integers: a mask that is a constant becomes the positions it selects.
+
+    Raises:
+        IndexError: a mask has other sizes than the array.
+    """
+    found: list[Node | None] = []
+    for i in indices:
+        if i is None or i.dtype not in (torch.bool, torch.uint8):
+            found.append(None if i is None else node_of(i))
+            continue
+        mask = _values_of(i)
+        for k, size in enumerate(mask.shape):
+            at = len(found) + k
+            if at >= len(dims) or size != dims[at]:
+                raise IndexError(
+                    f"The shape of the mask {list(mask.shape)} at index {k} does not match the "
+                    f"shape of the indexed tensor {list(dims)} at index {at}"
+                )
+        found += map(build.literal, _places_in(mask))
+    return found
+
+
+@on_cpu
+def _places_in(mask: torch.Tensor) -> list[torch.Tensor]:
+    return [column.clone() for column in mask.nonzero().unbind(1)]
+
+
+def _values_of(x: torch.Tensor) -> torch.Tensor:
+    """The values of a constant array."""
+    n = node_of(x)
+    if not isinstance(n.params, build.Literal):
+        refuse_read()
+    return n.params.tensor
 
 
 @rule("index.Tensor", "_unsafe_index.Tensor")
 def _index(x: Placeholder, indices: Sequence[Placeholder | None]) -> Node:
-    if _of_masks(indices):
-        raise RuntimeError("Unexpected execution happens: a mask is read")
     if all(i is None for i in indices):
         return x.node
-    return taken(x.node, [None if i is None else node_of(i) for i in indices])
+    return taken(x.node, _positions(x.node.type.dims, indices))
 
 
 @rule("index_put_")  # on a copy that the kernel of `xfunc.ops` has made
@@ -189,11 +220,10 @@ def _index_put(
     accumulate: bool = False,
     unsafe: bool = False,
 ) -> Node:
-    if _of_masks(indices):
-        raise RuntimeError("Unexpected execution happens: a mask is read")
     n, dims = x.node, x.node.type.dims
-    at = [k for k, i in enumerate(indices) if i is not None]
-    each = [node_of(i) for i in indices if i is not None]
+    nodes = _positions(dims, indices)
+    at = [k for k, i in enumerate(nodes) if i is not None]
+    each = [i for i in nodes if i is not None]
     if not at:
         v = build.broadcast(convert(node_of(values), n.type.dtype), dims)
         return add(n, v) if accumulate else v

@@ -26,33 +26,61 @@ def _alike(*tensors: torch.Tensor) -> tuple[Node, ...]:
         if n.type.dtype is not nodes[0].type.dtype:
             raise RuntimeError(
                 "expected m1 and m2 to have the same dtype, but got: "
-                f"{nodes[0].type.dtype} != {n.type.dtype}"
+                f"{_cpp_name(nodes[0].type.dtype)} != {_cpp_name(n.type.dtype)}"
             )
     return nodes
 
 
-def _fit(x: Node, y: Node, name: str) -> None:
-    if x.type.dims[-1] != y.type.dims[-2] or x.type.dims[:-2] != y.type.dims[:-2]:
-        shapes = " and ".join("x".join(map(str, n.type.dims)) for n in (x, y))
-        raise RuntimeError(f"{name}: shapes cannot be multiplied ({shapes})")
+_CPP_NAMES = {
+    "uint8": "unsigned char", "int8": "signed char", "int16": "short", "int32": "int",
+    "int64": "long", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "float32": "float",
+    "float64": "double", "complex64": "c10::complex<float>", "complex128": "c10::complex<double>",
+}  # fmt: skip
 
 
-def _product(a: torch.Tensor, b: torch.Tensor, name: str) -> Node:
+def _cpp_name(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return _CPP_NAMES.get(name, name)
+
+
+def _fit(x: Node, y: Node, rank: int) -> None:
+    """Raise torch's errors unless two arrays of a rank can be multiplied."""
+    p, q = x.type.dims, y.type.dims
+    if rank == 2:
+        for name, dims in (("self", p), ("mat2", q)):
+            if len(dims) != 2:
+                raise RuntimeError(f"{name} must be a matrix")
+        if p[1] != q[0]:
+            raise RuntimeError(
+                f"mat1 and mat2 shapes cannot be multiplied ({p[0]}x{p[1]} and {q[0]}x{q[1]})"
+            )
+        return
+    for name, dims in (("batch1", p), ("batch2", q)):
+        if len(dims) != 3:
+            raise RuntimeError(f"{name} must be a 3D tensor")
+    if (p[0], p[2]) != q[:2]:
+        raise RuntimeError(
+            "Expected size for first two dimensions of batch2 tensor to be: "
+            f"[{p[0]}, {p[2]}] but got: [{q[0]}, {q[1]}]."
+        )
+
+
+def _product(a: torch.Tensor, b: torch.Tensor, rank: int) -> Node:
     x, y = _alike(a, b)
     if x.type.dtype is torch.bool:
         return NotImplemented
-    _fit(x, y, name)
+    _fit(x, y, rank)
     return build.matmul(x, y)
 
 
 @rule("mm")
 def _mm(a: Placeholder, b: Placeholder) -> Node:
-    return _product(a, b, "mat1 and mat2")
+    return _product(a, b, 2)
 
 
 @rule("bmm")
 def _bmm(a: Placeholder, b: Placeholder) -> Node:
-    return _product(a, b, "batch1 and batch2")
+    return _product(a, b, 3)
 
 
 @rule("mv")
@@ -61,7 +89,8 @@ def _mv(a: Placeholder, b: Placeholder) -> Node:
     if x.type.dtype is torch.bool:
         return NotImplemented
     if x.type.dims[1] != y.type.dims[0]:
-        raise RuntimeError(f"size mismatch, got input {x.type.dims}, vec {y.type.dims}")
+        (n, m), (k,) = x.type.dims, y.type.dims
+        raise RuntimeError(f"size mismatch, got input ({n}), mat ({n}x{m}), vec ({k})")
     return build.dot(x, y, ((1,), (0,)))
 
 
@@ -71,9 +100,10 @@ def _dot(a: Placeholder, b: Placeholder) -> Node:
     if x.type.dtype is torch.bool:
         return NotImplemented
     if x.type.dims != y.type.dims:
+        (n,), (m,) = x.type.dims, y.type.dims
         raise RuntimeError(
-            f"inconsistent tensor size, expected tensor {list(x.type.dims)} and src "
-            f"{list(y.type.dims)} to have the same number of elements"
+            f"inconsistent tensor size, expected tensor [{n}] and src [{m}] to have the same "
+            f"number of elements, but got {n} and {m} elements respectively"
         )
     return build.dot(x, y, ((0,), (0,)))
 
@@ -108,7 +138,7 @@ def _scaled_sum(c: Node, product: Node, beta: Number, alpha: Number) -> Node:
 def _addmm(
     c: Placeholder, a: Placeholder, b: Placeholder, *, beta: Number = 1, alpha: Number = 1
 ) -> Node:
-    product = _product(a, b, "mat1 and mat2")
+    product = _product(a, b, a.dim())
     return product if product is NotImplemented else _scaled_sum(node_of(c), product, beta, alpha)
 
 
@@ -119,7 +149,7 @@ def _addbmm(
     x, y = _alike(a, b)
     if x.type.dtype is torch.bool:
         return NotImplemented
-    _fit(x, y, "batch1 and batch2")
+    _fit(x, y, 3)
     product = build.dot(x, y, ((0, 2), (0, 1)))
     return _scaled_sum(node_of(c), product, beta, alpha)
 

@@ -240,6 +240,19 @@ def dims_of(dim: Any, rank: int) -> tuple[int, ...]:
     return found if rank else ()
 
 
+_SCALAR_TYPES = {
+    "bool": "Bool", "uint8": "Byte", "int8": "Char", "int16": "Short", "int32": "Int",
+    "int64": "Long", "float16": "Half", "bfloat16": "BFloat16", "float32": "Float",
+    "float64": "Double", "complex64": "ComplexFloat", "complex128": "ComplexDouble",
+}  # fmt: skip
+
+
+def scalar_type_name(dtype: torch.dtype) -> str:
+    """torch's name of a dtype in its errors: "Float"."""
+    name = str(dtype).removeprefix("torch.")
+    return _SCALAR_TYPES.get(name, name)
+
+
 def scalar_type(dtype: torch.dtype) -> Any:
     """The type of a 0-d array."""
     return array_type(dtype, ())

@@ -239,17 +239,25 @@ def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Node:
         return convert(nodes[0], dtype)
     rank = len(parts[0].type.dims)
     dim = dim_of(dim, rank)
-    for n in parts[1:]:
-        alike = len(n.type.dims) == rank and all(
-            p == q or k == dim
-            for k, (p, q) in enumerate(zip(n.type.dims, parts[0].type.dims, strict=False))
-        )
-        if not alike:
-            raise RuntimeError(
-                "Sizes of tensors must match except in dimension "
-                f"{dim}: {list(parts[0].type.dims)} and {list(n.type.dims)}"
-            )
+    for at, n in enumerate(nodes):
+        _check_part(parts[0].type.dims, n.type.dims, dim, at)
     return build.concatenate(parts, dim)
+
+
+def _check_part(first: Dims, dims: Dims, dim: int, at: int) -> None:
+    """Raise if an operand of ``cat`` does not fit the first one."""
+    if dims == (0,):
+        return
+    if len(dims) != len(first):
+        raise RuntimeError(
+            f"Tensors must have same number of dimensions: got {len(first)} and {len(dims)}"
+        )
+    for k, (p, q) in enumerate(zip(first, dims, strict=True)):
+        if p != q and k != dim:
+            raise RuntimeError(
+                f"Sizes of tensors must match except in dimension {dim}. Expected size {p} but "
+                f"got size {q} for tensor number {at} in the list."
+            )
 
 
 @rule("stack")
@@ -259,8 +267,12 @@ def _stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Node:
     for n in nodes[1:]:
         dtype = torch.promote_types(dtype, n.type.dtype)
     dims = list(nodes[0].type.dims)
-    if any(n.type.dims != nodes[0].type.dims for n in nodes):
-        raise RuntimeError("stack expects each tensor to be equal size")
+    for k, n in enumerate(nodes):
+        if n.type.dims != nodes[0].type.dims:
+            raise RuntimeError(
+                f"stack expects each tensor to be equal size, but got {dims} at entry 0 and "
+                f"{list(n.type.dims)} at entry {k}"
+            )
     dim = dim_of(dim, len(dims) + 1)
     dims.insert(dim, 1)
     return build.concatenate([build.reshape(convert(n, dtype), tuple(dims)) for n in nodes], dim)
