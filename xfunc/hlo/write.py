@@ -2,6 +2,10 @@
 
 Messages are written field by field, because making protobuf's objects for each instruction takes
 longer than tracing. The numbers of fields are those of XLA's ``hlo.proto`` and ``xla_data.proto``.
+
+NOTE [where constants stand]: traces share the nodes of constants, so the numbers and operations of
+these nodes depend on earlier traces. The program must not: a constant stands before the first
+instruction that uses it, as a part of that operation.
 """
 
 from __future__ import annotations
@@ -237,26 +241,34 @@ class _Writer:
         places = {id(n): k for k, n in enumerate(inputs)}
         numbers: dict[int, int] = {}
         body: list[bytes] = []
+
+        def put(n: Node, rest: bytes, operands: Sequence[int], operation: Operation) -> int:
+            number = numbers[id(n)] = self._new()
+            rest += self._origin(operation)
+            body.append(_instruction(n.opcode, _shape(n.type), number, operands, rest))
+            return number
+
+        def number_of(n: Node, operation: Operation) -> int:
+            number = numbers.get(id(n))
+            return put(n, _literal(n), (), operation) if number is None else number
+
         for n in nodes:
             opcode = n.opcode
             place = places.get(id(n)) if opcode == "parameter" else None
             if place is not None:
                 rest = _integer(9, place)
             elif opcode == "constant":
-                rest = _literal(n)
+                continue  # see NOTE [where constants stand]
             elif n.params is not None:
                 rest = _known_params(opcode, n.params)
             else:
                 rest = b""
             for called in n.calls:
                 rest += _integers(38, (self._callee(called),))
-            number = numbers[id(n)] = self._new()
-            operands = [numbers[id(o)] for o in n.operands]
-            rest += self._origin(n.operation)
-            body.append(_instruction(opcode, _shape(n.type), number, operands, rest))
+            put(n, rest, [number_of(o, n.operation) for o in n.operands], n.operation)
         result = _tuple(outputs)
+        ids = [number_of(n, n.operation) for n in outputs]
         root = self._new()
-        ids = [numbers[id(n)] for n in outputs]
         body.append(_instruction("tuple", result, root, ids, b""))
         signature = b"".join([_message(1, _shape(n.type)) for n in inputs]) + _message(2, result)
         signature += b"".join([_message(3, b"p%d" % k) for k in range(len(inputs))])
