@@ -14,7 +14,7 @@ from xfunc.hlo.passes.limits import reach_limits
 from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
-from xfunc.hlo.passes.scatters import hide_positions
+from xfunc.hlo.passes.scatters import divide_evenly, hide_positions
 from xfunc.hlo.spmd.collectives import DEVICES, list_groups
 from xfunc.hlo.spmd.tiles import Order
 
@@ -38,6 +38,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
             orient_products(proto)
     if count > 1:
         narrow_scatter_indices(proto)
+        divide_evenly(proto, count)
         hide_positions(proto)
     n = traced_for(proto, count)
     if n != count:

@@ -1,9 +1,9 @@
-"""Reading protobuf messages without a description, field by field."""
+"""Reading and writing protobuf messages without a description, field by field."""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from google.protobuf import empty_pb2, unknown_fields
@@ -50,3 +50,31 @@ def _varints(data: bytes) -> Iterator[int]:
         if not byte & 0x80:
             yield value
             value = shift = 0
+
+
+def varint(n: int) -> bytes:
+    """An integer."""
+    if n < 0:
+        n += 1 << 64
+    out = bytearray()
+    while n > 127:
+        out.append(n & 127 | 128)
+        n >>= 7
+    out.append(n)
+    return bytes(out)
+
+
+def message_of(number: int, data: bytes) -> bytes:
+    """A field with a message, or with text."""
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def integer_of(number: int, n: int) -> bytes:
+    """A field with an integer; absent if it is 0."""
+    return varint(number << 3) + varint(n) if n else b""
+
+
+def integers_of(number: int, ns: Iterable[int]) -> bytes:
+    """A repeated field of integers."""
+    data = b"".join(map(varint, ns))
+    return message_of(number, data) if data else b""

@@ -11,7 +11,7 @@ instruction that uses it, as a part of that operation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xfunc.graph.build import Convolution, GatherDims, Literal, ScatterDims, Window
@@ -21,36 +21,9 @@ from xfunc.hlo.literal import scalar_literal, write_literal
 from xfunc.hlo.module import Module
 from xfunc.hlo.plain import plain_tensors
 from xfunc.hlo.shape import Shape
+from xfunc.hlo.wire import integer_of, integers_of, message_of, varint
 
-# -- the wire format ------------------------------------------------------------------------------
-
-
-def _varint(n: int) -> bytes:
-    if n < 0:
-        n += 1 << 64
-    out = bytearray()
-    while n > 127:
-        out.append(n & 127 | 128)
-        n >>= 7
-    out.append(n)
-    return bytes(out)
-
-
-_known_varint = functools.lru_cache(65536)(_varint)
-
-
-def _message(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _integer(number: int, n: int) -> bytes:
-    return _varint(number << 3) + _varint(n) if n else b""
-
-
-def _integers(number: int, ns: Iterable[int]) -> bytes:
-    data = b"".join(map(_varint, ns))
-    return _message(number, data) if data else b""
-
+_known_varint = functools.lru_cache(65536)(varint)
 
 # -- types ----------------------------------------------------------------------------------------
 
@@ -103,62 +76,64 @@ def _windows(windows: Sequence[Window], reversal: bool = False) -> bytes:
     dims = b""
     for w in windows:
         numbers = (w.size, w.stride, w.low, w.high, w.dilation, w.base_dilation, int(reversal))
-        data = b"".join([_integer(k + 1, n) for k, n in enumerate(numbers)])
-        dims += _message(1, data)
-    return _message(15, dims)
+        data = b"".join([integer_of(k + 1, n) for k, n in enumerate(numbers)])
+        dims += message_of(1, data)
+    return message_of(15, dims)
 
 
 def _convolution(p: Convolution) -> bytes:
     numbers = (
-        _integer(7, p.input[0]) + _integer(8, p.input[1]) + _integers(11, p.input[2:])
-        + _integer(3, p.kernel[0]) + _integer(4, p.kernel[1]) + _integers(6, p.kernel[2:])
-        + _integer(9, p.output[0]) + _integer(10, p.output[1]) + _integers(12, p.output[2:])
+        integer_of(7, p.input[0]) + integer_of(8, p.input[1]) + integers_of(11, p.input[2:])
+        + integer_of(3, p.kernel[0]) + integer_of(4, p.kernel[1]) + integers_of(6, p.kernel[2:])
+        + integer_of(9, p.output[0]) + integer_of(10, p.output[1]) + integers_of(12, p.output[2:])
     )  # fmt: skip
-    groups = _integer(50, p.feature_groups) + _integer(58, p.batch_groups)
-    return _windows(p.windows, p.reversal) + _message(16, numbers) + groups
+    groups = integer_of(50, p.feature_groups) + integer_of(58, p.batch_groups)
+    return _windows(p.windows, p.reversal) + message_of(16, numbers) + groups
 
 
 def _slices(p: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]) -> bytes:
     parts = zip(*p, strict=True)
-    return b"".join([_message(17, _integer(1, s) + _integer(2, e) + _integer(3, t))
+    return b"".join([message_of(17, integer_of(1, s) + integer_of(2, e) + integer_of(3, t))
                      for s, e, t in parts])  # fmt: skip
 
 
 def _padding(p: tuple[tuple[int, int, int], ...]) -> bytes:
-    edges = [_integer(1, low) + _integer(2, high) + _integer(3, inner) for low, high, inner in p]
-    return _message(21, b"".join([_message(1, e) for e in edges]))
+    edges = [
+        integer_of(1, low) + integer_of(2, high) + integer_of(3, inner) for low, high, inner in p
+    ]
+    return message_of(21, b"".join([message_of(1, e) for e in edges]))
 
 
 def _gather(p: GatherDims) -> bytes:
     numbers = (
-        _integers(1, p.offset) + _integers(2, p.collapsed) + _integers(3, p.start_map)
-        + _integer(4, p.vector) + _integers(5, p.operand_batch) + _integers(6, p.index_batch)
+        integers_of(1, p.offset) + integers_of(2, p.collapsed) + integers_of(3, p.start_map)
+        + integer_of(4, p.vector) + integers_of(5, p.operand_batch) + integers_of(6, p.index_batch)
     )  # fmt: skip
-    return _message(33, numbers) + _integers(34, p.sizes)
+    return message_of(33, numbers) + integers_of(34, p.sizes)
 
 
 def _scatter(p: ScatterDims) -> bytes:
     numbers = (
-        _integers(1, p.window) + _integers(2, p.inserted) + _integers(3, p.operand_map)
-        + _integer(4, p.vector) + _integers(5, p.operand_batch) + _integers(6, p.index_batch)
+        integers_of(1, p.window) + integers_of(2, p.inserted) + integers_of(3, p.operand_map)
+        + integer_of(4, p.vector) + integers_of(5, p.operand_batch) + integers_of(6, p.index_batch)
     )  # fmt: skip
-    return _message(48, numbers)
+    return message_of(48, numbers)
 
 
 def _dot(p: tuple[tuple[int, ...], ...]) -> bytes:
-    return _message(30, b"".join([_integers(k + 1, dims) for k, dims in enumerate(p)]))
+    return message_of(30, b"".join([integers_of(k + 1, dims) for k, dims in enumerate(p)]))
 
 
 def _dims(p: tuple[int, ...]) -> bytes:
-    return _integers(14, p)
+    return integers_of(14, p)
 
 
 _PARAMS: dict[str, Callable[[Any], bytes]] = {
     "broadcast": _dims, "transpose": _dims, "reverse": _dims, "concatenate": _dims, "iota": _dims,
     "reduce": _dims,
-    "compare": lambda p: _message(63, p.encode()),
+    "compare": lambda p: message_of(63, p.encode()),
     "slice": _slices,
-    "dynamic-slice": lambda p: _integers(20, p),
+    "dynamic-slice": lambda p: integers_of(20, p),
     "pad": _padding,
     "dot": _dot,
     "reduce-window": _windows,
@@ -166,13 +141,13 @@ _PARAMS: dict[str, Callable[[Any], bytes]] = {
     "convolution": _convolution,
     "gather": _gather,
     "scatter": _scatter,
-    "sort": lambda p: _integers(14, p[:1]) + _integer(60, p[1]),
-    "get-tuple-element": lambda p: _integer(13, p),
+    "sort": lambda p: integers_of(14, p[:1]) + integer_of(60, p[1]),
+    "get-tuple-element": lambda p: integer_of(13, p),
     "custom-call": _custom_call,
-    "fft": lambda p: _integer(31, p[0]) + _integers(32, p[1]),
-    "cholesky": lambda p: _message(62, _integer(1, 1)),
-    "triangular-solve": lambda p: _message(
-        59, b"".join([_integer(k + 1, int(on)) for k, on in enumerate(p)]) + _integer(4, 1)
+    "fft": lambda p: integer_of(31, p[0]) + integers_of(32, p[1]),
+    "cholesky": lambda p: message_of(62, integer_of(1, 1)),
+    "triangular-solve": lambda p: message_of(
+        59, b"".join([integer_of(k + 1, int(on)) for k, on in enumerate(p)]) + integer_of(4, 1)
     ),
 }  # fmt: skip
 
@@ -184,7 +159,7 @@ def _known_params(opcode: str, params: Any) -> bytes:
 
 @functools.lru_cache(4096)
 def _scalar(_: str, value: Any, type: ArrayType) -> bytes:
-    return _message(8, scalar_literal(value, type.dtype).SerializeToString())
+    return message_of(8, scalar_literal(value, type.dtype).SerializeToString())
 
 
 def _literal(n: Node) -> bytes:
@@ -194,7 +169,7 @@ def _literal(n: Node) -> bytes:
     proto = pb.LiteralProto()
     with plain_tensors():
         write_literal(value.tensor, proto)
-    return _message(8, proto.SerializeToString())
+    return message_of(8, proto.SerializeToString())
 
 
 # -- modules --------------------------------------------------------------------------------------
@@ -202,7 +177,7 @@ def _literal(n: Node) -> bytes:
 
 @functools.lru_cache(4096)
 def _opcode(opcode: str) -> tuple[bytes, bytes]:
-    return _message(2, opcode.encode()), opcode.encode() + b"."
+    return message_of(2, opcode.encode()), opcode.encode() + b"."
 
 
 _SHAPE, _ID, _OPERANDS = b"\x1a", b"\x98\x02", b"\xa2\x02"  # fields 3, 35 and 36
@@ -256,7 +231,7 @@ class _Writer:
             opcode = n.opcode
             place = places.get(id(n)) if opcode == "parameter" else None
             if place is not None:
-                rest = _integer(9, place)
+                rest = integer_of(9, place)
             elif opcode == "constant":
                 continue  # see NOTE [where constants stand]
             elif n.params is not None:
@@ -264,24 +239,26 @@ class _Writer:
             else:
                 rest = b""
             for called in n.calls:
-                rest += _integers(38, (self._callee(called),))
+                rest += integers_of(38, (self._callee(called),))
             put(n, rest, [number_of(o, n.operation) for o in n.operands], n.operation)
         result = _tuple(outputs)
         ids = [number_of(n, n.operation) for n in outputs]
         root = self._new()
         body.append(_instruction("tuple", result, root, ids, b""))
-        signature = b"".join([_message(1, _shape(n.type)) for n in inputs]) + _message(2, result)
-        signature += b"".join([_message(3, b"p%d" % k) for k in range(len(inputs))])
+        signature = b"".join([message_of(1, _shape(n.type)) for n in inputs]) + message_of(
+            2, result
+        )
+        signature += b"".join([message_of(3, b"p%d" % k) for k in range(len(inputs))])
         title = name.encode()
         entry = b"".join((
-            _message(1, title + b".1"), *body, _message(4, signature), _integer(5, 1),
-            _integer(6, root),
+            message_of(1, title + b".1"), *body, message_of(4, signature), integer_of(5, 1),
+            integer_of(6, root),
         ))  # fmt: skip
         self._computations.append(entry)
         return b"".join((
-            _message(1, title), _message(2, title + b".1"),
-            *[_message(3, c) for c in self._computations], _message(4, signature),
-            _integer(5, 1), _integer(6, 1),
+            message_of(1, title), message_of(2, title + b".1"),
+            *[message_of(3, c) for c in self._computations], message_of(4, signature),
+            integer_of(5, 1), integer_of(6, 1),
         ))  # fmt: skip
 
     def _origin(self, operation: Operation) -> bytes:
@@ -289,8 +266,8 @@ class _Writer:
         data = self._metadata.get(key)
         if data is None:
             kind = key[0].encode()
-            text = _message(1, kind) + _message(2, key[1].encode() + kind)
-            data = self._metadata[key] = _message(7, text) if kind or key[1] else b""
+            text = message_of(1, kind) + message_of(2, key[1].encode() + kind)
+            data = self._metadata[key] = message_of(7, text) if kind or key[1] else b""
         return data
 
     def _callee(self, called: Any) -> int:
@@ -306,15 +283,15 @@ class _Writer:
         number, x, y = self._new(), self._new(), self._new()
         shape, title = _shape(type), f"{opcode}.{number}".encode()
         body = _instruction("parameter", shape, x, (), b"")
-        body += _instruction("parameter", shape, y, (), _integer(9, 1))
+        body += _instruction("parameter", shape, y, (), integer_of(9, 1))
         root = y
         if opcode != "second":
             root = self._new()
             body += _instruction(opcode, shape, root, (x, y), b"")
-        signature = _message(1, shape) * 2 + _message(2, shape) + _message(3, b"x") * 2
+        signature = message_of(1, shape) * 2 + message_of(2, shape) + message_of(3, b"x") * 2
         self._computations.append(
-            _message(1, title) + body + _message(4, signature) + _integer(5, number)
-            + _integer(6, root)
+            message_of(1, title) + body + message_of(4, signature) + integer_of(5, number)
+            + integer_of(6, root)
         )  # fmt: skip
         return number
 
@@ -339,7 +316,7 @@ class _Writer:
 
 
 def _tuple(outputs: Sequence[Node]) -> bytes:
-    return _integer(2, pb.TUPLE) + b"".join([_message(4, _shape(n.type)) for n in outputs])
+    return integer_of(2, pb.TUPLE) + b"".join([message_of(4, _shape(n.type)) for n in outputs])
 
 
 def write(name: str, inputs: Sequence[Node], outputs: Sequence[Node]) -> bytes:

@@ -7,7 +7,7 @@ import torch
 
 from xfunc.hlo import Module, verify
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.passes.scatters import hide_positions
+from xfunc.hlo.passes.scatters import divide_evenly, hide_positions
 
 from .conftest import Lower, Run
 
@@ -37,3 +37,25 @@ def test_hide_positions(lower: Lower, run: Run) -> None:
 def test_hide_positions_without_scatters(lower: Lower) -> None:
     module = lower(lambda x, i: [x.gather(0, i)], [torch.ones(3, 2), torch.zeros(2, 2).long()])
     assert hidden(module).to_bytes() == module.to_bytes()
+
+
+def test_divide_evenly_extends_products_and_extremes(lower: Lower, run: Run) -> None:
+    index = torch.tensor([[1, 0], [4, 3], [0, -1], [2, 0], [1, 1]])
+    args = [torch.full((5, 2), 2.0), index, torch.arange(1.0, 11).reshape(5, 2)]
+
+    def fun(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> list[torch.Tensor]:
+        kinds = ("prod", "amin", "amax", "sum")
+        return [x.scatter_reduce(0, i, v, kind) for kind in kinds]
+
+    module = lower(fun, args)
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    divide_evenly(proto, 4)
+    verify(found := Module(proto))
+    scatters = [i for i in found.entry.instructions if i.opcode == "scatter"]
+    assert [i.operands[2].shape.dims for i in scatters] == [(8, 4)] * 3 + [(5, 2)]
+    for got, want in zip(run(found, args), run(module, args), strict=True):
+        assert torch.equal(got, want)
+    again = found.to_bytes()
+    divide_evenly(proto, 4)
+    assert found.to_bytes() == again

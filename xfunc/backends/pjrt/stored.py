@@ -72,9 +72,10 @@ def load(
         data = place.read_bytes()
         if data[:_SUM] != _sum(place, data[_SUM:]):
             return None
-        sizes, _, program = data[_SUM:].partition(b"\n")
+        head, _, program = data[_SUM:].partition(b"\n")
+        sizes = json.loads(head)  # First: an older file has none, and its program does not load.
         trees = structure((tuple(arguments), {})), structure(list(outputs))
-        return serialize_executable.deserialize_and_load(program, *trees), json.loads(sizes)
+        return serialize_executable.deserialize_and_load(program, *trees), sizes
     except _WHAT_LOADING_RAISES:
         return None
 
