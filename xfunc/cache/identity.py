@@ -15,12 +15,10 @@ Globals that a function names are not part of its value; see `xfunc.cache.global
 from __future__ import annotations
 
 import array
-import contextlib
-import copy
 import functools
 import types
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,8 +33,6 @@ from xfunc.core.wrappers import Bundle, Wrapper
 from xfunc.errors import report
 from xfunc.torchlib import functorch
 from xfunc.torchlib.dataless import is_without_memory
-
-T = TypeVar("T")
 
 
 def places_of(fun: object) -> dict[tuple[int, str | None], tuple[object, Hashable]]:
@@ -250,53 +246,3 @@ def forget_changes() -> None:
     """Let places that have changed count by value again."""
     volatile.forget()
     classes.forget_changes()
-
-
-def frozen(fun: T) -> T:
-    """A copy of a function that does not see later changes to what it holds.
-
-    A program runs its function again for each derived program, perhaps when the enclosing function
-    has long given other values to the variables that it closes over, or to the entries of a dict.
-    """
-    return _frozen(fun, {})
-
-
-def _frozen(x: Any, copies: dict[int, Any]) -> Any:
-    if id(x) in copies:
-        return copies[id(x)]
-    if type(x) is list:
-        copies[id(x)] = held = []
-        held += [_frozen(v, copies) for v in x]
-        return held
-    if type(x) is dict:
-        copies[id(x)] = items = {}
-        items.update({k: _frozen(v, copies) for k, v in x.items()})
-        return items
-    if type(x) is tuple:
-        return tuple([_frozen(v, copies) for v in x])
-    if type(x) in (np.ndarray, bytearray, array.array):
-        copies[id(x)] = copied = copy.copy(x)
-        return copied
-    if isinstance(x, functools.partial):
-        inside = _frozen(x.func, copies), *_frozen(x.args, copies)
-        return functools.partial(*inside, **_frozen(x.keywords, copies))
-    if isinstance(x, types.MethodType) and isinstance(x.__self__, Wrapper):
-        owner = copy.copy(x.__self__)
-        owner.fun = _frozen(owner.fun, copies)
-        return types.MethodType(x.__func__, owner)
-    if not isinstance(x, types.FunctionType) or not x.__closure__:
-        return x
-    cells = [copies.setdefault(id(c), types.CellType()) for c in x.__closure__]
-    new_fun = types.FunctionType(
-        x.__code__, x.__globals__, x.__name__, x.__defaults__, closure=tuple(cells)
-    )
-    new_fun.__kwdefaults__, new_fun.__qualname__ = x.__kwdefaults__, x.__qualname__
-    new_fun.__dict__.update(x.__dict__)
-    copies[id(x)] = new_fun
-    for cell, new in zip(x.__closure__, cells, strict=True):
-        with contextlib.suppress(ValueError):  # Not bound yet, or copied before.
-            content = cell.cell_contents
-            if id(new) not in copies:
-                copies[id(new)] = new
-                new.cell_contents = _frozen(content, copies)
-    return new_fun

@@ -209,6 +209,11 @@ class ContentWalk(StateWalk):
         return Same(x)
 
 
+def consists_of_attributes(kind: type) -> bool:
+    """Whether the instances of a class count by their attributes, and by nothing else."""
+    return _leaf_rule_of(kind) is None and _rule_of(kind) is _attributes
+
+
 def is_atom(x: object) -> bool:
     """Whether an object is immutable and has no parts."""
     return type(x) in (*_ATOMS, float, complex)

@@ -18,7 +18,7 @@ import torch
 from xfunc import tree
 from xfunc.backends import active
 from xfunc.backends.lock import lock
-from xfunc.cache import draws, identity, programs
+from xfunc.cache import draws, frozen, identity, programs
 from xfunc.cache.changes import Changed
 from xfunc.cache.globals import Guards
 from xfunc.cache.misses import Key
@@ -164,7 +164,7 @@ class Staged:
         key = Key(*key_parts)
         run, fixed = [options.call or self.fun], options.fixed
         allowed = options.effects_allowed  # The program must not hold `options`: see `frozen`.
-        later = identity.frozen(run[0])
+        later = frozen.frozen(run[0])
         store, name = self.cache, self.name
         recursion.check(self.name, store, key)
         store.missed(key, self.parameters)
@@ -216,13 +216,13 @@ class Staged:
                     active.tracer().device()  # It is not to be seen how it starts.
                 with seen if place is not None else draws.refused(drawn):
                     program.trace()
-        run[0] = later
         changed = named.note_changes(before) | identity.note_changes(self.value, places)
         changed |= Changed.any(cls.note_changes(contents) for cls, contents in kinds.items())
         collects = [identity.let_change(f) for e in had for f in e.functions]
         if Changed.VOLATILE in changed or any(collects):
             value, others, held = self._values(options)
             key = key._replace(values=value, beside=others)
+        run[0] = frozen.as_it_was(later)
         slots = {id(t): i for i, t in enumerate(held)}
         others = [c for c in program.captures if id(c) not in slots]
         copies = iter(identity.detached(others, self.value, before[0].walk.things))
