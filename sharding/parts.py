@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,6 +18,7 @@ from xfunc.core.avals import short
 from xfunc.sharding.spec import NamedSharding
 
 Start = tuple[int, ...]
+Boxes = tuple[tuple[Start, tuple[int, ...]], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,31 +46,39 @@ class Target:
         order = "" if devices == sorted(devices) else f" on the devices {devices}"
         return f"{text} in {'x'.join(map(str, tiles.dims))} parts{order}"
 
-    def boxes(self) -> list[tuple[Start, tuple[int, ...]]]:
+    def boxes(self) -> Boxes:
         """For each device of this process, the start and the size of its part.
 
         Devices that hold the same part have the same box. torch_xla pads arrays that cannot be
         sharded evenly; the padding is not in the box.
         """
         if self.placement is None:
-            return [((0,) * len(self.shape), self.shape)]
-        tiles = self.placement.tiles
-        place = np.argsort(tiles.order.devices()) // tiles.replicated
-        found = []
-        for device in runtime().local_devices():
-            index = np.unravel_index(place[device], tiles.dims)
-            start = tuple(int(i) * n for i, n in zip(index, self.padded, strict=True))
-            ends = zip(start, self.padded, self.shape, strict=True)
-            found.append((start, tuple(max(0, min(i + n, s) - i) for i, n, s in ends)))
-        return found
+            return (((0,) * len(self.shape), self.shape),)
+        return _boxes(self.placement, self.shape, tuple(runtime().local_devices()))
 
     @property
     def padded(self) -> tuple[int, ...]:
         """The shape of each part, with padding."""
         if self.placement is None:
             return self.shape
-        dims = self.placement.tiles.dims
-        return tuple(-(-n // d) for n, d in zip(self.shape, dims, strict=True))
+        return _padded(self.placement, self.shape)
+
+
+def _padded(placement: Placement, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(-(-n // d) for n, d in zip(shape, placement.tiles.dims, strict=True))
+
+
+@functools.lru_cache(4096)
+def _boxes(placement: Placement, shape: tuple[int, ...], devices: tuple[int, ...]) -> Boxes:
+    tiles, padded = placement.tiles, _padded(placement, shape)
+    place = np.argsort(tiles.order.devices()) // tiles.replicated
+    found = []
+    for device in devices:
+        index = np.unravel_index(place[device], tiles.dims)
+        start = tuple(int(i) * n for i, n in zip(index, padded, strict=True))
+        ends = zip(start, padded, shape, strict=True)
+        found.append((start, tuple(max(0, min(i + n, s) - i) for i, n, s in ends)))
+    return tuple(found)
 
 
 def target_of(tensor: torch.Tensor) -> Target:

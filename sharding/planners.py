@@ -7,7 +7,7 @@ that is sharded over some devices and replicated over others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 from torch.distributed import checkpoint as dcp
@@ -101,6 +101,7 @@ class Load(dcp.DefaultLoadPlanner):
         self._targets = targets
         self._buffers: dict[str, dict[Start, torch.Tensor]] = {}
         self._missing: dict[str, int] = {}
+        self._alike: dict[Hashable, list[ReadItem]] = {}
         self.loaded: dict[str, torch.Tensor] = {}
 
     def set_up_planner(
@@ -117,11 +118,30 @@ class Load(dcp.DefaultLoadPlanner):
             if not self._missing[name]:
                 self._finish(name)
                 continue
-            chunks = [_chunk(start, size) for start, size in boxes.items()]
             stored = self.metadata.state_dict_metadata[name]
             assert isinstance(stored, TensorStorageMetadata)  # `check_fits` ensures this.
-            reads += create_read_items_for_chunk_list(name, stored, chunks)
+            reads += self._reads(name, stored, boxes)
         return LoadPlan(reads)
+
+    def _reads(
+        self, name: str, stored: TensorStorageMetadata, boxes: dict[Start, tuple[int, ...]]
+    ) -> list[ReadItem]:
+        """What to read for a tensor; found once for those that are divided alike."""
+        key = tuple([(c.offsets, c.sizes) for c in stored.chunks]), tuple(boxes.items())
+        if key not in self._alike:
+            chunks = [_chunk(start, size) for start, size in boxes.items()]
+            self._alike[key] = create_read_items_for_chunk_list(name, stored, chunks)
+        return [
+            ReadItem(
+                item.type,
+                MetadataIndex(name, item.dest_index.offset, item.dest_index.index),
+                item.dest_offsets,
+                MetadataIndex(name, item.storage_index.offset, item.storage_index.index),
+                item.storage_offsets,
+                item.lengths,
+            )
+            for item in self._alike[key]
+        ]
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         name, start = read_item.dest_index.fqn, read_item.dest_index.offset
@@ -139,7 +159,8 @@ class Load(dcp.DefaultLoadPlanner):
     def _parts(self, name: str) -> dict[Start, torch.Tensor]:
         if name not in self._buffers:
             t = self._targets[name]
-            made = {start: torch.zeros(t.padded, dtype=t.dtype) for start, _ in t.boxes()}
+            padded = t.padded
+            made = {start: torch.zeros(padded, dtype=t.dtype) for start, _ in t.boxes()}
             self._buffers[name] = made
         return self._buffers[name]
 

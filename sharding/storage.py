@@ -14,12 +14,14 @@ from typing import cast
 import torch
 from torch.distributed import ProcessGroup
 from torch.distributed import checkpoint as dcp
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import (
     LoadPlan,
     LoadPlanner,
+    ReadItem,
     SavePlan,
     SavePlanner,
     WriteItem,
@@ -29,6 +31,7 @@ from torch.futures import Future
 
 from xfunc.errors import DamagedCheckpointError
 from xfunc.sharding import manifest
+from xfunc.sharding.archives import Archives
 from xfunc.sharding.manifest import EXTRA, MANIFEST, Sum
 from xfunc.sharding.metadata_file import METADATA, read_metadata
 from xfunc.sharding.parts import Target
@@ -201,7 +204,7 @@ class Stored(dcp.FileSystemReader):
 
     def __init__(self, folder: Path):
         super().__init__(folder)
-        self.folder = folder
+        self.folder, self._archives = folder, Archives()
         self._sums = manifest.read_manifest(folder)
         if self._sums is not None:
             manifest.check(folder, METADATA, self._sums)
@@ -214,8 +217,30 @@ class Stored(dcp.FileSystemReader):
         return self._metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        if self._sums is not None:
-            used = {self.storage_data[item.storage_index].relative_path for item in plan.items}
-            for name in sorted(used):
-                manifest.check(self.folder, name, self._sums)
-        return super().read_data(plan, planner)
+        if self._sums is None:  # torch wrote them.
+            return super().read_data(plan, planner)
+        files: dict[str, list[tuple[_StorageInfo, ReadItem]]] = {}
+        for item in plan.items:
+            info = self.storage_data[item.storage_index]
+            files.setdefault(info.relative_path, []).append((info, item))
+        for name in sorted(files):
+            manifest.check(self.folder, name, self._sums)
+            self._read_file(name, files[name], planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read_file(
+        self, name: str, items: list[tuple[_StorageInfo, ReadItem]], planner: LoadPlanner
+    ) -> None:
+        place, part = -1, torch.empty(0)
+        with open(self.folder / name, "rb") as file:
+            for info, item in sorted(items, key=lambda pair: pair[0].offset):
+                if info.offset != place:  # Several items may be in one part.
+                    place, archive = info.offset, bytearray(info.length)
+                    file.seek(place)
+                    file.readinto(archive)
+                    part = self._archives.tensor(archive)
+                target = planner.resolve_tensor(item)
+                target.copy_(narrow_tensor_by_index(part, item.storage_offsets, item.lengths))
+                planner.commit_tensor(item, target)

@@ -331,3 +331,27 @@ def test_save_checkpoint_threads_with_one_path(tmp_path, save):
     assert [type(e) for e in failures] == [FileExistsError] * 3
     check(load_checkpoint(tmp_path / "step", trees[0]), trees[winners[0]])
     assert os.listdir(tmp_path) == ["step"]
+
+
+def test_load_of_many_small_leaves(
+    mesh: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch reads one part of each shape and dtype, which takes long: the others are alike."""
+    base = torch.arange(64.0).reshape(8, 8)
+    sharding = NamedSharding(mesh, P("x", "y"))
+    dtypes = [torch.float32, torch.int32, torch.float16, torch.int16]
+    x = {f"{i} {d}": device_put((base + i).to(d), sharding) for i in range(5) for d in dtypes}
+    small = torch.arange(6.0)
+    x |= {"across": small.reshape(2, 3).T, "along": small.reshape(3, 2), "more": 2 * small}
+    save_checkpoint(tmp_path / "c", x)
+    loads: list[object] = []
+    load = torch.load
+    monkeypatch.setattr(torch, "load", lambda *a, **k: (loads.append(a), load(*a, **k))[1])
+    found = load_checkpoint(tmp_path / "c", x)
+    assert len(loads) == len(dtypes) + 3
+    for name, t in x.items():
+        assert torch.equal(found[name].cpu(), t.cpu()), name
+        assert found[name].dtype == t.dtype
+    other = {name: xf.ShapeDtypeStruct(tuple(t.shape), t.dtype) for name, t in x.items()}
+    for name, t in load_checkpoint(tmp_path / "c", other).items():
+        assert torch.equal(t.cpu(), x[name].cpu()), name
