@@ -271,7 +271,7 @@ def _copy_into(x: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -
 _library.impl("copy_", _copy_into, placeholders.KEY)
 
 
-rule("_local_scalar_dense", "is_nonzero", "equal", "_to_cpu", "nonzero", "masked_select",
+rule("_local_scalar_dense", "is_nonzero", "equal", "_to_cpu", "masked_select",
      "_unique2", "_unique", "unique_dim", "unique_consecutive")(refuse_read)  # fmt: skip
 
 

@@ -204,6 +204,12 @@ def _values_of(x: torch.Tensor) -> torch.Tensor:
     return n.params.tensor
 
 
+@rule("nonzero")
+def _nonzero(x: Placeholder) -> Node:
+    """Of a constant: torch.func asks for the positions of a mask among indices."""
+    return build.literal(on_cpu(torch.nonzero)(_values_of(x)))
+
+
 @rule("index.Tensor", "_unsafe_index.Tensor")
 def _index(x: Placeholder, indices: Sequence[Placeholder | None]) -> Node:
     if all(i is None for i in indices):

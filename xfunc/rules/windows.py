@@ -1,4 +1,4 @@
-"""Rules of pooling: bases of the kernels in `xfunc.ops.maxima`."""
+"""Rules of pooling: bases of the kernels in `xfunc.ops.maxima` and `xfunc.ops.windows`."""
 
 from __future__ import annotations
 
@@ -88,5 +88,40 @@ def _strided(n: Node, starts: Sequence[int], windows: Sequence[Window], out: Seq
     return n
 
 
+def _average_pool(name: str, spatial: int) -> None:
+    @base(name)
+    def run(
+        x: Placeholder,
+        kernel_size: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+    ) -> Node:
+        """Of windows inside of the array: the kernel computes the others."""
+        n = x.node
+        window = _each(kernel_size, spatial)
+        along = map(Window, window, _each(stride or window, spatial))
+        windows = (*[Window(1)] * (len(n.type.dims) - spatial), *along)
+        return build.divide(build.reduce_window("add", n, 0, windows), math.prod(window))
+
+    del run
+
+
+def _adaptive_average_pool(name: str, spatial: int) -> None:
+    @base(name)
+    def run(x: Placeholder, output_size: Sequence[int]) -> Node:
+        """Of sizes that divide those of the array: the kernel computes the others."""
+        n = x.node
+        sizes = n.type.dims[-spatial:]
+        window = [size // out for size, out in zip(sizes, output_size, strict=True)]
+        windows = (*[Window(1)] * (len(n.type.dims) - spatial), *map(Window, window, window))
+        return build.divide(build.reduce_window("add", n, 0, windows), math.prod(window))
+
+    del run
+
+
+_average_pool("avg_pool2d", 2)
+_average_pool("avg_pool3d", 3)
+_adaptive_average_pool("_adaptive_avg_pool2d", 2)
+_adaptive_average_pool("_adaptive_avg_pool3d", 3)
 _max_pool("max_pool2d_with_indices", 2)
 _max_pool("max_pool3d_with_indices", 3)
