@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import xfunc as xf
+from xfunc.core.device import TRACER
 from xfunc.hlo import Builder, Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import ops as hlo
@@ -48,7 +49,8 @@ def types(module: Module, opcode: str) -> list[torch.dtype | None]:
 def test_accumulate_wide_sums_and_products(lower: Lower, run: Run, opcode, function, dtype) -> None:
     x = torch.tensor([1.5, 2.25, -0.75, 3.0]).to(dtype)
     module = Module.from_bytes(xf.jit(function).trace(x).lower().traced.parts.lowering.hlo)
-    assert set(types(module, opcode)) == {dtype}  # else the pass is no longer needed
+    # The rules of our own tracer widen; for torch_xla's, the pass is no longer needed if this fails.
+    assert set(types(module, opcode)) == {F32 if TRACER == "own" else dtype}
     wide = widened(module)
     assert set(types(wide, opcode)) == {F32}
     for found, expected in zip(run(wide, [x]), function(x), strict=True):
