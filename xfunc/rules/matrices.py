@@ -88,6 +88,9 @@ def _mv(a: Placeholder, b: Placeholder) -> Node:
     x, y = _alike(a, b)
     if x.type.dtype is torch.bool:
         return NotImplemented
+    ranks = len(x.type.dims), len(y.type.dims)
+    if ranks != (2, 1):
+        raise RuntimeError(f"vector + matrix @ vector expected, got 1, {ranks[0]}, {ranks[1]}")
     if x.type.dims[1] != y.type.dims[0]:
         (n, m), (k,) = x.type.dims, y.type.dims
         raise RuntimeError(f"size mismatch, got input ({n}), mat ({n}x{m}), vec ({k})")
@@ -99,6 +102,18 @@ def _dot(a: Placeholder, b: Placeholder) -> Node:
     x, y = _alike(a, b)
     if x.type.dtype is torch.bool:
         return NotImplemented
+    return _inner(x, y)
+
+
+def _inner(x: Node, y: Node) -> Node:
+    """The sum of the products of two vectors' elements.
+
+    Raises:
+        RuntimeError: they are no vectors, or their lengths differ.
+    """
+    ranks = len(x.type.dims), len(y.type.dims)
+    if ranks != (1, 1):
+        raise RuntimeError(f"1D tensors expected, but got {ranks[0]}D and {ranks[1]}D tensors")
     if x.type.dims != y.type.dims:
         (n,), (m,) = x.type.dims, y.type.dims
         raise RuntimeError(
@@ -110,12 +125,12 @@ def _dot(a: Placeholder, b: Placeholder) -> Node:
 
 @rule("vdot")
 def _vdot(a: Placeholder, b: Placeholder) -> Node:
-    n = a.node
+    n, y = _alike(a, b)
     if n.type.dtype.is_complex:
         n = build.complex_(build.real(n), build.unary("negate", build.imag(n)))
     if n.type.dtype is torch.bool:
         return NotImplemented
-    return build.dot(n, b.node, ((0,), (0,)))
+    return _inner(n, y)
 
 
 def _scaled_sum(c: Node, product: Node, beta: Number, alpha: Number) -> Node:
