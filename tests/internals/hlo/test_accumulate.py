@@ -49,7 +49,7 @@ def types(module: Module, opcode: str) -> list[torch.dtype | None]:
 def test_accumulate_wide_sums_and_products(lower: Lower, run: Run, opcode, function, dtype) -> None:
     x = torch.tensor([1.5, 2.25, -0.75, 3.0]).to(dtype)
     module = Module.from_bytes(xf.jit(function).trace(x).lower().traced.parts.lowering.hlo)
-    # The rules of our own tracer widen; for torch_xla's, the pass is no longer needed if this fails.
+    # Rules of our own tracer widen; for torch_xla, the pass is not needed if this fails.
     assert set(types(module, opcode)) == {F32 if TRACER == "own" else dtype}
     wide = widened(module)
     assert set(types(wide, opcode)) == {F32}
