@@ -55,8 +55,9 @@ class Nested:
 class Module(torch.nn.Module):
     def __init__(self, k: float):
         super().__init__()
-        self.layers = torch.nn.ModuleList([torch.nn.Linear(2, 2, bias=False)])
-        torch.nn.init.eye_(self.layers[0].weight).requires_grad_(False)
+        layer = torch.nn.Linear(2, 2, bias=False).requires_grad_(False)
+        torch.nn.init.eye_(layer.weight)
+        self.layers = torch.nn.ModuleList([layer])
         self.k = k
 
     def forward(self, x: Tensor) -> Tensor:
