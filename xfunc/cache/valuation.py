@@ -25,6 +25,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from xfunc.cache import classes, views, volatile, watch
+from xfunc.cache.largest import largest
 from xfunc.cache.own_classes import BUILTIN_METHODS, RULES, Same
 from xfunc.core.guards import State
 from xfunc.core.locations import is_of_user
@@ -92,7 +93,7 @@ class Walk:
             fail(
                 ValueError,
                 f"a function holds more than {_MAX_NODES:,} objects, whose values would "
-                "all be part of the cache key",
+                f"all be part of the cache key; most are in {largest(self._alive[0], self._seen)}",
                 "pass the data as an argument (as tensors, or static), or make it a NumPy array.",
             )
         self._seen[id(x)] = len(self._seen)
