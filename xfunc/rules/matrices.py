@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from xfunc.graph import build
 from xfunc.graph.build import Convolution, Number, Window, add, multiply
-from xfunc.graph.node import Node
+from xfunc.graph.node import Node, array_type
+from xfunc.hlo import write
 from xfunc.rules.operands import HALF, convert, number
 from xfunc.rules.reductions import reduced
 from xfunc.tracer.placeholders import Placeholder, node_of
@@ -175,6 +177,24 @@ def _addmv(
 ) -> Node:
     product = _mv(a, b)
     return product if product is NotImplemented else _scaled_sum(node_of(c), product, beta, alpha)
+
+
+# -- eigenvalues ----------------------------------------------------------------------------------
+
+
+@rule("_linalg_eigh")
+def _eigh(a: Placeholder, UPLO: str = "L", compute_v: bool = True) -> tuple[Node, Node]:
+    """By XLA's expansion, or LAPACK: see `xfunc.backends.lapack`."""
+    n, dims = a.node, a.node.type.dims
+    dtype = n.type.dtype
+    values = array_type(dtype.to_real() if dtype.is_complex else dtype, dims[:-1])
+    nothing = array_type(dtype, (0,))
+    if not math.prod(dims):
+        return build.full(0, values), build.full(0, n.type if compute_v else nothing)
+    lower = int(UPLO.upper() == "L")
+    params = write.custom_call("Eigh", f"{lower},1,100,0.000001", {})  # sorted; steps, tolerance
+    vectors, found = build.several("custom-call", [n.type, values], (n,), params)
+    return found, vectors if compute_v else build.full(0, nothing)
 
 
 # -- convolutions ---------------------------------------------------------------------------------
