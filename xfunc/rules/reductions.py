@@ -98,7 +98,10 @@ def _mean(
     dims = dims_of(dim, len(n.type.dims))
     total = build.reduce("add", n, 0, dims, keepdim)
     size = math.prod([n.type.dims[d] for d in dims])
-    return build.convert(divide(total, size), dtype) if size != 1 else build.convert(total, dtype)
+    # Real numbers are divided by 1, too, so that the program is the same for all sizes; of complex
+    # numbers this would make NaN of infinity.
+    mean = total if size == 1 and dtype.is_complex else divide(total, size)
+    return build.convert(mean, dtype)
 
 
 def _extreme(opcode: str, start: Callable[[torch.dtype], Any], *names: str) -> None:
