@@ -226,8 +226,8 @@ def gather(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     offset, collapsed, map_ = (wire.integers(numbers, k) for k in (1, 2, 3))
     vector = wire.integer(numbers, 4)
     batching, index_batching = wire.integers(numbers, 5), wire.integers(numbers, 6)
-    if (batching or index_batching) and any(x.padded(d) for d in batching):
-        raise Inexact("a gather in batches", i)
+    for d, k in zip(batching, index_batching, strict=True):
+        x, index = m.plain(x, d), m.plain(index, k)
     sizes = m.symbolic.sizes(i, "sizes")
     limits: list[Size | None] = []
     for d in map_:
@@ -284,12 +284,14 @@ def scatter(m: Movers, i: Instruction, operands: list[Val]) -> State:
     numbers = wire.message(wire.fields(i.proto.SerializeToString()), 48)
     window, inserted, map_ = (wire.integers(numbers, k) for k in (1, 2, 3))
     vector = wire.integer(numbers, 4)
-    if wire.integers(numbers, 5) or wire.integers(numbers, 6):
-        raise Inexact("a scatter in batches", i)
+    batching, index_batching = wire.integers(numbers, 5), wire.integers(numbers, 6)
     for d in map_:
         x = m.plain(x, d)
+    for d, k in zip(batching, index_batching, strict=True):
+        x, index = m.plain(x, d), m.plain(index, k)
     # Windows: dimensions of the updates that are contiguous in the operand.
-    for w, d in zip(window, [d for d in range(len(x.dims)) if d not in inserted], strict=True):
+    single = {*inserted, *batching}
+    for w, d in zip(window, [d for d in range(len(x.dims)) if d not in single], strict=True):
         same = updates.dims[w] == x.dims[d] and as_polynomial(updates.sizes[w]) == x.sizes[d]
         if same:
             best = x.layouts[d] if x.layouts[d] is not None else updates.layouts[w]
