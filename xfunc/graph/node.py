@@ -40,7 +40,13 @@ class ArrayType:
 
 @functools.lru_cache(65536)
 def array_type(dtype: torch.dtype, dims: tuple[int, ...]) -> ArrayType:
-    """The type of an array."""
+    """The type of an array.
+
+    Raises:
+        RuntimeError: XLA has no such numbers.
+    """
+    if dtype is torch.complex32:
+        raise RuntimeError("Type not supported: ComplexHalf")
     return ArrayType(dtype, dims)
 
 

@@ -281,6 +281,8 @@ def _values_alone(a: Tensor) -> tuple[Tensor]:
 
 
 def _svd(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
+    if device.TRACER == "own":
+        return _svd_by_eigenvectors(a, full)
     *batch, m, n = a.shape
     k = min(m, n)
     # torch_xla 2.9 gets the shapes wrong for more than one matrix.
@@ -295,6 +297,30 @@ def _svd(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
         u, v, s = loop(_svd_step, flat.shape[0], state, [flat], full=full)
     u, v = (x.reshape(*batch, *x.shape[1:]) for x in (u, v))
     return u, s.reshape(*batch, k), v.mH.clone()
+
+
+def _svd_by_eigenvectors(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """From the eigenvectors ``[u, v]`` and ``[u, -v]`` of ``[[0, a], [a^H, 0]]``.
+
+    Where singular values are zero up to rounding, u and v are any; QR makes them orthogonal.
+    """
+    m, n = a.shape[-2:]
+    k = min(m, n)
+    above = torch.cat([a.new_zeros((*a.shape[:-1], m)), a], -1)
+    below = torch.cat([a.mH, a.new_zeros((*a.shape[:-2], n, n))], -1)
+    values, vectors = torch.linalg.eigh(torch.cat([above, below], -2))
+    s = values[..., m + n - k :].flip(-1).clamp(min=0)
+    vectors = vectors[..., m + n - k :].flip(-1)
+    u, v = (_orthogonal(x, full) for x in (vectors[..., :m, :], vectors[..., m:, :]))
+    return u, s, v.mH
+
+
+def _orthogonal(x: Tensor, full: bool) -> Tensor:
+    """Orthogonal columns near those of x, and more of them to the full number."""
+    q, r = qr(x, "complete" if full else "reduced")
+    sign = torch.where(r.diagonal(0, -2, -1) < 0, -1, 1).to(x.dtype)
+    sign = torch.nn.functional.pad(sign, (0, q.shape[-1] - sign.shape[-1]), value=1)
+    return q * sign.unsqueeze(-2)
 
 
 def _one_svd(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:

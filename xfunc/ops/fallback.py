@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -23,13 +24,17 @@ def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """
     run = _way(func)
     if run is None:
-        fail(
-            UnsupportedOpError,
-            f"{func.name().removeprefix('aten::')} has no rule, and no decomposition",
-            "write it with other torch operations, or use xf.pure_callback.",
-            at=None,
-        )
+        _refuse(func)
     return run(*args, **kwargs)
+
+
+def _refuse(func: Any) -> NoReturn:
+    fail(
+        UnsupportedOpError,
+        f"{func.name().removeprefix('aten::')} has no rule, and no decomposition",
+        "write it with other torch operations, or use xf.pure_callback.",
+        at=None,
+    )
 
 
 _NO_KERNELS = "VE"  # a device for which torch has no kernels: it gets the composites
@@ -70,8 +75,27 @@ def _composed(func: Any) -> Any:
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
             call = torch.library.get_kernel(func.name(), _NO_KERNELS).call_boxed
             keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, placeholders.KEY))
-            return functools.partial(registry.above, call, keys)
+            return functools.partial(_once, func, functools.partial(registry.above, call, keys))
     return None
+
+
+class _Active(threading.local):
+    def __init__(self) -> None:
+        self.operations: list[object] = []
+
+
+_active = _Active()
+
+
+def _once(func: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a composite, unless it is of its own form with ``out=``, and comes back as itself."""
+    if any(f is func for f in _active.operations):
+        _refuse(func)
+    _active.operations.append(func)
+    try:
+        return call(*args, **kwargs)
+    finally:
+        _active.operations.pop()
 
 
 def base_of(name: str) -> Callable[..., Any]:

@@ -49,7 +49,7 @@ from xfunc.rules.operands import (
     wide_together,
 )
 from xfunc.tracer.placeholders import Placeholder, node_of
-from xfunc.tracer.table import rule
+from xfunc.tracer.table import base, rule
 
 Unary = Callable[[Node], Node]
 
@@ -438,6 +438,14 @@ def _silu(x: Placeholder) -> Node:
 def _threshold_backward(grad: Placeholder, x: Placeholder, threshold: Number) -> Node:
     g, n = pair(grad, x)
     return select(compare(n, number(threshold, n.type.dtype), "LE"), 0, g)
+
+
+@base("softshrink_backward", "hardshrink_backward")
+def _shrink_backward(grad: Placeholder, x: Placeholder, lambd: Number) -> Node:
+    g, n = pair(grad, x)
+    limit = float(number(lambd, n.type.dtype).real)
+    inside = build.and_(compare(n, -limit, "GE"), compare(n, limit, "LE"))
+    return select(inside, 0, g)
 
 
 @rule("isnan")

@@ -58,6 +58,8 @@ def _cut(n: Node, dims: Dims, dim: int) -> Node:
 
 def scattered(n: Node, dim: int, i: Node, values: Node, opcode: str) -> Node:
     """n with values combined at indices along a dimension."""
+    if n.type.dtype is torch.bool and opcode == "add":
+        opcode = "or"
     if not math.prod(i.type.dims):
         return n
     out = n.type.dims
@@ -98,6 +100,17 @@ def _scatter_value(x: Placeholder, dim: int, index: Placeholder, value: Number) 
     i = index.node
     values = build.full(number(value, x.dtype), array_type(x.dtype, i.type.dims))
     return scattered(x.node, dim, i, values, "second")
+
+
+@rule("put")
+def _put(x: Placeholder, index: Placeholder, source: Placeholder, accumulate: bool = False) -> Node:
+    n, size = x.node, math.prod(x.node.type.dims)
+    i = build.reshape(from_front(node_of(index), size), (math.prod(index.shape),))
+    values = build.reshape(convert(node_of(source), x.dtype), i.type.dims)
+    flat = build.reshape(n, (size,))
+    return build.reshape(
+        scattered(flat, 0, i, values, "add" if accumulate else "second"), x.node.type.dims
+    )
 
 
 _COMBINE = {"sum": "add", "prod": "multiply", "amax": "maximum", "amin": "minimum"}

@@ -295,6 +295,19 @@ def _repeat(x: Placeholder, repeats: Sequence[int]) -> Node:
     return build.reshape(n, tuple([r * d for r, d in zip(repeats, dims, strict=True)]))
 
 
+@rule("resize")
+def _resize(x: Placeholder, size: Sequence[int], **_: Any) -> Node:
+    """The first elements, and zeros where torch leaves memory as it is."""
+    n, count = _flat(x.node), math.prod(size)
+    edges = ((0, count - n.type.dims[0], 0),)
+    return build.reshape(build.pad(n, build.constant(0, x.dtype), edges), tuple(size))
+
+
+@rule("resize_as")
+def _resize_as(x: Placeholder, template: torch.Tensor, **_: Any) -> Node:
+    return _resize(x, tuple(template.shape))
+
+
 # -- the same value -------------------------------------------------------------------------------
 
 
@@ -320,12 +333,16 @@ def _at(n: Node, places: torch.Tensor) -> Node:
     """The elements of n at positions in row-major order."""
     index = build.literal(places)
     dims = index.type.dims
+    if not math.prod(dims):
+        return build.full(0, array_type(n.type.dtype, dims))
     how = GatherDims((), (0,), (0,), len(dims), (1,))
     return build.gather(_flat(n), index, dims, how)
 
 
 def _put(n: Node, places: torch.Tensor, values: Node, opcode: str = "second") -> Node:
     index = build.literal(places)
+    if not math.prod(index.type.dims):
+        return n
     values = build.broadcast(convert(values, n.type.dtype), index.type.dims)
     how = ScatterDims((), (0,), (0,), len(index.type.dims))
     return build.reshape(build.scatter(_flat(n), index, values, opcode, how), n.type.dims)
