@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 
 from xfunc.core import device
@@ -324,38 +322,10 @@ def _orthogonal(x: Tensor, full: bool) -> Tensor:
 
 
 def _one_svd(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
-    if device.TRACER == "own":
-        return _svd_by_eigh(a, full)
     m, n = a.shape
     k = min(m, n)
     u, s, v = original("svd")(a, not full, True)
     return (u, s[:k], v) if full else (u[:, :k], s[:k], v[:, :k])
-
-
-def _svd_by_eigh(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Singular values of a matrix, as eigenvalues of ``[[0, a], [a^H, 0]]``.
-
-    The eigenvalues are s, -s and zeros, and (u, v) / sqrt(2) is an eigenvector of s: errors are
-    those of the largest singular value, where the eigenvalues of ``a^H a`` lose half of the digits.
-    Where s is zero, u and v are no vectors of a basis: a QR decomposition makes them one.
-    """
-    m, n = a.shape
-    k = min(m, n)
-    rows = torch.cat([a.new_zeros(m, m), a], 1)
-    both = torch.cat([rows, torch.cat([a.mH, a.new_zeros(n, n)], 1)], 0)
-    values, vectors = torch.linalg.eigh(both)
-    s = values.flip(0)[:k].clamp(min=0)
-    best = vectors.flip(1)[:, :k] * math.sqrt(2)
-    return _basis(best[:m], full), s, _basis(best[m:], full)
-
-
-def _basis(x: Tensor, full: bool) -> Tensor:
-    """An orthonormal basis that begins with columns which are orthonormal but for rounding."""
-    q, r = torch.linalg.qr(x, "complete" if full else "reduced")
-    k = x.shape[1]
-    along = r.diagonal()[:k]
-    turn = torch.where(along == 0, 1, along.sgn())
-    return torch.cat([q[:, :k] * turn, q[:, k:]], 1)
 
 
 def _svd_step(

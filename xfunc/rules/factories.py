@@ -262,7 +262,7 @@ def _to_copy(
 def _copy_into(x: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """Write to an array that torch has just made: the list of an index, below all else."""
     if type(x) is not Placeholder:
-        refuse_read()
+        return refuse_read()
     x.node = build.broadcast(convert(node_of(src), x.dtype), x.node.type.dims)
     x.number = next_number()
     return x

@@ -323,19 +323,3 @@ def _weight_gradient(
 
 
 # -- factorisations -------------------------------------------------------------------------------
-
-
-@rule("_linalg_eigh")
-def _eigh(a: Placeholder, UPLO: str = "L", compute_v: bool = True) -> tuple[Node, Node]:
-    n = a.node
-    dtype, dims = n.type.dtype, n.type.dims
-    real = dtype.to_real() if dtype.is_complex else dtype
-    types = n.type, array_type(real, dims[:-1])
-    if not build.count(dims):
-        vectors, values = (build.full(0, t) for t in types)
-    else:
-        # Which triangle, whether to sort, and two numbers for XLA's own algorithm.
-        config = f"{int(UPLO.upper() == 'L')},1,100,1e-06"
-        how = write.custom_call("Eigh", config, {})
-        vectors, values = build.several("custom-call", types, (n,), how)
-    return values, vectors if compute_v else build.full(0, array_type(dtype, (0,)))
