@@ -36,6 +36,7 @@ from xfunc.rules.operands import (
     as_node,
     broadcast_dims,
     convert,
+    dim_of,
     inexact,
     inexact_pair,
     is_inexact,
@@ -438,6 +439,18 @@ def _silu(x: Placeholder) -> Node:
 def _threshold_backward(grad: Placeholder, x: Placeholder, threshold: Number) -> Node:
     g, n = pair(grad, x)
     return select(compare(n, number(threshold, n.type.dtype), "LE"), 0, g)
+
+
+@rule("glu_jvp")
+def _glu_jvp(out: Placeholder, x: Placeholder, tangent: Placeholder, dim: int) -> Node:
+    dtype = x.dtype
+    nodes = [build.convert(node_of(t), wide(dtype)) for t in (out, x, tangent)]
+    dim = dim_of(dim, len(nodes[1].type.dims))
+    size = nodes[1].type.dims[dim]
+    gate = unary("logistic", build.slice_in(nodes[1], dim, size // 2, size))
+    first, second = (build.slice_in(nodes[2], dim, k, k + size // 2) for k in (0, size // 2))
+    rest = multiply(nodes[0], subtract(second, multiply(gate, second)))
+    return build.convert(add(multiply(first, gate), rest), dtype)
 
 
 @base("softshrink_backward", "hardshrink_backward")

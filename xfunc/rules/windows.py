@@ -10,9 +10,10 @@ import torch
 from xfunc.graph import build
 from xfunc.graph.build import Window
 from xfunc.graph.node import Node, array_type
+from xfunc.rules.operands import wide
 from xfunc.rules.reductions import lowest
 from xfunc.tracer.placeholders import Placeholder
-from xfunc.tracer.table import base
+from xfunc.tracer.table import base, rule
 
 
 def _each(values: Sequence[int], n: int) -> list[int]:
@@ -125,3 +126,42 @@ _adaptive_average_pool("_adaptive_avg_pool2d", 2)
 _adaptive_average_pool("_adaptive_avg_pool3d", 3)
 _max_pool("max_pool2d_with_indices", 2)
 _max_pool("max_pool3d_with_indices", 3)
+
+
+# -- padding --------------------------------------------------------------------------------------
+
+
+def _replication_pad_backward(name: str, spatial: int) -> None:
+    @rule(name)
+    def run(grad: Placeholder, x: Placeholder, padding: Sequence[int]) -> Node:
+        n, rank = build.convert(grad.node, wide(grad.dtype)), len(grad.node.type.dims)
+        for k in range(spatial):
+            n = _without_edges(n, rank - 1 - k, padding[2 * k], padding[2 * k + 1])
+        return build.convert(n, grad.dtype)
+
+    del run
+
+
+def _without_edges(n: Node, dim: int, low: int, high: int) -> Node:
+    """Add what lies in the edges along a dimension to the first and the last element."""
+    length = n.type.dims[dim]
+    size = length - low - high
+
+    def placed(part: Node, before: int, after: int) -> Node:
+        edges = [(0, 0, 0)] * len(part.type.dims)
+        edges[dim] = (before, after, 0)
+        return build.pad(part, build.constant(0, part.type.dtype), tuple(edges))
+
+    inner = build.slice_in(n, dim, max(low, 0), length - max(high, 0))
+    out = placed(inner, max(-low, 0), max(-high, 0))
+    if low > 0:
+        head = build.reduce("add", build.slice_in(n, dim, 0, low), 0, (dim,), True)
+        out = build.add(out, placed(head, 0, size - 1))
+    if high > 0:
+        tail = build.reduce("add", build.slice_in(n, dim, length - high, length), 0, (dim,), True)
+        out = build.add(out, placed(tail, size - 1, 0))
+    return out
+
+
+for _n in (1, 2, 3):
+    _replication_pad_backward(f"replication_pad{_n}d_backward", _n)
