@@ -74,6 +74,7 @@ def test_memory_analysis_of_one_chip(compiled):
     assert beside == memory.output_size_in_bytes
 
 
+@pytest.mark.slow
 def test_memory_analysis_without_donation():
     undonated = xf.jit(step).lower(WEIGHTS, ROWS_OF_DATA).compile(target="v6e-4")
     assert undonated.memory_analysis().alias_size_in_bytes == 0
@@ -125,6 +126,7 @@ def test_call_of_compiled_for_tpu_raises(compiled):
         compiled(torch.ones(LAYERS, N, N), torch.ones(ROWS, N))
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("target", ["v6e:1x1", "v5p:1x1x1"])
 def test_topology_memory_is_limit_of_compiler(target):
     def takes(mib):
@@ -141,6 +143,7 @@ def test_topology_memory_is_limit_of_compiler(target):
 SMALL = xf.jit(lambda x: x + 1)
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -173,6 +176,7 @@ def test_compile_invalid_options(options, says):
         SMALL.lower(S((8, 128), BF16)).compile("tpu:v6e-1", options)
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize(
     ("target", "says"),
     [
@@ -254,6 +258,7 @@ def test_compile_shapes_by_partitioner(f, by_gspmd, by_shardy, monkeypatch):
         assert found == [["f32[32,128]"], [result]]
 
 
+@pytest.mark.slow
 def test_compile_step_by_shardy(compiled, lowered, monkeypatch):
     monkeypatch.setattr(xf.config, "use_shardy_partitioner", True)
     by_shardy = lowered.compile("tpu:v6e:2x2")

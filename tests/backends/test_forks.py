@@ -61,7 +61,7 @@ OF_TORCH_XLA = {
 }
 
 
-@pytest.mark.sample(4, seed=0)
+@pytest.mark.sample(12, seed=0)
 @pytest.mark.parametrize("use", USES)
 def test_fork_uses_of_xfunc_raise(use: str, fresh: Server) -> None:
     code = BEGIN + f"assert child(lambda: {USES[use]}) == 0\nassert f(x).tolist() == [2, 2, 2]"

@@ -29,6 +29,7 @@ def test_jit_first_call_imports_no_torch_compilers(fresh: Server) -> None:
     assert printed(fresh, CALL + COMPILERS) == []
 
 
+@pytest.mark.slow
 def test_torch_xla_import_loads_torch_compilers(fresh: Server) -> None:
     """If it no longer does, nothing need be left out."""
     found = printed(fresh, "import sys, torch_xla\n" + COMPILERS)

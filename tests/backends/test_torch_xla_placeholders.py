@@ -71,7 +71,7 @@ assert pending.tolist() == [5, 5, 5]
 """
 
 
-@pytest.mark.sample(14, seed=0)
+@pytest.mark.slow
 @pytest.mark.torch_xla
 @pytest.mark.parametrize("first", ["import torch_xla", "import xfunc; xfunc.devices()"])
 @pytest.mark.parametrize("use", USES)

@@ -451,7 +451,7 @@ def runs(fresh: Server, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
     return found
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(9, seed=0)
 @pytest.mark.parametrize("name", CASES)
 def test_trace_cache_misses_changed_influence(runs: list[dict[str, Any]], name: str) -> None:
     for run in runs:

@@ -9,7 +9,7 @@ import xfunc as xf
 from tests.support.cases import CASES, OURS, PLAIN, arguments
 
 
-@pytest.mark.sample(60, seed=0)
+@pytest.mark.sample(120, seed=0)
 @pytest.mark.quick(8, seed=0)
 @pytest.mark.parametrize("transform", OURS)
 @pytest.mark.parametrize("case", CASES)

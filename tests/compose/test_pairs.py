@@ -12,7 +12,6 @@ X = torch.tensor([0.3, -0.8, 0.7], dtype=torch.float64)
 PAIRS = [(a, b) for a in TABLE for b in TABLE]
 
 
-@pytest.mark.sample(3, seed=0)
 @pytest.mark.quick
 @pytest.mark.parametrize(("outer", "inner"), PAIRS, ids=[f"{a} of {b}" for a, b in PAIRS])
 def test_transform_pair_equals_torch(outer: str, inner: str) -> None:

@@ -68,7 +68,7 @@ def _rows(f: Callable[..., torch.Tensor], mapped: bool) -> Callable[..., torch.T
     return total
 
 
-@pytest.mark.sample(8, seed=0)
+@pytest.mark.sample(16, seed=0)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("f", [_cond, _switch, _nested, _in_scan])
 def test_derivatives_of_vmapped_choice(f: Callable[..., torch.Tensor], order: str) -> None:

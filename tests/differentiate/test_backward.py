@@ -184,7 +184,7 @@ def test_requires_grad_under_no_grad_and_detach(name: str, where: str) -> None:
     assert not y.detach().requires_grad
 
 
-@pytest.mark.sample(3, seed=0)
+@pytest.mark.sample(6, seed=0)
 @pairs
 def test_torch_func_of_staged_function(name: str, where: str) -> None:
     ours, plain = FUNCTIONS[name]

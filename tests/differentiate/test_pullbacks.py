@@ -135,7 +135,7 @@ USES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Tensor]] = {
 }
 
 
-@pytest.mark.sample(12, seed=0)
+@pytest.mark.sample(24, seed=0)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("case", BODIES)
 def test_pullback_called_in_body(case: str, use: str) -> None:

@@ -153,6 +153,7 @@ def test_splash_vmap_raises() -> None:
         xf.vmap(lambda q: blocks_of_128(q, k, v, None))(q[None])
 
 
+@pytest.mark.slow
 def test_splash_on_cpu_raises() -> None:
     with pytest.raises(CompileError, match="tpu_custom_call"):
         xf.jit(blocks_of_128)(*qkv(), None)

@@ -42,7 +42,7 @@ def wrong_inputs(op: Any) -> Iterator[Any]:
                 yield sample
 
 
-@pytest.mark.sample(24, seed=0)
+@pytest.mark.sample(48, seed=0)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_error_inputs_of_torch_are_refused(part: int) -> None:
     entries = operations.entries()

@@ -83,7 +83,7 @@ def samples(name: str) -> Iterator[Any]:
     yield from list(database()[name].sample_inputs("cpu", torch.float32))[:4]
 
 
-@pytest.mark.sample(24, seed=0)
+@pytest.mark.sample(48, seed=0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", RIGHT)
 def test_disable_jit_operations_with_mixed_devices(name: str) -> None:

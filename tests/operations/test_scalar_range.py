@@ -78,7 +78,7 @@ def outcome(compute: Compute, x: torch.Tensor, n: Any) -> torch.Tensor | None:
         return None
 
 
-@pytest.mark.sample(8, seed=0)
+@pytest.mark.sample(16, seed=0)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_scalar_out_of_dtype_range_as_in_torch_or_refused(name: str) -> None:
     compute = OPERATIONS[name]

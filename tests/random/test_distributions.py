@@ -28,7 +28,7 @@ def evaluated(call: str) -> torch.Tensor:
     return eval(call, WIDE if "f64" in call else NAMES)
 
 
-@pytest.mark.sample(32, seed=0)
+@pytest.mark.sample(64, seed=0)
 @pytest.mark.parametrize("call", RECORDED)
 def test_distributions_match_jax(call: str) -> None:
     want, got = torch.from_numpy(RECORDED[call]), evaluated(call).cpu()

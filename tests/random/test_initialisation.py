@@ -61,6 +61,7 @@ MODULES = {
 }
 
 
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize("name", MODULES)
 def test_vmap_of_the_initialisation_over_keys(name: str) -> None:
     def make(key: Tensor) -> dict[str, Tensor]:

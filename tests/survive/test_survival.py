@@ -53,7 +53,7 @@ OTHER_TRANSFORMS = (
 )  # fmt: skip
 
 
-@pytest.mark.sample(18, seed=0)
+@pytest.mark.sample(36, seed=0)
 @pytest.mark.parametrize("transform", OTHER_TRANSFORMS)
 @pytest.mark.parametrize("name", ["float", "nonzero", "mask", "add_", "rand", "recursion", "leak"])
 def test_hostile_function_under_other_transforms(name: str, transform: str) -> None:

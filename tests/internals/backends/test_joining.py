@@ -85,6 +85,7 @@ torch.distributed.barrier()
 """
 
 
+@pytest.mark.sample(6, seed=0)
 @pytest.mark.parametrize(
     ("how", "said", "statuses"),
     [

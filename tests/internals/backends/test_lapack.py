@@ -8,7 +8,7 @@ import torch
 from tests.backends.test_lapack import RECTANGULAR, check
 
 
-@pytest.mark.sample(2, seed=0)
+@pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize("name", RECTANGULAR)
 def test_linalg_without_lapack(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As programs for elsewhere have it."""

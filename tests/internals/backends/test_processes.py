@@ -29,6 +29,7 @@ def pair(fresh: Server) -> list[str]:
     return [process.wait().stdout.splitlines()[-1] for process in running]
 
 
+@pytest.mark.slow
 def test_sync_global_devices_after_failed_work(pair: list[str]) -> None:
     other, own = pair
     assert own == "ArithmeticError: no result"

@@ -13,6 +13,7 @@ from tests.llama.runs import STEPS
 from xfunc.sharding import storage
 
 
+@pytest.mark.slow
 def test_commands_end_to_end(
     settings: Callable[..., list[str]],
     tmp_path: Path,

@@ -20,6 +20,7 @@ def engine() -> Engine:
     return made
 
 
+@pytest.mark.slow
 def test_engine_slot_ignores_former_state(engine: Engine) -> None:
     """Nor where it is no number."""
     text = prompts(6)[0]

@@ -47,7 +47,7 @@ def check(program, sizes, jitted=None):
     return jitted
 
 
-@pytest.mark.sample(4, seed=0)
+@pytest.mark.sample(8, seed=0)
 @pytest.mark.parametrize("name", EXACT)
 def test_padding_exact_programs(name):
     jitted = check(EXACT[name], SIZES[:3])

@@ -137,6 +137,7 @@ def test_memory_limit_of_function_without_checkpoints() -> None:
     torch.testing.assert_close(aux["x"].cpu(), x)
 
 
+@pytest.mark.slow
 def test_memory_limit_too_small_raises() -> None:
     ws, x = torch.randn(6, 16, 16) / 4, torch.randn(8, 64, 16)
     tight = xf.jit(xf.grad(loss), memory_limit=1000)
