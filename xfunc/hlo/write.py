@@ -11,7 +11,7 @@ instruction that uses it, as a part of that operation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xfunc.graph.build import Convolution, GatherDims, Literal, ScatterDims, Window
@@ -97,7 +97,8 @@ def _slices(p: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]) -> byte
                      for s, e, t in parts])  # fmt: skip
 
 
-def _padding(p: tuple[tuple[int, int, int], ...]) -> bytes:
+def padding(p: Iterable[tuple[int, int, int]]) -> bytes:
+    """The field of a pad: before, behind and between the elements of each dimension."""
     edges = [
         integer_of(1, low) + integer_of(2, high) + integer_of(3, inner) for low, high, inner in p
     ]
@@ -134,7 +135,7 @@ _PARAMS: dict[str, Callable[[Any], bytes]] = {
     "compare": lambda p: message_of(63, p.encode()),
     "slice": _slices,
     "dynamic-slice": lambda p: integers_of(20, p),
-    "pad": _padding,
+    "pad": padding,
     "dot": _dot,
     "reduce-window": _windows,
     "select-and-scatter": _windows,

@@ -13,7 +13,7 @@ from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops import registry
 from xfunc.rules import factories
 from xfunc.tracer import placeholders
-from xfunc.tracer.table import BASES
+from xfunc.tracer.table import BASES, operation
 
 
 def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -100,9 +100,7 @@ def _once(func: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 def base_of(name: str) -> Callable[..., Any]:
     """The device's own computation of an operation that has a kernel."""
-    base, _, overload = name.partition(".")
-    func = getattr(getattr(torch.ops.aten, base), overload or "default")
-    found = _below_kernels(func)
+    found = _below_kernels(operation(name))
     assert found is not None, name
     return found
 

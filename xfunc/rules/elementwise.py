@@ -214,34 +214,27 @@ def _remainder(a: Operand, b: Operand) -> Node:
     return build.convert(rest, dtype)
 
 
-@rule("addcmul")
-def _addcmul(x: Operand, a: Operand, b: Operand, *, value: Number = 1) -> Node:
-    dtype = promoted(kind_of(x), kind_of(a), kind_of(b))
-    n, p, q = wide_together(dtype, x, a, b)
-    if value != 1:
-        p = multiply(p, number(value, p.type.dtype))
-    return build.convert(add(n, multiply(p, q)), dtype)
+def _plus(name: str, combine: Callable[[Node, Node], Node]) -> None:
+    @rule(name)
+    def run(x: Operand, a: Operand, b: Operand, *, value: Number = 1) -> Node:
+        dtype = promoted(kind_of(x), kind_of(a), kind_of(b))
+        n, p, q = wide_together(dtype, x, a, b)
+        if value != 1:
+            p = multiply(p, number(value, p.type.dtype))
+        return build.convert(add(n, combine(p, q)), dtype)
 
 
-@rule("addcdiv")
-def _addcdiv(x: Operand, a: Operand, b: Operand, *, value: Number = 1) -> Node:
-    dtype = promoted(kind_of(x), kind_of(a), kind_of(b))
-    n, p, q = wide_together(dtype, x, a, b)
-    if value != 1:
-        p = multiply(p, number(value, p.type.dtype))
-    return build.convert(add(n, _quotient(p, q)), dtype)
+_plus("addcmul", multiply)
+_plus("addcdiv", _quotient)
 
 
 @rule("lerp.Scalar", "lerp.Tensor")
 def _lerp(a: Placeholder, b: Placeholder, weight: Operand) -> Node:
     dtype = a.dtype
     x, y, w = wide_together(dtype, a, b, weight)
-    near = compare(unary("abs", w), 0.5, "LT") if not dtype.is_complex else None
+    near = compare(unary_abs(w), 0.5, "LT")
     rest = subtract(y, x)
     low = add(x, multiply(w, rest))
-    if near is None:
-        size = unary_abs(w)
-        near = compare(size, 0.5, "LT")
     high = subtract(y, multiply(rest, subtract(build.full(1, w.type), w)))
     return build.convert(select(near, low, high), dtype)
 
@@ -472,12 +465,16 @@ def _isnan(x: Placeholder) -> Node:
     return build.full(False, array_type(torch.bool, n.type.dims))
 
 
+def conjugate(x: Node) -> Node:
+    """The complex conjugate; real numbers as they are."""
+    if not x.type.dtype.is_complex:
+        return x
+    return build.complex_(build.real(x), unary("negate", build.imag(x)))
+
+
 @rule("conj", "_conj_physical", "_conj", "_conj_copy", "conj_physical")
 def _conj(x: Placeholder) -> Node:
-    n = x.node
-    if not n.type.dtype.is_complex:
-        return n
-    return build.complex_(build.real(n), unary("negate", build.imag(n)))
+    return conjugate(x.node)
 
 
 @rule("_neg_view_copy", "_neg_view")
@@ -614,7 +611,7 @@ def _tanh_backward(grad: Placeholder, out: Placeholder) -> Node:
 
     def slope(g: Node, y: Node) -> Node:
         rest = subtract(build.full(1, y.type), multiply(y, y))
-        return multiply(g, _conjugate(rest))
+        return multiply(g, conjugate(rest))
 
     return widened(slope)(g, y)
 
@@ -625,12 +622,6 @@ def _sigmoid_backward(grad: Placeholder, out: Placeholder) -> Node:
 
     def slope(g: Node, y: Node) -> Node:
         rest = multiply(y, subtract(build.full(1, y.type), y))
-        return multiply(g, _conjugate(rest))
+        return multiply(g, conjugate(rest))
 
     return widened(slope)(g, y)
-
-
-def _conjugate(x: Node) -> Node:
-    if not x.type.dtype.is_complex:
-        return x
-    return build.complex_(build.real(x), unary("negate", build.imag(x)))

@@ -16,7 +16,7 @@ import torch
 from xfunc.graph import build
 from xfunc.graph.build import Number, add, multiply
 from xfunc.graph.node import ArrayType, Node, array_type, next_number
-from xfunc.rules.operands import convert, number
+from xfunc.rules.operands import convert, dtype_of_number, number
 from xfunc.tracer import placeholders
 from xfunc.tracer.placeholders import Placeholder, node_of
 from xfunc.tracer.table import rule
@@ -68,20 +68,11 @@ def _ones(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) ->
     return _filled(1, array_type(dtype or torch.get_default_dtype(), tuple(size)))
 
 
-def _dtype_of(value: Number) -> torch.dtype:
-    if isinstance(value, bool):
-        return torch.bool
-    if isinstance(value, int):
-        return torch.int64
-    default = torch.get_default_dtype()
-    return default.to_complex() if isinstance(value, complex) else default
-
-
 @factory("full")
 def _full(
     size: Sequence[int], value: Number, *, dtype: torch.dtype | None = None, **_: Any
 ) -> Node:
-    return _filled(value, array_type(dtype or _dtype_of(value), tuple(size)))
+    return _filled(value, array_type(dtype or dtype_of_number(type(value)), tuple(size)))
 
 
 @factory("scalar_tensor")

@@ -156,9 +156,13 @@ def _index_vectors(dims: Dims, at: Sequence[int], each: Sequence[Node]) -> tuple
     return build.concatenate(columns, len(batch)), batch
 
 
-def _lead(at: Sequence[int]) -> int:
-    """Where the dimensions of the indices come in the result."""
-    return at[0] if [*at] == list(range(at[0], at[0] + len(at))) else 0
+def _window(dims: Dims, at: Sequence[int], batch: Dims) -> tuple[Dims, Dims]:
+    """The sizes of ``x[indices]``, and which of its dimensions are not of the indices."""
+    rest = [k for k in range(len(dims)) if k not in at]
+    lead = at[0] if [*at] == list(range(at[0], at[0] + len(at))) else 0
+    kept = tuple([dims[k] for k in rest])
+    window = tuple([k if k < lead else k + len(batch) for k in range(len(rest))])
+    return kept[:lead] + batch + kept[lead:], window
 
 
 def taken(n: Node, indices: Sequence[Node | None]) -> Node:
@@ -167,15 +171,11 @@ def taken(n: Node, indices: Sequence[Node | None]) -> Node:
     at = [k for k, i in enumerate(indices) if i is not None]
     each = [i for i in indices if i is not None]
     vectors, batch = _index_vectors(dims, at, each)
-    rest = [k for k in range(len(dims)) if k not in at]
-    lead = _lead(at)
-    kept = tuple([dims[k] for k in rest])
-    out = kept[:lead] + batch + kept[lead:]
+    out, window = _window(dims, at, batch)
     if not math.prod(out):
         return build.full(0, array_type(n.type.dtype, out))
     if any(dims[k] == 0 for k in at):
         raise IndexError("index is out of bounds for dimension with size 0")
-    window = tuple([k if k < lead else k + len(batch) for k in range(len(rest))])
     sizes = tuple([1 if k in at else d for k, d in enumerate(dims)])
     which = tuple(at)
     return build.gather(n, vectors, out, GatherDims(window, which, which, len(batch), sizes))
@@ -247,11 +247,7 @@ def _index_put(
         v = build.broadcast(convert(node_of(values), n.type.dtype), dims)
         return add(n, v) if accumulate else v
     vectors, batch = _index_vectors(dims, at, each)
-    rest = [k for k in range(len(dims)) if k not in at]
-    lead = _lead(at)
-    kept = tuple([dims[k] for k in rest])
-    window = tuple([k if k < lead else k + len(batch) for k in range(len(rest))])
-    target = kept[:lead] + batch + kept[lead:]
+    target, window = _window(dims, at, batch)
     v = build.broadcast(convert(node_of(values), n.type.dtype), target)
     if not math.prod(target):
         return n
@@ -282,6 +278,8 @@ def _embedding(
 def _embedding_backward(
     grad: Placeholder, indices: Placeholder, count: int, padding_idx: int, scale: bool
 ) -> Node:
+    if scale or padding_idx >= 0:
+        return NotImplemented
     i, g = indices.node, grad.node
     size = g.type.dims[-1]
     dtype = g.type.dtype
@@ -292,6 +290,4 @@ def _embedding_backward(
     rank = len(i.type.dims)
     i = build.reshape(from_front(i, count), (*i.type.dims, 1))
     how = ScatterDims((rank,), (0,), (0,), rank)
-    if scale or padding_idx >= 0:
-        return NotImplemented
     return build.convert(build.scatter(zeros, i, build.convert(g, wide), "add", how), dtype)

@@ -11,7 +11,8 @@ from xfunc.graph import build
 from xfunc.graph.build import Convolution, Number, Window, add, multiply
 from xfunc.graph.node import Node, array_type
 from xfunc.hlo import write
-from xfunc.rules.operands import HALF, convert, number
+from xfunc.rules.elementwise import conjugate
+from xfunc.rules.operands import HALF, convert, each, number
 from xfunc.rules.reductions import reduced
 from xfunc.tracer.placeholders import Placeholder, node_of
 from xfunc.tracer.table import rule
@@ -128,8 +129,7 @@ def _inner(x: Node, y: Node) -> Node:
 @rule("vdot")
 def _vdot(a: Placeholder, b: Placeholder) -> Node:
     n, y = _alike(a, b)
-    if n.type.dtype.is_complex:
-        n = build.complex_(build.real(n), build.unary("negate", build.imag(n)))
+    n = conjugate(n)
     if n.type.dtype is torch.bool:
         return NotImplemented
     return _inner(n, y)
@@ -200,10 +200,6 @@ def _eigh(a: Placeholder, UPLO: str = "L", compute_v: bool = True) -> tuple[Node
 # -- convolutions ---------------------------------------------------------------------------------
 
 
-def _each(values: Sequence[int], n: int) -> list[int]:
-    return [*values] * n if len(values) == 1 else [*values]
-
-
 @rule("convolution", "convolution_overrideable")
 def _convolution(
     x: Placeholder,
@@ -222,7 +218,7 @@ def _convolution(
     if unbatched:
         n = build.reshape(n, (1, *n.type.dims))
     stride, padding, dilation, output_padding = (
-        _each(v, space) for v in (stride, padding, dilation, output_padding)
+        each(v, space) for v in (stride, padding, dilation, output_padding)
     )
     sizes = w.type.dims[2:]
     how: Convolution
@@ -275,7 +271,7 @@ def _convolution_backward(
 ) -> list[Node | None]:
     g, n, w = _alike(grad, x, weight)
     space = len(w.type.dims) - 2
-    stride, padding, dilation = (_each(v, space) for v in (stride, padding, dilation))
+    stride, padding, dilation = (each(v, space) for v in (stride, padding, dilation))
     of_x = of_w = of_bias = None
     if output_mask[0]:
         extra = [

@@ -10,7 +10,7 @@ import torch
 
 from xfunc.graph import build
 from xfunc.graph.build import Number
-from xfunc.graph.node import Node, array_type
+from xfunc.graph.node import Node
 from xfunc.tracer.placeholders import Placeholder, node_of
 
 Operand = torch.Tensor | Number
@@ -41,7 +41,8 @@ def kind_of(x: Operand) -> Kind:
     return type(x), False
 
 
-def _of_number(kind: type) -> torch.dtype:
+def dtype_of_number(kind: type) -> torch.dtype:
+    """The dtype of Python numbers of a type."""
     if kind is bool:
         return torch.bool
     if kind is int:
@@ -63,7 +64,7 @@ def _promoted(_: torch.dtype, kinds: tuple[Kind, ...]) -> torch.dtype:
         if isinstance(kind, torch.dtype):
             group, dtype = 0 if has_dims else 1, kind
         else:
-            group, dtype = 2, _of_number(kind)
+            group, dtype = 2, dtype_of_number(kind)
         known = groups[group]
         groups[group] = dtype if known is None else torch.promote_types(known, dtype)
     result: torch.dtype | None = None
@@ -213,6 +214,11 @@ def wide_together(dtype: torch.dtype, *operands: Operand) -> tuple[Node, ...]:
     return nodes if wider is dtype else tuple([build.convert(n, wider) for n in nodes])
 
 
+def each(values: Sequence[int], n: int) -> list[int]:
+    """A number for each of n dimensions; one stands for all."""
+    return [*values] * n if len(values) == 1 else [*values]
+
+
 def dim_of(dim: int, rank: int) -> int:
     """A dimension counted from the front.
 
@@ -251,8 +257,3 @@ def scalar_type_name(dtype: torch.dtype) -> str:
     """torch's name of a dtype in its errors: "Float"."""
     name = str(dtype).removeprefix("torch.")
     return _SCALAR_TYPES.get(name, name)
-
-
-def scalar_type(dtype: torch.dtype) -> Any:
-    """The type of a 0-d array."""
-    return array_type(dtype, ())

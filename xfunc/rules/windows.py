@@ -10,14 +10,10 @@ import torch
 from xfunc.graph import build
 from xfunc.graph.build import Window
 from xfunc.graph.node import Node, array_type
-from xfunc.rules.operands import wide
+from xfunc.rules.operands import each, wide
 from xfunc.rules.reductions import lowest
 from xfunc.tracer.placeholders import Placeholder
 from xfunc.tracer.table import base, rule
-
-
-def _each(values: Sequence[int], n: int) -> list[int]:
-    return [*values] * n if len(values) == 1 else [*values]
 
 
 def pool_window(size: int, window: int, stride: int, pad: int, ceil: bool) -> Window:
@@ -41,16 +37,14 @@ def _max_pool(name: str, spatial: int) -> None:
     ) -> tuple[Node, Node]:
         n = x.node
         sizes = n.type.dims[-spatial:]
-        window = _each(kernel_size, spatial)
+        window = each(kernel_size, spatial)
         moves = zip(
-            sizes, window, _each(stride or window, spatial), _each(padding, spatial), strict=True
+            sizes, window, each(stride or window, spatial), each(padding, spatial), strict=True
         )
         along = [pool_window(size, w, s, p, ceil_mode) for size, w, s, p in moves]
         windows = (*[Window(1)] * (len(n.type.dims) - spatial), *along)
         value = build.reduce_window("maximum", n, lowest(n.type.dtype), windows)
         return value, _places(n, value, windows, sizes)
-
-    del run
 
 
 def _places(n: Node, value: Node, windows: Sequence[Window], sizes: Sequence[int]) -> Node:
@@ -99,12 +93,10 @@ def _average_pool(name: str, spatial: int) -> None:
     ) -> Node:
         """Of windows inside of the array: the kernel computes the others."""
         n = x.node
-        window = _each(kernel_size, spatial)
-        along = map(Window, window, _each(stride or window, spatial))
+        window = each(kernel_size, spatial)
+        along = map(Window, window, each(stride or window, spatial))
         windows = (*[Window(1)] * (len(n.type.dims) - spatial), *along)
         return build.divide(build.reduce_window("add", n, 0, windows), math.prod(window))
-
-    del run
 
 
 def _adaptive_average_pool(name: str, spatial: int) -> None:
@@ -116,8 +108,6 @@ def _adaptive_average_pool(name: str, spatial: int) -> None:
         window = [size // out for size, out in zip(sizes, output_size, strict=True)]
         windows = (*[Window(1)] * (len(n.type.dims) - spatial), *map(Window, window, window))
         return build.divide(build.reduce_window("add", n, 0, windows), math.prod(window))
-
-    del run
 
 
 _average_pool("avg_pool2d", 2)
@@ -138,8 +128,6 @@ def _replication_pad_backward(name: str, spatial: int) -> None:
         for k in range(spatial):
             n = _without_edges(n, rank - 1 - k, padding[2 * k], padding[2 * k + 1])
         return build.convert(n, grad.dtype)
-
-    del run
 
 
 def _without_edges(n: Node, dim: int, low: int, high: int) -> Node:

@@ -19,8 +19,8 @@ import torch
 
 from xfunc.core import device
 from xfunc.graph import build
-from xfunc.graph.node import ArrayType, Node, Operation, array_type, current, next_number
-from xfunc.tracer.table import RULES, metadata_name
+from xfunc.graph.node import Node, Operation, array_type, current, next_number
+from xfunc.tracer.table import RULES
 
 KEY = device.KEY
 DEVICE = torch.device(device.TYPE, 0)
@@ -69,8 +69,7 @@ class Placeholder(torch.Tensor):
         if entry is None:
             return fallback[0](func, args, kwargs or {})
         rule, name = entry
-        operation = current.operation = Operation(name)
-        _thread.unstamped.append(operation)
+        begin(name)
         out = rule(*args, **kwargs) if kwargs else rule(*args)
         if out is NotImplemented:
             return fallback[0](func, args, kwargs or {})
@@ -121,13 +120,6 @@ def node_of(x: torch.Tensor) -> Node:
     return unwrapped(x).node
 
 
-def run_rule(func: Any, rule: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> Any:
-    """Record an operation by a rule."""
-    operation = current.operation = Operation(metadata_name(func))
-    _thread.unstamped.append(operation)
-    return as_placeholders(rule(*args, **kwargs))
-
-
 def as_placeholders(out: Any) -> Any:
     """Placeholders in place of nodes."""
     if isinstance(out, Node):
@@ -144,16 +136,12 @@ def stamp(origin: str) -> None:
     _thread.unstamped.clear()
 
 
-def add_unstamped(operation: Operation) -> None:
-    """Note an operation that is recorded without a rule."""
+def begin(name: str) -> None:
+    """Nodes made from now on, in this thread, are a part of a new operation."""
+    operation = current.operation = Operation(name)
     _thread.unstamped.append(operation)
 
 
 def forget_unstamped() -> None:
     """Leave the operations recorded so far without an origin."""
     _thread.unstamped.clear()
-
-
-def type_of(x: torch.Tensor) -> ArrayType:
-    """The type of a tensor."""
-    return array_type(x.dtype, tuple(x.shape))

@@ -5,10 +5,20 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from xfunc.hlo import Module
+from xfunc.hlo import Module, verify
+from xfunc.hlo import hlo_pb2 as pb
 
 Lower = Callable[[Callable[..., Sequence[torch.Tensor]], Sequence[torch.Tensor]], Module]
 Run = Callable[[Module, Sequence[torch.Tensor]], list[torch.Tensor]]
+
+
+def changed(module: Module, change: Callable[..., None], *args: object) -> Module:
+    """A copy of a module, changed in place by a pass, and verified."""
+    proto = pb.HloModuleProto()
+    proto.CopyFrom(module.proto)
+    change(proto, *args)
+    verify(found := Module(proto))
+    return found
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from xfunc.hlo import Module, Shape, verify
+from xfunc.hlo import Module, Shape
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import entry_of, fill, fresh_ids, instruction
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 
-from .conftest import Lower, Run
+from .conftest import Lower, Run, changed
 
 pytestmark = pytest.mark.quick
 
@@ -19,11 +19,7 @@ INDICES = [[1, 0], [MOST, 3], [2**32, -1], [-(2**32), 2], [2**63 - 1, 4], [2, -(
 
 
 def narrowed(module: Module) -> Module:
-    proto = pb.HloModuleProto()
-    proto.CopyFrom(module.proto)
-    narrow_scatter_indices(proto)
-    verify(found := Module(proto))
-    return found
+    return changed(module, narrow_scatter_indices)
 
 
 def test_narrow_scatter_indices_out_of_range(lower: Lower, run: Run) -> None:

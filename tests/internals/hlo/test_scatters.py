@@ -5,21 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from xfunc.hlo import Module, verify
-from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo import Module
 from xfunc.hlo.passes.scatters import divide_evenly, hide_positions
 
-from .conftest import Lower, Run
+from .conftest import Lower, Run, changed
 
 pytestmark = pytest.mark.quick
 
 
 def hidden(module: Module) -> Module:
-    proto = pb.HloModuleProto()
-    proto.CopyFrom(module.proto)
-    hide_positions(proto)
-    verify(found := Module(proto))
-    return found
+    return changed(module, hide_positions)
 
 
 def test_hide_positions(lower: Lower, run: Run) -> None:
@@ -48,14 +43,9 @@ def test_divide_evenly_extends_products_and_extremes(lower: Lower, run: Run) -> 
         return [x.scatter_reduce(0, i, v, kind) for kind in kinds]
 
     module = lower(fun, args)
-    proto = pb.HloModuleProto()
-    proto.CopyFrom(module.proto)
-    divide_evenly(proto, 4)
-    verify(found := Module(proto))
+    found = changed(module, divide_evenly, 4)
     scatters = [i for i in found.entry.instructions if i.opcode == "scatter"]
     assert [i.operands[2].shape.dims for i in scatters] == [(8, 4)] * 3 + [(5, 2)]
     for got, want in zip(run(found, args), run(module, args), strict=True):
         assert torch.equal(got, want)
-    again = found.to_bytes()
-    divide_evenly(proto, 4)
-    assert found.to_bytes() == again
+    assert changed(found, divide_evenly, 4).to_bytes() == found.to_bytes()

@@ -13,7 +13,7 @@ import torch
 from xfunc.backends.tracer import Computation, Leftovers, Tracer
 from xfunc.core.types import Shaped
 from xfunc.graph import build
-from xfunc.graph.node import Node, Operation, array_type, current, reached
+from xfunc.graph.node import Node, array_type, reached
 from xfunc.hlo import Module, write
 from xfunc.hlo.shape import Shape
 from xfunc.tracer import placeholders
@@ -90,7 +90,7 @@ class Nodes:
         proto = computation.proto
         result = Shape.from_proto(proto.host_program_shape.result)
         types = [array_type(s.dtype, s.dims) for s in result.elements]
-        self._begin(f"xfunc__{name}")
+        placeholders.begin(f"xfunc__{name}")
         nodes = build.several("call", types, tuple(map(node_of, inputs)), None, (computation,))
         return _like(inputs, nodes)
 
@@ -103,7 +103,7 @@ class Nodes:
         attributes: Mapping[str, str] = MappingProxyType({}),
     ) -> list[torch.Tensor]:
         """Record a custom call."""
-        self._begin("xla__custom_call")
+        placeholders.begin("xla__custom_call")
         types = [array_type(o.dtype, tuple(o.shape)) for o in outputs]
         operands = tuple(map(node_of, inputs))
         params = write.custom_call(target, config, attributes)
@@ -112,10 +112,6 @@ class Nodes:
         else:
             nodes = build.several("custom-call", types, operands, params)
         return _like(inputs, nodes)
-
-    def _begin(self, name: str) -> None:
-        operation = current.operation = Operation(name)
-        placeholders.add_unstamped(operation)
 
     def recorded(
         self,

@@ -15,15 +15,15 @@ divide evenly, at a place out of bounds, where nothing is written. A sum takes i
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import wire
 from xfunc.hlo.edit import constant, fill, fresh_ids, instruction
 from xfunc.hlo.shape import Shape
+from xfunc.hlo.write import padding
 
 _DIMENSIONS = 48  # the field of an instruction with the dimensions of a scatter, by XLA's hlo.proto
-_PADDING = 21
 
 
 def hide_positions(proto: pb.HloModuleProto) -> None:
@@ -86,14 +86,7 @@ def _extended(
         added = dict(zip(places, more, strict=True))
         sizes = [n + added.get(d, 0) for d, n in enumerate(shape.dims)]
         padded = instruction("pad", next(ids), Shape(shape.dtype, sizes).proto, [x.id, fills.id], i)
-        padded.MergeFromString(_padding([added.get(d, 0) for d in range(len(sizes))]))
+        padded.MergeFromString(padding((0, added.get(d, 0), 0) for d in range(len(sizes))))
         i.operand_ids[k] = padded.id
         made += [fills, padded]
     return made
-
-
-def _padding(high: Sequence[int]) -> bytes:
-    """The field of an instruction with these numbers of elements behind each dimension."""
-    return wire.message_of(
-        _PADDING, b"".join([wire.message_of(1, wire.integer_of(2, n)) for n in high])
-    )
