@@ -114,6 +114,7 @@ def test_named_scope_ends_after_exception():
     assert 'op_name="aten__sin"' in instructions(text, "sine")[0]
 
 
+@pytest.mark.usefixtures("executables_not_kept")  # one that is kept names where it was compiled
 def test_compile_names_scope_file_and_line():
     text = xf.jit(tower).lower(SQUARE, SQUARE).compile().as_text()
     assert is_at(instructions(text, "tanh")[0], "up/aten__tanh", "tanh")
@@ -239,7 +240,7 @@ def test_profile_on_torch_xla(tmp_path):
     assert list((tmp_path / "again").glob("plugins/profile/*/*.xplane.pb"))
 
 
-@pytest.mark.usefixtures("pjrt")
+@pytest.mark.usefixtures("pjrt", "executables_not_kept")
 def test_profile_on_pjrt(tmp_path):
     recorded = profile(tmp_path, xf.jit(tower))
     path = "jit(tower)/call_exported/up/aten__tanh"
