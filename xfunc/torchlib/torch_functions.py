@@ -46,7 +46,8 @@ def _functions(*names: str) -> list[Callable[..., object]]:
 
 
 def _getters(*names: str) -> list[Callable[..., object]]:
-    return [getattr(torch.Tensor, n).__get__ for n in names]
+    """The properties of these names that this release of torch has."""
+    return [getattr(torch.Tensor, n).__get__ for n in names if hasattr(torch.Tensor, n)]
 
 
 GRAD_FN, DATA = _getters("grad_fn", "data")
