@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch_xla.debug.metrics as metrics
 
 import xfunc as xf
 
@@ -24,10 +25,36 @@ MOVED_OR_RUN = {
 
 
 def activity(f: Callable[[], Any]) -> set[str]:
-    """Which transfers, executions and compilations torch_xla records during a call."""
+    """Which transfers, executions and compilations the runtime records during a call."""
+    if os.environ.get("XFUNC_BACKEND") == "pjrt":
+        return activity_of_jax(f)
+    import torch_xla.debug.metrics as metrics
+
     metrics.clear_all()
     f()
     return MOVED_OR_RUN & set(metrics.metric_names())
+
+
+def activity_of_jax(f: Callable[[], Any]) -> set[str]:
+    import jax
+
+    arrays, events = len(jax.live_arrays()), len(compilations())
+    kept = f()
+    moved = {"live arrays"} if len(jax.live_arrays()) != arrays else set()
+    del kept
+    return moved | set(compilations()[events:])
+
+
+@functools.cache
+def compilations() -> list[str]:
+    """JAX's events of compilations, from the first call on."""
+    import jax
+
+    found: list[str] = []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, _, **__: found.append(event) if "backend_compile" in event else None
+    )
+    return found
 
 
 def literals(x: torch.Tensor) -> torch.Tensor:
@@ -48,6 +75,7 @@ def literals(x: torch.Tensor) -> torch.Tensor:
 def test_lower_transfers_and_runs_nothing(make: Callable[[Any], Any]) -> None:
     x = xf.ShapeDtypeStruct((2,), torch.float32)
     xf.device_put(torch.ones(2))  # The device client is up before anything is counted.
+    assert activity(lambda: xf.jit(torch.sin)(torch.ones(2)))
     assert activity(lambda: xf.jit(make(literals)).lower(x)) == set()
 
 
