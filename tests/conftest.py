@@ -13,6 +13,7 @@ import random
 import zlib
 from collections.abc import Iterator
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [*items]
     if os.environ.get("XFUNC_BACKEND", "torch_xla") != "torch_xla":
         kept = [item for item in kept if not item.get_closest_marker("torch_xla")]
+    if find_spec("torch_xla") is None:
+        kept = [item for item in kept if "device" not in getattr(item, "fixturenames", ())]
     named = any("::" in arg for arg in config.args)
     if not (named or config.option.keyword or getattr(config.option, "lf", False)):
         kept = tiers.select(kept, config.option.tier)

@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 
 from xfunc import tree
 from xfunc.core.types import AutogradContext
+from xfunc.torchlib.releases import load_tangents_of_compositions
 from xfunc.tree import Leaf
 
 Tensor = torch.Tensor
@@ -220,6 +221,7 @@ def jvp(
 ) -> tuple[T, T, A]:
     """torch.func.jvp of ``fun(*primals) -> (out, aux)``: (out, tangents, aux)."""
     empty = [False]
+    load_tangents_of_compositions()
     made: Any = torch.func.jvp(_never_empty(fun, empty), primals, tangents, has_aux=True)
     out, dots, aux = made
     if empty[0]:

@@ -15,6 +15,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 from xfunc.core import device
+from xfunc.torchlib.releases import properties
 
 
 class Kind(enum.Enum):
@@ -45,13 +46,8 @@ def _functions(*names: str) -> list[Callable[..., object]]:
     return [getattr(p, n) for n in names for p in places if callable(getattr(p, n, None))]
 
 
-def _getters(*names: str) -> list[Callable[..., object]]:
-    """The properties of these names that this release of torch has."""
-    return [getattr(torch.Tensor, n).__get__ for n in names if hasattr(torch.Tensor, n)]
-
-
-GRAD_FN, DATA = _getters("grad_fn", "data")
-DEVICE = _getters("device", "is_xla")
+GRAD_FN, DATA = properties("grad_fn", "data")
+DEVICE = properties("device", "is_xla")
 SET_DATA: Callable[..., object] = vars(torch._C.TensorBase)["data"].__set__
 
 
@@ -68,9 +64,9 @@ def _table() -> dict[object, Kind]:
     put(
         Kind.METADATA,
         [
-            *_getters("shape", "dtype", "device", "ndim", "layout", "is_sparse", "requires_grad"),
-            *_getters("is_leaf", "itemsize", "nbytes", "is_cpu", "is_cuda", "is_xla"),
-            *_getters("names", "is_meta", "is_quantized", "is_nested", "_version", "output_nr"),
+            *properties("shape", "dtype", "device", "ndim", "layout", "is_sparse", "requires_grad"),
+            *properties("is_leaf", "itemsize", "nbytes", "is_cpu", "is_cuda", "is_xla"),
+            *properties("names", "is_meta", "is_quantized", "is_nested", "_version", "output_nr"),
             *_functions("dim", "size", "numel", "nelement", "ndimension", "element_size", "stride"),
             *_functions("is_floating_point", "is_complex", "is_tensor", "is_contiguous", "is_conj"),
             *_functions("__len__", "is_same_size", "storage_offset", "get_device", "__hash__"),

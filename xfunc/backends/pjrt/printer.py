@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 from typing import Any
 
 from xfunc.backends.pjrt import client
@@ -12,15 +14,16 @@ from xfunc.hlo import Module
 
 
 @functools.cache
-def _bindings() -> Any:
+def _hlo_module() -> Any:
+    """jaxlib's class of HLO modules, which newer releases keep elsewhere."""
     client.jax()
-    try:
-        import jaxlib._jax as bindings  # since 0.7.2
-    except ImportError:
-        from jaxlib import xla_client
+    for place in ("jaxlib._hlo", "jaxlib._jax"):
+        with contextlib.suppress(ImportError, AttributeError):
+            return importlib.import_module(place).HloModule
+    from jaxlib import xla_client
 
-        bindings: Any = xla_client._xla
-    return bindings
+    bindings: Any = xla_client._xla
+    return bindings.HloModule
 
 
 def _stablehlo(module: Module) -> bytes:
@@ -43,7 +46,7 @@ class JaxPrinter:
 
     def hlo_text(self, module: Module) -> str:
         """A module as XLA prints it, whether or not it passes our own checks."""
-        read = _bindings().HloModule.from_serialized_hlo_module_proto(module.to_bytes())
+        read = _hlo_module().from_serialized_hlo_module_proto(module.to_bytes())
         return read.to_string()
 
     def stablehlo_text(self, module: Module) -> str:
