@@ -58,6 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for option, variable in (("--backend", "XFUNC_BACKEND"), ("--tracer", "XFUNC_TRACER")):
         if choice := config.getoption(option):
             os.environ[variable] = choice
+    if os.environ.get("XFUNC_TRACER") == "own" or find_spec("torch_xla") is None:
+        os.environ.setdefault("XFUNC_BACKEND", "pjrt")
     _choose_devices(config)
 
 

@@ -72,6 +72,7 @@ def literals(x: torch.Tensor) -> torch.Tensor:
         xf.hessian,
     ],
 )
+@pytest.mark.usefixtures("executables_not_kept")
 def test_lower_transfers_and_runs_nothing(make: Callable[[Any], Any]) -> None:
     x = xf.ShapeDtypeStruct((2,), torch.float32)
     xf.device_put(torch.ones(2))  # The device client is up before anything is counted.

@@ -122,7 +122,9 @@ def test_torch_error_note_shows_arguments() -> None:
     def wrong(x: torch.Tensor) -> torch.Tensor:
         return torch.stack([x, x[:1]], dim=1)
 
-    with pytest.raises(RuntimeError, match="Cannot concatenate") as caught:
+    with pytest.raises(
+        RuntimeError, match="Cannot concatenate|stack expects each tensor to be equal size"
+    ) as caught:
         xf.jit(wrong)(torch.ones(3, 4))
     (note,) = caught.value.__notes__
     assert note.startswith("raised by torch.stack([float32[3,4], float32[1,4]], dim=1) (while")
@@ -142,7 +144,9 @@ def test_torch_error_reraised_gets_one_note() -> None:
         except RuntimeError:
             raise
 
-    with pytest.raises(RuntimeError, match="matrix-multiply") as caught:
+    with pytest.raises(
+        RuntimeError, match="matrix-multiply|mat1 and mat2 shapes cannot be multiplied"
+    ) as caught:
         xf.grad(xf.jit(stubborn))(torch.ones(2, 3))
     assert len(caught.value.__notes__) == 1
 

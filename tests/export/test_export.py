@@ -70,6 +70,7 @@ def test_export_results_equal_jax(name):
         equal(got, PROGRAMS[name](*inputs(SHAPES)))
 
 
+@pytest.mark.torch_xla  # which traced what is recorded
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_export_stablehlo_equals_recorded(name):
     """The recorded files hold the StableHLO that would be exported today."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import glob
 import importlib
-import importlib.util
 import os
 import threading
 from collections.abc import Callable
@@ -87,26 +86,14 @@ def staying_on(where: Runtime, run: Callable[..., R], *args: object) -> R:
 
 
 def _default() -> str:
-    """torch_xla, unless it is not installed: exported programs run without it."""
-    return NAMES[0] if _has_torch_xla() else NAMES[1]
+    """torch_xla where it traces, too."""
+    return NAMES[0] if device.TRACER == NAMES[0] else NAMES[1]
 
 
 def _for_this_machine() -> str:
     """pjrt for a GPU that JAX has a plugin for; else the default."""
-    plugins = map(_is_installed, ("jax_cuda12_plugin", "jax_cuda13_plugin"))
+    plugins = map(device.is_installed, ("jax_cuda12_plugin", "jax_cuda13_plugin"))
     return NAMES[1] if glob.glob("/dev/nvidia[0-9]*") and any(plugins) else _default()
-
-
-def _has_torch_xla() -> bool:
-    return _is_installed("torch_xla")
-
-
-def _is_installed(package: str) -> bool:
-    """Without importing it."""
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):  # Something refuses to look for it.
-        return False
 
 
 def use(name: str) -> Runtime:
@@ -128,7 +115,7 @@ def use(name: str) -> Runtime:
             f"choose one of {', '.join(map(repr, NAMES))} and {AUTO!r}, with xf.config.set_backend "
             "or in the environment variable XFUNC_BACKEND.",
         )
-    if name == NAMES[0] and not _has_torch_xla():
+    if name == NAMES[0] and not device.is_installed("torch_xla"):
         fail(
             ImportError,
             "the backend 'torch_xla' needs torch_xla, which is not installed",

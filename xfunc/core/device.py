@@ -1,16 +1,27 @@
 """The device type of traced tensors, and torch's dispatch keys for it, by the tracer in use.
 
 Attributes:
-    TRACER: "torch_xla", or "own": see the environment variable ``XFUNC_TRACER``.
+    TRACER: "torch_xla", or "own" where torch_xla is not installed or the environment variable
+        ``XFUNC_TRACER`` says so.
     TYPE: the device type.
     KEY, AUTOGRAD: dispatch keys.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
-TRACER = os.environ.get("XFUNC_TRACER") or "torch_xla"
+
+def is_installed(package: str) -> bool:
+    """Whether there is a package of this name, without importing it."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # Something refuses to look for it.
+        return False
+
+
+TRACER = os.environ.get("XFUNC_TRACER") or ("torch_xla" if is_installed("torch_xla") else "own")
 KEY = "Lazy" if TRACER == "own" else "XLA"
 TYPE = KEY.lower()
 AUTOGRAD = f"Autograd{KEY}"

@@ -10,6 +10,7 @@ import pytest
 
 import xfunc as xf
 from xfunc.backends import active
+from xfunc.core import device
 
 pytestmark = pytest.mark.quick
 
@@ -27,14 +28,14 @@ def same_backend_afterwards() -> Iterator[None]:
         (["/dev/nvidia0"], "torch_xla jax_cuda13_plugin", "pjrt"),
         (["/dev/nvidia0"], "torch_xla", "torch_xla"),
         ([], "torch_xla jax_cuda12_plugin", "torch_xla"),
-        ([], "", "pjrt"),
     ],
 )
 def test_set_backend_auto_choice(
     monkeypatch: pytest.MonkeyPatch, gpus: list[str], installed: str, chosen: str
 ) -> None:
     monkeypatch.setattr(active, "glob", SimpleNamespace(glob=lambda pattern: gpus))
-    monkeypatch.setattr(active, "_is_installed", installed.split().__contains__)
+    monkeypatch.setattr(device, "is_installed", installed.split().__contains__)
+    monkeypatch.setattr(device, "TRACER", "torch_xla")
     xf.config.set_backend("auto")
     assert active.runtime().name == chosen
     with pytest.raises(ValueError, match="choose one of 'torch_xla', 'pjrt' and 'auto'"):
