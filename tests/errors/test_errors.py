@@ -123,7 +123,7 @@ def test_torch_error_note_shows_arguments() -> None:
         return torch.stack([x, x[:1]], dim=1)
 
     with pytest.raises(
-        RuntimeError, match="Cannot concatenate|stack expects each tensor to be equal size"
+        RuntimeError, match=r"Cannot concatenate|stack expects each tensor to be equal size"
     ) as caught:
         xf.jit(wrong)(torch.ones(3, 4))
     (note,) = caught.value.__notes__
@@ -145,7 +145,7 @@ def test_torch_error_reraised_gets_one_note() -> None:
             raise
 
     with pytest.raises(
-        RuntimeError, match="matrix-multiply|mat1 and mat2 shapes cannot be multiplied"
+        RuntimeError, match=r"matrix-multiply|mat1 and mat2 shapes cannot be multiplied"
     ) as caught:
         xf.grad(xf.jit(stubborn))(torch.ones(2, 3))
     assert len(caught.value.__notes__) == 1

@@ -87,7 +87,7 @@ def staying_on(where: Runtime, run: Callable[..., R], *args: object) -> R:
 
 def _default() -> str:
     """torch_xla where it traces, too."""
-    return NAMES[0] if device.TRACER == NAMES[0] else NAMES[1]
+    return NAMES[0] if NAMES[0] == device.TRACER else NAMES[1]
 
 
 def _for_this_machine() -> str:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from xfunc.aot import client, topology_of
+from xfunc.aot import client, compilers, topology_of
 from xfunc.aot.compilers import Compiler
 from xfunc.aot.request import Request
 
@@ -45,6 +45,7 @@ def worker(tmp_path, monkeypatch):
         path = tmp_path / "script.py"
         path.write_text(script)
         monkeypatch.setattr(client, "_WORKER", path)
+        monkeypatch.setattr(compilers, "_pinned", lambda: HERE.versions)
 
     return replace
 
@@ -86,4 +87,5 @@ def asked(monkeypatch):
         return client.Result(MADE, b"", b"", "", request)
 
     monkeypatch.setattr("xfunc.aot.compiled.result_of", answer)
+    monkeypatch.setattr(compilers, "_pinned", lambda: HERE.versions)
     return found

@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -62,6 +63,7 @@ def test_worker_environment(worker, monkeypatch):
     assert len(flags) == 1 + len(client._FLAGS)
 
 
+@pytest.mark.torch_xla
 @pytest.mark.parametrize("version", [5, 6])
 def test_worker_flags_equal_torch_xla(version, monkeypatch):
     import torch_xla
@@ -112,7 +114,7 @@ def test_worker_starts_without_torch():
     ("needed", "says"),
     [
         ({"no-such-package": "1"}, "needs no-such-package, which is not installed"),
-        ({"torch": "1.0"}, r"needs torch 1\.0, and 2\.9\.0.* is installed"),
+        ({"torch": "1.0"}, rf"needs torch 1\.0, and {version('torch')} is installed"),
     ],
 )
 def test_compilers_missing_packages(needed, says, monkeypatch):
