@@ -42,7 +42,8 @@ def jax() -> ModuleType:
     count = os.environ.get("CPU_NUM_DEVICES", "")
     if count.isdecimal() and int(count) > 1 and found.config.jax_platforms == "cpu":
         _make_cpu_devices(found, int(count))
-        _check_cpu_devices(found, int(count))
+        with _patient():
+            _check_cpu_devices(found, int(count))
     return found
 
 
@@ -103,6 +104,32 @@ def _check_cpu_devices(jax: ModuleType, count: int) -> None:
             f"CPU_NUM_DEVICES asks for {count}",
             "choose the backend before JAX is used, or set jax_num_cpu_devices first.",
         )
+
+
+# NOTE [devices that are late] A device that waits in a collective for another one gives up, and XLA
+# ends the process: after 5 and 10 seconds in jaxlib 0.7.1 and in torch_xla 2.9, after 20 and 40
+# since. A machine may be so busy that a thread does not run for that long. Since jaxlib 0.8 a flag
+# says how long; before, nothing does. torch_xla ends the process at a flag that it does not know,
+# and reads them later than JAX, which reads them once: so this one is only set meanwhile.
+_PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds"
+_SECONDS = 10**9
+
+
+@contextlib.contextmanager
+def _patient() -> Iterator[None]:
+    """Let JAX read its flags, in a block that starts its devices, with one for late devices."""
+    import jaxlib
+
+    before = os.environ.get("XLA_FLAGS")
+    if _PATIENCE in (before or "") or tuple(map(int, jaxlib.__version__.split(".")[:2])) < (0, 8):
+        yield
+        return
+    _set_flags(f"{before or ''} {_PATIENCE}={_SECONDS}".strip())
+    try:
+        yield
+        library()._src.lib.xla_client.CompileOptions()  # reads them, if nothing has
+    finally:
+        _set_flags(before)
 
 
 def check_not_started() -> None:
