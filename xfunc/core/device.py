@@ -5,6 +5,9 @@ Attributes:
         ``XFUNC_TRACER`` says so.
     TYPE: the device type.
     KEY, AUTOGRAD: dispatch keys.
+    AUTOGRAD_WRAPPED: the key under which torch differentiates tensors that its transforms have
+        wrapped: torch.func keeps the device of CPU, CUDA and XLA tensors in the key, and "other"
+        stands for all further ones.
 """
 
 from __future__ import annotations
@@ -25,3 +28,4 @@ TRACER = os.environ.get("XFUNC_TRACER") or ("torch_xla" if is_installed("torch_x
 KEY = "Lazy" if TRACER == "own" else "XLA"
 TYPE = KEY.lower()
 AUTOGRAD = f"Autograd{KEY}"
+AUTOGRAD_WRAPPED = "AutogradOther" if TRACER == "own" else AUTOGRAD

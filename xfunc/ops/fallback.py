@@ -65,18 +65,25 @@ def _below_kernels(func: Any) -> Callable[..., Any] | None:
 
 
 def _composed(func: Any) -> Any:
+    """torch's own composite in C++, else its decomposition in Python."""
+    for key in ("CompositeExplicitAutograd", "CompositeImplicitAutograd"):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+            return _composite(func)
     from torch._decomp import decomposition_table  # half a second of imports
 
     found = decomposition_table.get(func)
     if found is not None:
         return functools.partial(registry.above, found)
-    for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional",
-                "CompositeImplicitAutograd"):  # fmt: skip
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
-            call = torch.library.get_kernel(func.name(), _NO_KERNELS).call_boxed
-            keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, placeholders.KEY))
-            return functools.partial(_once, func, functools.partial(registry.above, call, keys))
+    key = "CompositeExplicitAutogradNonFunctional"
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
+        return _composite(func)
     return None
+
+
+def _composite(func: Any) -> Callable[..., Any]:
+    call = torch.library.get_kernel(func.name(), _NO_KERNELS).call_boxed
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, placeholders.KEY))
+    return functools.partial(_once, func, functools.partial(registry.above, call, keys))
 
 
 class _Active(threading.local):

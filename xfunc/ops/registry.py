@@ -36,6 +36,7 @@ import torch
 from xfunc.core import device
 from xfunc.torchlib.derivatives import has_derivative, is_composite
 from xfunc.torchlib.functorch import is_watched_at_this_level
+from xfunc.torchlib.values import tensors_in
 
 R = TypeVar("R")
 K = TypeVar("K", bound=Callable[..., object])
@@ -200,9 +201,7 @@ def install() -> None:
         if device.TRACER == "torch_xla":
             _replace_kernels(library)
         for name, function in _compositions.items():
-            if name in _when:
-                function = _chosen(name, function)
-            library.impl(name, function, device.AUTOGRAD, with_keyset=name in _when)
+            _replace_derivative(library, name, function)
         for name, function in _batched.items():
             library.impl(name, function, "FuncTorchBatched", allow_override=True)
         for name, function in _differentiable.items():
@@ -210,8 +209,37 @@ def install() -> None:
             formula = torch.library.get_kernel(f"aten::{name}", "AutogradCPU").call_boxed
             run = functools.partial(_derived, function, formula)
             library.impl(name, run, device.AUTOGRAD, with_keyset=True, allow_override=True)
+            if device.AUTOGRAD_WRAPPED != device.AUTOGRAD:
+                _replace_wrapped(library, name, run)
         if device.TRACER == "torch_xla":
             _restore_composites(library)
+
+
+def _replace_derivative(library: torch.library.Library, name: str, function: Kernel) -> None:
+    """Put a composition in place of torch's own derivative."""
+    if name in _when:
+        run = _chosen(name, function, device.AUTOGRAD)
+        library.impl(name, run, device.AUTOGRAD, with_keyset=True)
+    else:
+        library.impl(name, function, device.AUTOGRAD)
+    if device.AUTOGRAD_WRAPPED != device.AUTOGRAD:
+        run = functools.partial(_without_keys, function)
+        if name in _when:
+            run = _chosen(name, function, device.AUTOGRAD_WRAPPED)
+        _replace_wrapped(library, name, run)
+
+
+def _replace_wrapped(library: torch.library.Library, name: str, run: Kernel) -> None:
+    """Register a derivative for wrapped placeholders; other devices keep torch's own."""
+    key = device.AUTOGRAD_WRAPPED
+    rule = torch.library.get_kernel(f"aten::{name}", key)
+
+    def choose(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
+        if any(t.device.type == device.TYPE for t in tensors_in(args, kwargs)):
+            return run(keys, *args, **kwargs)
+        return rule.call_boxed(keys, *args, **kwargs)
+
+    library.impl(name, choose, key, with_keyset=True, allow_override=True)
 
 
 def _replace_kernels(library: torch.library.Library) -> None:
@@ -265,9 +293,13 @@ def _einsum() -> Kernel:
     return run
 
 
-def _chosen(name: str, function: Kernel) -> Kernel:
+def _without_keys(function: Kernel, keys: object, *args: object, **kwargs: object) -> object:
+    return function(*args, **kwargs)
+
+
+def _chosen(name: str, function: Kernel, key: str) -> Kernel:
     """A composition that is used only for some arguments."""
-    rule, when = torch.library.get_kernel(f"aten::{name}", device.AUTOGRAD), _when[name]
+    rule, when = torch.library.get_kernel(f"aten::{name}", key), _when[name]
 
     def run(keys: torch._C.DispatchKeySet, *args: object, **kwargs: object) -> object:
         tensors = (a for a in args if isinstance(a, torch.Tensor))
