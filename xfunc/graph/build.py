@@ -412,14 +412,6 @@ def several(
     return elements(Node(opcode, whole, operands, params, calls), types)
 
 
-def barrier(nodes: Sequence[Node]) -> list[Node]:
-    """The same values, behind a barrier that optimisations do not look through."""
-    types = [n.type for n in nodes]
-    whole: Any = TupleType(types)
-    packed = Node("tuple", whole, tuple(nodes))
-    return elements(Node("opt-barrier", whole, (packed,)), types)
-
-
 def sort(keys: Sequence[Node], dim: int, comparator: object, stable: bool) -> list[Node]:
     """Sort arrays of equal sizes together, by a comparator: a module of two scalars of each."""
     types = [k.type for k in keys]

@@ -71,7 +71,22 @@ def widened(function: Callable[..., Node]) -> Callable[..., Node]:
 # -- arithmetic -----------------------------------------------------------------------------------
 
 
+def _exact_factor(a: Operand, b: Operand) -> Node | None:
+    """A factor or divisor of narrow numbers, in float32: torch does not round it to their dtype."""
+    if type(a) is Placeholder and a.dtype in HALF and promoted(kind_of(a), kind_of(b)) is a.dtype:
+        if isinstance(b, (int, float)):
+            return build.constant(float(b), torch.float32)
+        if isinstance(b, torch.Tensor) and b.dtype.is_floating_point and b.dtype is not a.dtype:
+            return build.convert(node_of(b), torch.float32)
+    return None
+
+
 def _as_and(a: Operand, b: Operand) -> Node:
+    factor = _exact_factor(a, b)
+    if factor is not None:
+        n = node_of(a)  # type: ignore[arg-type]
+        out = multiply(build.convert(n, torch.float32), build.broadcast(factor, n.type.dims))
+        return build.convert(out, n.type.dtype)
     x, y = pair(a, b)
     return Node("and" if x.type.dtype is torch.bool else "multiply", x.type, (x, y))
 
@@ -129,10 +144,11 @@ def _quotient(x: Node, y: Node) -> Node:
 
 @rule("div.Tensor", "div.Scalar", "true_divide.Tensor")
 def _div(a: Operand, b: Operand) -> Node:
-    if type(a) is Placeholder and a.dtype in HALF and isinstance(b, (int, float)):
-        dtype = a.dtype  # torch does not round the number first
-        x = build.convert(a.node, torch.float32)
-        return build.convert(divide(x, float(b)), dtype)
+    divisor = _exact_factor(a, b)
+    if divisor is not None:
+        n = node_of(a)  # type: ignore[arg-type]
+        out = divide(build.convert(n, torch.float32), build.broadcast(divisor, n.type.dims))
+        return build.convert(out, n.type.dtype)
     x, y = inexact_pair(a, b)
     return _quotient(x, y)
 

@@ -160,6 +160,11 @@ def _fill(x: Placeholder, value: Number) -> Node:
 
 @rule("fill.Tensor")
 def _fill_by(x: Placeholder, value: torch.Tensor) -> Node:
+    if value.dim():
+        raise RuntimeError(
+            "fill only supports a 0-dimensional value tensor but got tensor with "
+            f"{value.dim()} dimensions."
+        )
     return build.broadcast(convert(node_of(value), x.dtype), x.node.type.dims)
 
 

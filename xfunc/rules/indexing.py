@@ -1,6 +1,7 @@
 """Rules of reads and writes at indices.
 
-Reads out of bounds are clamped, and writes are dropped, as in JAX.
+Reads out of bounds are clamped, and writes are dropped, as in JAX. Where torch takes no negative
+index, each one is beyond the end.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ def from_front(i: Node, size: int) -> Node:
     return select(compare(i, 0, "LT"), add(i, size), i)
 
 
+def from_front_only(i: Node, size: int) -> Node:
+    """Indices as int64, of an operation that takes no negative ones."""
+    i = convert(i, torch.int64)
+    return select(compare(i, 0, "LT"), size, i)
+
+
 # -- along one dimension --------------------------------------------------------------------------
 
 
@@ -47,7 +54,8 @@ def _gather(x: Placeholder, dim: int, index: Placeholder, *, sparse_grad: bool =
     others = tuple([k for k in range(rank) if k != dim])
     n = _cut(n, i.type.dims, dim)
     how = GatherDims((), (dim,), (dim,), rank, (1,) * rank, others, others)
-    return build.reshape(build.gather(n, convert(i, torch.int64), i.type.dims, how), out)
+    i = from_front_only(i, n.type.dims[dim])
+    return build.reshape(build.gather(n, i, i.type.dims, how), out)
 
 
 def _cut(n: Node, dims: Dims, dim: int) -> Node:
@@ -138,7 +146,8 @@ def _index_select(x: Placeholder, dim: int, index: Placeholder) -> Node:
     if not n.type.dims:
         return n
     dim = dim_of(dim, len(n.type.dims))
-    return taken(n, [None] * dim + [build.reshape(i, (math.prod(i.type.dims),))])
+    i = from_front_only(build.reshape(i, (math.prod(i.type.dims),)), n.type.dims[dim])
+    return taken(n, [None] * dim + [i])
 
 
 # -- at several indices ---------------------------------------------------------------------------
@@ -271,7 +280,7 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Node:
-    return taken(weight.node, [indices.node])
+    return taken(weight.node, [from_front_only(indices.node, weight.node.type.dims[0])])
 
 
 @base("embedding_dense_backward")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Sequence
 
@@ -167,7 +168,11 @@ def _addbmm(
     if x.type.dtype is torch.bool:
         return NotImplemented
     _fit(x, y, 3)
-    product = build.dot(x, y, ((0, 2), (0, 1)))
+    if cmath.isfinite(alpha):
+        product = build.dot(x, y, ((0, 2), (0, 1)))
+    else:  # of each product, as in torch: infinities may cancel
+        terms = multiply(build.matmul(x, y), number(alpha, x.type.dtype))
+        product, alpha = reduced("add", terms, 0, (0,)), 1
     return _scaled_sum(node_of(c), product, beta, alpha)
 
 

@@ -118,7 +118,7 @@ def convert(x: Node, dtype: torch.dtype) -> Node:
 
 
 def _truncated(x: Node, dtype: torch.dtype) -> Node:
-    x = build.convert(x, wide(x.type.dtype)) if x.type.dtype.itemsize < 4 else x
+    x = build.convert(x, torch.float32) if x.type.dtype.itemsize < 4 else x
     held = torch.int64 if dtype is torch.int64 else torch.int32
     end = -float(torch.iinfo(held).min)
     fits = build.and_(build.compare(x, -end, "GE"), build.compare(x, end, "LT"))

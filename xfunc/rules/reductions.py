@@ -127,7 +127,9 @@ def _truth(opcode: str, start: bool, *names: str) -> None:
     @rule(*names)
     def run(x: Placeholder, dim: Dims = None, keepdim: bool = False) -> Node:
         n = convert(x.node, torch.bool)
-        out = build.reduce(opcode, n, start, dims_of(dim, len(n.type.dims)), keepdim)
+        # Unlike a sum's, an empty list of dimensions is none of them.
+        dims = () if isinstance(dim, Sequence) and not dim else dims_of(dim, len(n.type.dims))
+        out = build.reduce(opcode, n, start, dims, keepdim)
         return convert(out, torch.uint8) if x.dtype is torch.uint8 else out
 
 

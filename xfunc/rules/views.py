@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from xfunc.errors import fail
 from xfunc.graph import build
 from xfunc.graph.build import GatherDims, ScatterDims
 from xfunc.graph.node import Node, array_type
@@ -280,8 +281,8 @@ def _stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Node:
 
 @rule("flip")
 def _flip(x: Placeholder, dims: Sequence[int]) -> Node:
-    if not dims:  # See `xfunc.ops.settled`.
-        return build.barrier([x.node])[0]
+    if not dims:  # A barrier: see `xfunc.ops.settled`.
+        return NotImplemented
     return build.reverse(x.node, tuple(sorted(dims_of(dims, x.dim()))))
 
 
@@ -459,17 +460,35 @@ _triangle("tril", "LE")
 _triangle("triu", "GE")
 
 
-@rule("as_strided_copy", "as_strided")
 @on_cpu
+def _strided(
+    count: int, size: Sequence[int], stride: Sequence[int], offset: int | None
+) -> torch.Tensor:
+    """The positions that strides lead to in an array of `count` elements.
+
+    Raises:
+        RuntimeError: they lead out of it.
+    """
+    start = offset or 0
+    last = start + sum([(n - 1) * step for n, step in zip(size, stride, strict=True)])
+    if min(stride, default=0) < 0 or start < 0 or (0 not in size and last >= count):
+        fail(
+            RuntimeError,
+            f"as_strided with sizes {[*size]}, strides {[*stride]} and offset {start} "
+            f"goes beyond the {count} elements of the array",
+            "choose them so that every element lies in the array, which has no strides of its own.",
+        )
+    return _positions((count,)).as_strided(tuple(size), tuple(stride), start).contiguous()
+
+
+@rule("as_strided_copy", "as_strided")
 def _as_strided(
     x: Placeholder, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Node:
-    places = _positions((x.numel(),)).as_strided(tuple(size), tuple(stride), storage_offset or 0)
-    return _at(x.node, places.contiguous())
+    return _at(x.node, _strided(x.numel(), size, stride, storage_offset))
 
 
 @rule("as_strided_scatter")
-@on_cpu
 def _as_strided_scatter(
     x: Placeholder,
     src: Placeholder,
@@ -477,8 +496,8 @@ def _as_strided_scatter(
     stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Node:
-    places = _positions((x.numel(),)).as_strided(tuple(size), tuple(stride), storage_offset or 0)
-    return _put(x.node, places.contiguous(), node_of(src))
+    places = _strided(x.numel(), size, stride, storage_offset)
+    return _put(x.node, places, node_of(src))
 
 
 @rule("unfold_copy", "unfold")
