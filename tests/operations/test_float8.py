@@ -1,5 +1,6 @@
 """Numbers of 8 bits: converted, moved, compared and multiplied as torch does on the CPU."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -160,8 +161,10 @@ def test_scaled_mm_matches_torch(left: torch.dtype, out: torch.dtype | None) -> 
     assert_same(found, product(a, b, bias))
     text = xf.jit(product).lower(a, b, bias).as_text()
     [dot] = [line for line in text.splitlines() if " dot(" in line]
-    assert {E4: "dot(f8e4m3fn", E5: "dot(f8e5m2"}[left] in dot
-    assert "f32[5,7]" in dot.partition(" dot(")[0]
+    result, _, operands = dot.partition(" dot(")
+    assert "f32[5,7]" in result
+    first = re.findall(r"%[\w.-]+", operands)[0]
+    assert f"{first} = {({E4: 'f8e4m3fn', E5: 'f8e5m2'}[left])}[5,16]" in text
 
 
 def test_scaled_mm_with_row_and_column_scales() -> None:

@@ -64,26 +64,20 @@ def _below_kernels(func: Any) -> Callable[..., Any] | None:
     return _composed(func)
 
 
-def _composed(func: Any) -> Any:
+def _composed(func: Any) -> Callable[..., Any] | None:
     """torch's own composite in C++, else its decomposition in Python."""
-    for key in ("CompositeExplicitAutograd", "CompositeImplicitAutograd"):
+    for key in ("CompositeExplicitAutograd", "CompositeImplicitAutograd",
+                "CompositeExplicitAutogradNonFunctional"):  # fmt: skip
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
-            return _composite(func)
+            return functools.partial(_once, func)
+    return _decomposed(func)
+
+
+def _decomposed(func: Any) -> Callable[..., Any] | None:
     from torch._decomp import decomposition_table  # half a second of imports
 
     found = decomposition_table.get(func)
-    if found is not None:
-        return functools.partial(registry.above, found)
-    key = "CompositeExplicitAutogradNonFunctional"
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key):
-        return _composite(func)
-    return None
-
-
-def _composite(func: Any) -> Callable[..., Any]:
-    call = torch.library.get_kernel(func.name(), _NO_KERNELS).call_boxed
-    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, placeholders.KEY))
-    return functools.partial(_once, func, functools.partial(registry.above, call, keys))
+    return None if found is None else functools.partial(registry.above, found)
 
 
 class _Active(threading.local):
@@ -94,15 +88,26 @@ class _Active(threading.local):
 _active = _Active()
 
 
-def _once(func: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call a composite, unless it is of its own form with ``out=``, and comes back as itself."""
+def _once(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a composite; or torch's decomposition, if it is of its own form with ``out=``.
+
+    Such a composite comes back as itself.
+    """
     if any(f is func for f in _active.operations):
-        _refuse(func)
+        run = _decomposed(func)
+        return _refuse(func) if run is None else run(*args, **kwargs)
     _active.operations.append(func)
     try:
-        return call(*args, **kwargs)
+        return registry.above(_composite(func), *args, **kwargs)
     finally:
         _active.operations.pop()
+
+
+@functools.cache
+def _composite(func: Any) -> Callable[..., Any]:
+    call = torch.library.get_kernel(func.name(), _NO_KERNELS).call_boxed
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, placeholders.KEY))
+    return functools.partial(call, keys)
 
 
 def base_of(name: str) -> Callable[..., Any]:

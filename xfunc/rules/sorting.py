@@ -46,7 +46,7 @@ def _sort(
     x: Placeholder, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Node, Node]:
     n = x.node
-    return sorted_with_places(n, dim_of(dim, len(n.type.dims)), descending)
+    return sorted_with_places(n, dim_of(dim, len(n.type.dims)), descending, bool(stable))
 
 
 @base("topk")
