@@ -1,5 +1,6 @@
 """Derivatives at kinks, at ties and at the ends of the numbers, as in eager torch."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -311,3 +312,90 @@ def test_mean_and_std_derivatives_of_empty_array(f: Callable[[Tensor], Tensor]) 
     found, want = xf.jvp(f, (x,), (x,)), torch.func.jvp(f, (x,), (x,))
     torch.testing.assert_close(xf.device_get(found), want, equal_nan=True)
     assert xf.grad(f)(x).shape == (0,)
+
+
+def test_polar_derivative_at_size_0() -> None:
+    """torch's reverse mode takes the direction from the result, and gives 0."""
+    angle = torch.tensor([0.0, 1.0, 3.0], dtype=torch.float64)
+
+    def f(size: Tensor) -> Tensor:
+        return torch.view_as_real(torch.polar(size, angle)).sum(0)
+
+    want = torch.stack([angle.cos(), angle.sin()])
+    for jacobian in (xf.jacrev, xf.jacfwd):
+        found = xf.device_get(jacobian(f)(torch.zeros(3, dtype=torch.float64)))
+        torch.testing.assert_close(found, want)
+
+
+@pytest.mark.parametrize("upper", [True, False])
+@pytest.mark.parametrize("transpose", [True, False])
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
+def test_triangular_solve_tangent_of_unread_triangle(upper: bool, transpose: bool) -> None:
+    """torch's forward mode takes it for a change of the solution."""
+    b, a = torch.randn(3, 2, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
+
+    def f(a: Tensor) -> Tensor:
+        return torch.triangular_solve(b, a, upper=upper, transpose=transpose).solution
+
+    want = torch.func.jacrev(f)(a)
+    for jacobian in (xf.jacrev, xf.jacfwd):
+        torch.testing.assert_close(xf.device_get(jacobian(f)(a)), want)
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 2), (3,)])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+def test_nll_loss_derivative_of_label_out_of_bounds(shape: tuple[int, ...], reduction: str) -> None:
+    """The loss reads the last class, so it depends on that one."""
+    x = torch.randn(shape, dtype=torch.float64)
+    target = torch.tensor([9, -1, 1, -100])[: shape[0]]
+    if len(shape) == 3:
+        target = torch.stack([target, target.flip(0)], 1)
+    target = target[0] if len(shape) == 1 else target
+    inside = torch.where(target == -100, -100, torch.where(target == 1, 1, 2))
+    weight = torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64)
+
+    def f(x: Tensor, target: Tensor) -> Tensor:
+        return F.nll_loss(x, target, weight, reduction=reduction).sum()
+
+    want = torch.func.grad(f)(x, inside)
+    for gradient in (xf.grad(f), xf.jacfwd(f)):
+        torch.testing.assert_close(xf.device_get(xf.jit(gradient)(x, target)), want)
+
+
+def test_poisson_nll_loss_derivative_of_target_0() -> None:
+    """Stirling's term counts above 1 only; torch's reverse mode gives NaN at 0."""
+    x, target = torch.tensor([0.5, -0.5, 2.0]), torch.tensor([0.0, 1.0, 4.0])
+
+    def f(target: Tensor) -> Tensor:
+        return F.poisson_nll_loss(x, target, full=True, reduction="sum")
+
+    torch.testing.assert_close(xf.device_get(xf.jit(f)(target)), f(target))
+    want = -x + torch.tensor([0.0, 0.0, math.log(4.0) + 1 / 8])
+    for gradient in (xf.grad, xf.jacfwd):
+        torch.testing.assert_close(xf.device_get(gradient(f)(target)), want)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_conv_transpose_gradient_with_output_padding_beyond_stride(groups: int) -> None:
+    x, w = torch.randn(2, 2, 4, 4), torch.randn(2, 2, 3, 3)
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        options = {"padding": (1, 2), "output_padding": (2, 3), "dilation": (4, 4)}
+        return F.conv_transpose2d(x, w, stride=(3, 2), groups=groups, **options).square().sum()
+
+    want = torch.func.grad(f, (0, 1))(x, w)
+    found = xf.device_get(xf.jit(xf.grad(f, argnums=(0, 1)))(x, w))
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(0, 2), (0, 4, 3)])
+def test_group_norm_gradient_of_empty_batch(shape: tuple[int, ...]) -> None:
+    x, weight = torch.zeros(shape), torch.ones(shape[1])
+
+    def f(x: Tensor, weight: Tensor) -> Tensor:
+        return F.group_norm(x, 2, weight).sum()
+
+    found = xf.device_get(xf.jit(xf.grad(f, argnums=(0, 1)))(x, weight))
+    assert found[0].shape == shape
+    assert not found[1].any()

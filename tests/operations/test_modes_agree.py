@@ -20,8 +20,8 @@ from benchmarks.operations.compare import WITHOUT_DERIVATIVE
 
 Tensor = torch.Tensor
 
-CHUNKS = 40
-SAMPLES = 3
+CHUNKS = 160
+SAMPLES = 12
 
 REFUSALS = (
     xf.errors.UnsupportedOpError,
@@ -40,16 +40,58 @@ def _far(t: Tensor) -> Tensor:
     return torch.where(at % 3 == 1, 10_000, torch.where(at % 6 == 2, -10_000, t)).to(t.dtype)
 
 
+def _signed_zeros(t: Tensor) -> Tensor:
+    at = torch.arange(t.numel(), device=t.device).reshape(t.shape)
+    return torch.where(at % 2 == 0, 0.0, -0.0).to(t.dtype)
+
+
+def _infinities(t: Tensor) -> Tensor:
+    """Infinity and minus infinity in every third place."""
+    at = torch.arange(t.numel(), device=t.device).reshape(t.shape)
+    return torch.where(at % 6 == 1, math.inf, torch.where(at % 6 == 4, -math.inf, t))
+
+
+def _of_integers(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda t: t if _is_mask(t) or not t.numel() else change(t)
+
+
 POINTS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "of the sample": (torch.clone, torch.clone),
     "whole numbers": (_whole, torch.clone),
     "zeros": (torch.zeros_like, torch.clone),
+    "zeros of both signs": (_signed_zeros, torch.clone),
     "ones": (torch.ones_like, torch.clone),
+    "infinities": (_infinities, torch.clone),
     "masks of False": (torch.clone, lambda t: torch.zeros_like(t) if _is_mask(t) else t),
     "masks of True": (torch.clone, lambda t: torch.ones_like(t) if _is_mask(t) else t),
-    "out of bounds": (torch.clone, lambda t: t if _is_mask(t) else _far(t)),
+    "first place": (torch.clone, _of_integers(torch.zeros_like)),
+    "last place": (torch.clone, _of_integers(lambda t: torch.full_like(t, t.max().item()))),
+    "place -1": (torch.clone, _of_integers(lambda t: torch.full_like(t, -1))),
+    "out of bounds": (torch.clone, _of_integers(_far)),
 }
 """What becomes of the operands with derivatives, and of the integers and masks beside them."""
+
+ILLEGAL = ("first place", "place -1", "out of bounds")
+TO_ONE_PLACE = ("first place", "last place")
+
+# Where there is nothing to compare.
+ROUNDED = ("bfloat16", "half")  # the modes round in different places
+SINGULAR = ("lu_solve", "qr")  # no derivative at matrices that have no inverse
+KEEP_ONE = (  # Of several values that are written to one place, one is kept: see docs/autodiff.md.
+    "scatter",
+    "index_copy",
+    "index_put",
+    "put",
+    *(f"nn.functional.max_unpool{n}d.grad" for n in (1, 2, 3)),
+)
+
+
+def _is_undefined(name: str, point: str, forward: float, reverse: float) -> bool:
+    if name in KEEP_ONE and point in TO_ONE_PLACE:
+        return True
+    is_number = math.isfinite(forward), math.isfinite(reverse)
+    # Beside an infinity one of the modes may give NaN: see docs/operations.md.
+    return not all(is_number) and (point == "infinities" or name in SINGULAR)
 
 
 def _is_mask(t: Tensor) -> bool:
@@ -115,11 +157,11 @@ def differences(name: str, op: Any) -> list[str]:
             except REFUSALS:
                 break
             except Exception as error:
-                if point == "out of bounds":  # LAPACK looks at pivots, for one.
+                if point in ILLEGAL:  # LAPACK looks at pivots, for one.
                     continue
                 found.append(f"{name} {number} {point}: {type(error).__name__} {error}"[:300])
                 break
-            if not finite:
+            if not finite or _is_undefined(name, point, forward, reverse):
                 continue
             if math.isfinite(forward) != math.isfinite(reverse) or (
                 math.isfinite(forward)
@@ -129,14 +171,13 @@ def differences(name: str, op: Any) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.sample(80, seed=0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_forward_and_reverse_mode_agree_on_every_operation(chunk: int) -> None:
     found = []
     for name, op in [*operations.entries().items()][chunk::CHUNKS]:
-        # Of some, several values are written to one place: see docs/autodiff.md.
-        if name in WITHOUT_DERIVATIVE:
+        if name in WITHOUT_DERIVATIVE or name in ROUNDED:
             continue
         if torch.float64 in op.dtypes and op.supports_autograd:
             found += differences(name, op)

@@ -75,6 +75,26 @@ def embedding(
     return rows
 
 
+def _labelled(name: str) -> None:
+    @differentiable(name)
+    def run(
+        rule: Callable[..., object],
+        x: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        reduction: int,
+        ignore_index: int,
+    ) -> object:
+        if is_watched_at_this_level(x):
+            inside = _within(target, x.shape[1 if x.ndim > 1 else 0])
+            target = torch.where(target == ignore_index, target, inside)
+        return rule(x, target, weight, reduction, ignore_index)
+
+
+for _name in ("nll_loss_forward", "nll_loss2d_forward"):
+    _labelled(_name)
+
+
 @differentiable("take")
 def take(rule: Rule, x: Tensor, index: Tensor) -> Tensor:
     if is_watched_at_this_level(x):

@@ -11,7 +11,7 @@ from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.hlo.passes.absent import absent_tangent
 from xfunc.ops.emit import instruction, loop
-from xfunc.ops.registry import above, bare, kernel, original
+from xfunc.ops.registry import above, bare, composition, kernel, original
 from xfunc.torchlib.promotion import result_type
 
 Tensor = torch.Tensor
@@ -179,8 +179,9 @@ def complex_(real: Tensor, imag: Tensor) -> Tensor:
     return torch.view_as_complex(torch.stack([real, imag], -1))
 
 
-@kernel("polar")
+@composition("polar")
 def polar(size: Tensor, angle: Tensor) -> Tensor:
+    # torch's reverse rule takes the direction from the result, which has none where the size is 0.
     size, angle = floating(size, angle)
     return torch.complex(size * torch.cos(angle), size * torch.sin(angle))
 

@@ -60,7 +60,7 @@ def group_norm(
     groups: int,
     eps: float,
 ) -> Three:
-    normal, mean, scale = _normal(x.reshape(batch, groups, -1), [-1], eps)
+    normal, mean, scale = _normal(x.reshape(batch, groups, channels // groups * pixels), [-1], eps)
     along = (1, channels, *(1 for _ in x.shape[2:]))
     weight, bias = (p if p is None else p.reshape(along) for p in (weight, bias))
     out = _affine(normal.reshape(x.shape), weight, bias)

@@ -32,14 +32,15 @@ def solve_triangular(
     return instruction(_solve, a, b, left=left, lower=not upper, unit_diagonal=unitriangular)
 
 
-@kernel("triangular_solve")
+@composition("triangular_solve")
 def triangular_solve(
     b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Tensor, Tensor]:
+    # torch's forward-mode rule takes changes of the triangle that is not read, too.
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
     factor, up = (a.mT, not upper) if transpose else (a, upper)
-    found = solve_triangular(factor, b, upper=up, unitriangular=unitriangular)
+    found = torch.linalg.solve_triangular(factor, b, upper=up, unitriangular=unitriangular)
     return found, a.clone()
 
 

@@ -289,6 +289,8 @@ def _convolution_backward(
         of_x = _convolution(
             grad, weight, None, stride, padding, dilation, not transposed, extra, groups
         )
+        if transposed:  # the output padding may add whole positions
+            of_x = build.slice_to(of_x, n.type.dims)
     if output_mask[1]:
         moved, fixed = (g, n) if transposed else (n, g)
         of_w = _weight_gradient(moved, fixed, w.type.dims[2:], stride, padding, dilation, groups)

@@ -20,6 +20,7 @@ from xfunc.torchlib.fitting import fitting
 from xfunc.torchlib.gradients import gradients
 from xfunc.torchlib.in_place import IN_PLACE, changing
 from xfunc.torchlib.indexing import INDEXING
+from xfunc.torchlib.losses import LOSSES
 from xfunc.torchlib.promotion import PROMOTING
 from xfunc.torchlib.quantiles import QUANTILES
 from xfunc.torchlib.ranges import RANGES
@@ -188,6 +189,7 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
     **IN_PLACE,
     **EXPANSIONS,
     **FILLING,
+    **LOSSES,
     **RANGES,
     **QUANTILES,
     **READING,

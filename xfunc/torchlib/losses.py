@@ -1,0 +1,39 @@
+"""Losses whose derivative in torch is NaN where the loss is plain."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+
+
+def poisson_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    log_input: bool = True,
+    full: bool = False,
+    size_average: Any = None,
+    eps: float = 1e-8,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """``F.poisson_nll_loss``, which masks Stirling's term of a target of 0 after its logarithm."""
+    old = size_average is not None or reduce is not None
+    if not full or old or reduction not in ("none", "mean", "sum"):
+        return F.poisson_nll_loss(
+            input, target, log_input, full, size_average, eps, reduce, reduction
+        )
+    loss = F.poisson_nll_loss(input, target, log_input, False, eps=eps, reduction="none")
+    is_small = target <= 1
+    large = torch.where(is_small, 1, target)
+    term = large * large.log() - large + 0.5 * torch.log(2 * math.pi * large)
+    loss = (loss + torch.where(is_small, 0, term)).to(loss.dtype)
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
+LOSSES = {F.poisson_nll_loss: poisson_nll_loss}
+"""The replacement for each of these torch functions."""
