@@ -128,16 +128,16 @@ def test_compilers_missing_packages(needed, says, monkeypatch):
 
 @pytest.fixture
 def another(tmp_path):
-    """Makes a Python that has packages of its own, by name and version."""
+    """Makes a Python that has packages of its own, by name and number."""
 
-    def make(path, **versions):
+    def make(path, **numbers):
         packages = tmp_path / "packages"
-        for name, version in versions.items():
-            found = packages / f"{name}-{version}.dist-info"
+        for name, number in numbers.items():
+            found = packages / f"{name}-{number}.dist-info"
             found.mkdir(parents=True)
             (found / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\n")
             with (found / "METADATA").open("a") as file:
-                file.write(f"Version: {version}\n")
+                file.write(f"Version: {number}\n")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} "$@"\n')
         path.chmod(0o755)
