@@ -128,7 +128,7 @@ def test_compilers_missing_packages(needed, says, monkeypatch):
 
 @pytest.fixture
 def another(tmp_path):
-    """Makes a Python that has packages of its own, by name and number."""
+    """Makes a Python that has packages of its own, by name and version."""
 
     def make(path, **numbers):
         packages = tmp_path / "packages"
