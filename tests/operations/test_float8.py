@@ -164,7 +164,7 @@ def test_scaled_mm_matches_torch(left: torch.dtype, out: torch.dtype | None) -> 
     result, _, operands = dot.partition(" dot(")
     assert "f32[5,7]" in result
     first = re.findall(r"%[\w.-]+", operands)[0]
-    assert f"{first} = {({E4: 'f8e4m3fn', E5: 'f8e5m2'}[left])}[5,16]" in text
+    assert f"{first} = { ({E4: 'f8e4m3fn', E5: 'f8e5m2'}[left]) }[5,16]" in text
 
 
 def test_scaled_mm_with_row_and_column_scales() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -133,17 +134,19 @@ class Node:
         return f"<{self.opcode}.{self.number}: {self.type}>"
 
 
-def reached(roots: Iterable[Node], inputs: Iterable[Node]) -> list[Node]:
-    """The nodes that results are computed from, each after its operands; `inputs` are ends."""
-    found = {id(n): n for n in inputs}
-    stack = []
-    for n in roots:
-        if id(n) not in found:
-            found[id(n)] = n
-            stack.append(n)
+def reached(roots: Iterable[Node], ends: Iterable[Node] = ()) -> list[Node]:
+    """The nodes that results are computed from, each after its operands, and from which `ends`."""
+    last = set(map(id, ends))
+    found: dict[int, Node] = {}
+    stack = [*roots]
     while stack:
-        for n in stack.pop().operands:
-            if id(n) not in found:
-                found[id(n)] = n
-                stack.append(n)
-    return sorted(found.values(), key=lambda n: n.number)
+        n = stack.pop()
+        key = id(n)
+        if key not in found:
+            found[key] = n
+            if key not in last:
+                stack += n.operands
+    return sorted(found.values(), key=_number)
+
+
+_number = operator.attrgetter("number")

@@ -320,9 +320,12 @@ def _tuple(outputs: Sequence[Node]) -> bytes:
     return integer_of(2, pb.TUPLE) + b"".join([message_of(4, _shape(n.type)) for n in outputs])
 
 
-def write(name: str, inputs: Sequence[Node], outputs: Sequence[Node]) -> bytes:
-    """A serialised module that computes a tuple of outputs from parameters."""
-    return _Writer().entry(name, reached(outputs, inputs), inputs, outputs)
+def write(name: str, inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[bytes, list[int]]:
+    """A serialised module that computes a tuple of outputs, and which inputs it takes."""
+    nodes = reached(outputs, inputs)
+    among = set(map(id, nodes))
+    taken = [k for k, n in enumerate(inputs) if id(n) in among]
+    return _Writer().entry(name, nodes, [inputs[k] for k in taken], outputs), taken
 
 
 def custom_call(

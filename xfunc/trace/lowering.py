@@ -15,7 +15,7 @@ from xfunc.backends import active
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import Placement
 from xfunc.backends.protocol import Executable, Runtime
-from xfunc.core import ambient
+from xfunc.core import ambient, device
 from xfunc.core.avals import Aval, aval_of, hlo_shape
 from xfunc.errors import PurityError, fail
 from xfunc.hlo import Builder, Module, linking
@@ -241,7 +241,8 @@ def lower(
     trace = tracing.current()
     assert trace is not None
     linking.link(contents, [(x.name, x.module) for x in trace.applied])
-    drop_trivial(contents.proto)
+    if device.TRACER == "torch_xla":
+        drop_trivial(contents.proto)
     module = drop_absent(contents.proto)
     return Lowering.of(name, module, avals, out_avals, consts, inputs)
 

@@ -16,7 +16,7 @@ def parameter() -> Node:
 
 
 def written(inputs: list[Node], outputs: list[Node]) -> Module:
-    return Module.from_bytes(write.write("f", inputs, outputs))
+    return Module.from_bytes(write.write("f", inputs, outputs)[0])
 
 
 def test_array_types_that_are_equal_are_one_object() -> None:
@@ -30,10 +30,17 @@ def test_reached_nodes_come_after_their_operands() -> None:
     build.subtract(y, 1.0)
     found = reached([y], [x, unused])
     assert [n.opcode for n in found if n.opcode != "constant"] == [
-        *("parameter", "parameter", "broadcast", "multiply", "add")
+        *("parameter", "broadcast", "multiply", "add")
     ]
     places = {id(n): k for k, n in enumerate(found)}
     assert all(places[id(o)] < places[id(n)] for n in found for o in n.operands)
+
+
+def test_write_takes_only_inputs_that_are_used() -> None:
+    x, unused = parameter(), parameter()
+    hlo, taken = write.write("f", [unused, x], [build.add(x, x)])
+    assert taken == [1]
+    assert len(Module.from_bytes(hlo).entry.parameters) == 1
 
 
 def test_write_parameters_have_the_order_of_inputs() -> None:
@@ -80,7 +87,6 @@ def test_write_applied_module_has_numbers_of_its_own() -> None:
          "f32[3,4]"),
         (lambda x: build.dot(x, x, ((1,), (1,))), "f32[2,2]"),
         (lambda x: build.reduce("add", x, 0, (0, 1)), "f32[]"),
-        (lambda x: build.barrier([x])[0], "f32[2,3]"),
     ],
 )  # fmt: skip
 def test_build_infers_the_type_that_is_written(make, text) -> None:

@@ -13,7 +13,7 @@ import torch
 from xfunc.backends.tracer import Computation, Leftovers, Tracer
 from xfunc.core.types import Shaped
 from xfunc.graph import build
-from xfunc.graph.node import Node, array_type, reached
+from xfunc.graph.node import Node, array_type
 from xfunc.hlo import Module, write
 from xfunc.hlo.shape import Shape
 from xfunc.tracer import placeholders
@@ -122,12 +122,8 @@ class Nodes:
         names: bool = False,
     ) -> tuple[bytes, list[int | torch.Tensor]]:
         """The operations between placeholders and outputs, and the inputs they use."""
-        roots = [node_of(t) for t in outputs]
-        params = [node_of(t) for t in inputs]
-        used = {id(n) for n in reached(roots, ())}
-        places = [k for k, n in enumerate(params) if id(n) in used]
-        found: list[int | torch.Tensor] = [*places]
-        return write.write(name, [params[k] for k in places], roots), found
+        hlo, taken = write.write(name, [*map(node_of, inputs)], [*map(node_of, outputs)])
+        return hlo, [*taken]
 
     # -- values -------------------------------------------------------------------------------
 
