@@ -17,7 +17,8 @@ x, five = made(), torch.full((2,), 5.0)
 dist.all_gather([x], five)
 assert seen(x) == x.tolist() == [5, 5]
 whole = made()
-dist.all_gather_into_tensor(whole, five)
+gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before 2.13
+gather(whole, five)
 assert seen(whole) == whole.tolist() == [5, 5]
 for write in (dist.all_reduce, lambda x: dist.broadcast(x, 0)):
     x = made()

@@ -29,6 +29,7 @@ from xfunc.backends.pjrt.shardings import sharding
 from xfunc.core.avals import AvalKey
 from xfunc.errors import fail
 from xfunc.torchlib.functorch import never_compile
+from xfunc.torchlib.releases import refusing_reads
 from xfunc.torchlib.switches import lazy_conjugates
 
 if TYPE_CHECKING:
@@ -39,10 +40,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _CPU, _STRIDED = torch.device("cpu"), torch.strided
 _new: Callable[..., Any] = torch.Tensor._make_wrapper_subclass
-# Without it, what reads memory without asking the tensor would end the process: `to_dlpack`, and
-# tensors of torch's whose `data` is assigned.
-_on_access: Callable[[int, str], None] = torch._C._set_storage_data_ptr_access_error_msg
-_storage: Callable[[torch.Tensor], torch.UntypedStorage] = torch._C.TensorBase.untyped_storage
 _ELSEWHERE = (
     "the backend 'pjrt' holds the data of this tensor, and this operation of torch reads memory "
     "without asking for it\nHint: give it a tensor of torch's own, x.cpu()."
@@ -345,10 +342,13 @@ def make(array: jax.Array, aval: AvalKey) -> Array:
     return found
 
 
+_refuse_reads = refusing_reads(Array, _ELSEWHERE)
+
+
 def _wrapper(aval: AvalKey) -> Array:
     # By position: with keywords it takes a fifth longer.
     found = _new(Array, aval[0], None, None, None, aval[1], _STRIDED, _CPU)
-    _on_access(_storage(found)._cdata, _ELSEWHERE)
+    _refuse_reads(found)
     found._jax_aval = aval
     return found
 
@@ -364,12 +364,12 @@ def _maker(aval: AvalKey) -> Callable[[jax.Array], Array]:
 
     def make(array: jax.Array) -> Array:
         found = new(cls, size, None, None, None, dtype, strided, cpu)
-        on_access(storage(found)._cdata, elsewhere)
+        refuse_reads(found)
         found._jax_aval, found._jax_array = aval, array
         return found
 
     cls, new, strided, cpu = Array, _new, _STRIDED, _CPU
-    on_access, storage, elsewhere = _on_access, _storage, _ELSEWHERE
+    refuse_reads = _refuse_reads
     return make
 
 
