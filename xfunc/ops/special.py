@@ -53,16 +53,30 @@ _ZETA_LESS_ONE = [
 ]  # fmt: skip
 
 
+def _log_gamma_after_two(e: Tensor) -> Tensor:
+    """The logarithm of ``gamma(2 + e)`` by Taylor's series; for abs(e) <= 0.5."""
+    powers = [(-1) ** k * z / k for k, z in enumerate(_ZETA_LESS_ONE, 2)]
+    return horner(e, [*reversed(powers), 1 - _EULER, 0.0])
+
+
 def _lgamma_near_its_zeros(x: Tensor) -> Tensor:
-    """Taylor's series at the zeros 1 and 2, where Lanczos's terms cancel; for 0.5 <= x <= 2.5."""
+    """By series at the zeros 1 and 2, where Lanczos's terms cancel; for 0.5 <= x <= 2.5."""
     at_one = x < 1.5
     e = x - torch.where(at_one, 1.0, 2.0)
-    powers = [(-1) ** k * z / k for k, z in enumerate(_ZETA_LESS_ONE, 2)]
-    at_two = horner(e, [*reversed(powers), 1 - _EULER, 0.0])
+    at_two = _log_gamma_after_two(e)
     return torch.where(at_one, at_two - torch.log1p(e), at_two)
 
 
-def _lgamma(x: Tensor) -> Tensor:
+def log_gamma_after(e: Tensor) -> Tensor:
+    """The logarithm of ``gamma(1 + e)``, which keeps the digits of small `e`; for 0 <= e <= 1.5."""
+    near = e <= 0.5
+    at_one, at_two = torch.where(near, e, 0.0), torch.where(near, 0.0, e - 1)
+    return torch.where(
+        near, _log_gamma_after_two(at_one) - torch.log1p(at_one), _log_gamma_after_two(at_two)
+    )
+
+
+def log_gamma(x: Tensor) -> Tensor:
     z = torch.where(x < 0.5, 1 - x, x) - 1
     total = torch.full_like(z, _LANCZOS[0])
     for k, c in enumerate(_LANCZOS[1:]):
@@ -80,7 +94,7 @@ def _lgamma(x: Tensor) -> Tensor:
 @kernel("lgamma")
 def lgamma(x: Tensor) -> Tensor:
     y, dtype = wide(x)
-    return _lgamma(y).to(dtype)
+    return log_gamma(y).to(dtype)
 
 
 @kernel("digamma")
@@ -122,7 +136,7 @@ def _euler_maclaurin(x: Tensor, q: Tensor) -> Tensor:
     single = total
     a = q + terms
     power = torch.pow(a, -x)
-    total = total + power * a / (x - 1) + power / 2
+    total = total + torch.pow(a, 1 - x) / (x - 1) + power / 2
     factor = x * power / a
     for k, b in enumerate(_BERNOULLI):
         total = total + b / math.factorial(2 * k + 2) * factor
@@ -147,6 +161,7 @@ def _zeta(x: Tensor, q: Tensor) -> Tensor:
     sign = torch.where(x / 2 == (x / 2).floor(), 1.0, -1.0)
     total = torch.where(below & (x != math.inf), after + sign * (before - beyond), direct)
     total = torch.where(below & (x != x.floor()), math.nan, total)
+    total = torch.where((q == math.inf) & (x > 1) & (x != math.inf), 0.0, total)
     total = torch.where(below & (q == q.floor()), math.inf, total)
     # Where the sum diverges, not even the poles in `q` matter.
     return torch.where(x == 1, math.inf, torch.where(x < 1, math.nan, total))
@@ -183,60 +198,6 @@ def polygamma(n: int, x: Tensor) -> Tensor:
     sign = -1.0 if n % 2 == 0 else 1.0
     order = torch.full_like(y, n + 1.0)
     return (sign * math.gamma(n + 1) * _zeta(order, y)).to(dtype)
-
-
-def _series(k: Tensor, total: Tensor, term: Tensor, a: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    term = term * x / (a + k + 1)
-    return total + term, term
-
-
-def _fraction(
-    k: Tensor, f: Tensor, c: Tensor, d: Tensor, a: Tensor, x: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One step of Lentz's method for the continued fraction of the upper function."""
-    n = (k + 1).to(x.dtype)
-    b, factor = x + 2 * n + 1 - a, n * (a - n)
-    d = b + factor * d
-    d = 1 / torch.where(d == 0, 1e-300, d)
-    c = b + factor / c
-    c = torch.where(c == 0, 1e-300, c)
-    return f * c * d, c, d
-
-
-def _igamma(a: Tensor, x: Tensor, upper: bool) -> Tensor:
-    """The regularised incomplete gamma functions."""
-    a, x = floating(a, x)
-    dtype, a, x = a.dtype, a.double(), x.double()
-    use_series = (x <= 1) | (x <= a)
-    safe_a, safe_x = torch.where(a > 0, a, 1.0), torch.where((x > 0) & ~x.isinf(), x, 1.0)
-    front = torch.exp(safe_a * torch.log(safe_x) - safe_x - _lgamma(safe_a))
-    sx = torch.where(use_series, safe_x, torch.minimum(safe_x, safe_a))
-    one = torch.ones_like(safe_a)
-    total, _ = loop(_series, 500, [one, one.clone()], [safe_a, sx])
-    lower_found = front * total / safe_a
-    fx = torch.where(use_series, torch.maximum(safe_x, safe_a) + 1, safe_x)
-    first = fx + 1 - safe_a
-    first = torch.where(first == 0, 1e-300, first)
-    f, _, _ = loop(_fraction, 500, [1 / first, torch.full_like(a, 1e300), 1 / first], [safe_a, fx])
-    upper_found = front * f
-    lower = torch.where(use_series, lower_found, 1 - upper_found)
-    higher = torch.where(use_series, 1 - lower_found, upper_found)
-    found = higher if upper else lower
-    ends = (1.0, 0.0) if upper else (0.0, 1.0)
-    found = torch.where(x == 0, ends[0], torch.where(x.isinf(), ends[1], found))
-    found = torch.where((a == 0) & (x > 0), ends[1], found)
-    wrong = (x < 0) | (a < 0) | x.isnan() | a.isnan() | ((a == 0) & (x == 0))
-    return torch.where(wrong, math.nan, found).to(dtype)
-
-
-@kernel("igamma")
-def igamma(a: Tensor, x: Tensor) -> Tensor:
-    return _igamma(a, x, False)
-
-
-@kernel("igammac")
-def igammac(a: Tensor, x: Tensor) -> Tensor:
-    return _igamma(a, x, True)
 
 
 def _ndtri(p: Tensor) -> Tensor:

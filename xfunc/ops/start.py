@@ -9,8 +9,8 @@ from xfunc.ops import decomposed, opmath, ordered, registry
 
 _MODULES = (
     "conversions elementwise arithmetic unary scalars reductions indexing fft views factorisations "
-    "linalg lapack norms windows maxima composed scattered special bessel losses slopes "
-    "pushed layers scaled iota bounded sorting".split()
+    "linalg lapack norms windows maxima composed scattered special incomplete_gamma "
+    "bessel losses slopes pushed layers scaled iota bounded sorting".split()
 )
 
 

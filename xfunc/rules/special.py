@@ -210,7 +210,8 @@ _ERFINV_64 = (
 
 
 def _erfinv(n: Node) -> Node:
-    w = unary("negate", _log1p(unary("negate", multiply(n, n))))
+    # Not log1p(-x * x), which loses digits near 1.
+    w = unary("negate", add(_log1p(unary("negate", n)), _log1p(n)))
     if n.type.dtype is torch.float64:
         root = unary("sqrt", w)
         near = polynomial(subtract(w, 3.125), _ERFINV_64[0])
