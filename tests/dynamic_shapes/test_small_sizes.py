@@ -36,6 +36,10 @@ PROGRAMS: dict[str, Program] = {
     "outer product": lambda x: x[:, :, None] * x[:, None],
     "gradient of a roll": xf.grad(lambda x: (x.roll(3, 0) ** 2 * x).sum()),
     "gradient of a branch": xf.grad(lambda x: (x[:, 1:] ** 2).sum() * x.shape[1] ** 0),
+    "reflected": lambda x: F.pad(x, (2, 1), mode="reflect"),
+    "replicated": lambda x: F.pad(x[:, :-1], (2, 1), mode="replicate"),
+    "written": lambda x: x.slice_scatter(x[:, :-1] * 2, 1, 1),
+    "sorted": lambda x: x.sort(1)[0] + x.cummax(0)[0],
     "windows": lambda x: x.unfold(1, 3, 1).sum(2),
     "batch_norm": lambda x: F.batch_norm(x, None, None, training=True),
     "instance_norm": lambda x: F.instance_norm(x[None]),
@@ -126,6 +130,21 @@ def test_lowered_range_refuses_small_size_that_disagrees() -> None:
     for run in (both.compile(), xf.export.deserialize(xf.export.serialize(both))):
         assert run(torch.ones(1)).tolist() == [2]
         assert run(torch.ones(2)).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_padding_by_edges_beyond_the_size_raises_as_torch(mode: str) -> None:
+    sizes = [((1, 1, 2), (2, 0)), ((1, 1, 3, 2), (0, 1, 3, 0)), ((1, 1, 4), (-3, -2))]
+    for shape, pad in sizes:
+        x = torch.ones(shape)
+        f = lambda x, pad=pad: F.pad(x, pad, mode=mode)  # noqa: E731
+        try:
+            want = f(x)
+        except RuntimeError:
+            with pytest.raises(RuntimeError, match=r"should be less than|is too small"):
+                xf.jit(f)(x)
+        else:
+            torch.testing.assert_close(xf.jit(f)(x).cpu(), want)
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch._decomp import decomposition_table
@@ -17,10 +18,42 @@ Tensor = torch.Tensor
 # only for some arguments.
 for _name in """
     grid_sampler_2d huber_loss glu
-    reflection_pad1d reflection_pad2d reflection_pad3d
-    replication_pad1d replication_pad2d replication_pad3d
 """.split():
     composition(_name)(decomposition_table[getattr(torch.ops.aten, _name).default])
+
+
+def _edges(name: str, spatial: int, check: Callable[[Tensor, int, int, int], None] | None) -> None:
+    """Padding with elements of the array: torch's decomposition, which checks no sizes."""
+    pad = decomposition_table[getattr(torch.ops.aten, name).default]
+
+    @composition(name)
+    def run(x: Tensor, padding: Sequence[int]) -> Tensor:
+        if 0 in x.shape[-spatial - 1 :]:
+            raise RuntimeError(f"{name} needs sizes other than 0, but got: input {[*x.shape]}")
+        for k in range(min(spatial, x.ndim)):
+            low, high = padding[2 * k], padding[2 * k + 1]
+            if check is not None:
+                check(x, k, low, high)
+            size, letter = x.shape[-1 - k], "WHD"[k]
+            if (out := size + low + high) < 1:
+                raise RuntimeError(
+                    f"input ({letter}: {size}) is too small. Calculated output {letter}: {out}"
+                )
+        return pad(x, padding)
+
+
+def _check_reflection(x: Tensor, k: int, low: int, high: int) -> None:
+    dim = x.ndim - 1 - k
+    if not max(low, high) < x.shape[dim]:
+        raise RuntimeError(
+            f"Argument #{4 + 2 * k}: Padding size should be less than the corresponding input "
+            f"dimension, but got: padding ({low}, {high}) at dimension {dim} of input {[*x.shape]}"
+        )
+
+
+for _n in (1, 2, 3):
+    _edges(f"reflection_pad{_n}d", _n, _check_reflection)
+    _edges(f"replication_pad{_n}d", _n, None)
 
 
 @composition("istft")
