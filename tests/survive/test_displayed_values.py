@@ -6,6 +6,7 @@ import inspect
 import io
 import logging
 import logging.handlers
+import pdb
 import sys
 import types
 from collections.abc import Iterator
@@ -137,3 +138,67 @@ def test_value_that_something_else_holds_too() -> None:
 
     with pytest.raises(LeakError, match="outlived its trace"):
         xf.jit(appends)(X)
+
+
+COMMANDS = {
+    "steps": "n\np z\nn\nw\na\nc\n",
+    "display": "display y\nn\nn\nc\n",
+    "frames": "u\np x\nd\npp locals()\nc\n",
+    "assignment": "n\n!q = y * 2\np q\nc\n",
+    "return": "n\nr\nn\nc\n",
+}
+
+
+@pytest.mark.sample(4, seed=1)
+@pytest.mark.parametrize("transform", [xf.jit, xf.checkpoint, xf.vmap], ids=lambda t: t.__name__)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_debugger_that_the_function_holds(name: str, transform: Any) -> None:
+    """What a debugger has seen is no part of what a function depends on, either."""
+    out, typed = io.StringIO(), io.StringIO(COMMANDS[name])
+    debugger = pdb.Pdb(stdin=typed, stdout=out, nosigint=True, readrc=False)
+    debugger.use_rawinput = False
+
+    def fun(x: Tensor) -> Tensor:
+        y = x * 2
+        debugger.set_trace()
+        z = y + 1
+        return z * 2
+
+    try:
+        found = transform(fun)(X)
+    finally:
+        debugger.set_continue()
+    assert found.tolist() == [6.0, 6.0, 6.0]
+    assert "(Pdb)" in out.getvalue()
+
+
+def test_debugger_that_keeps_all_frames() -> None:
+    kept: list[Any] = []
+
+    def note(frame: types.FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_filename == __file__:
+            kept.append((frame, event, arg))
+            return note
+        return None
+
+    def fun(x: Tensor) -> Tensor:
+        values = iter([x * 2, x * 3])
+        return x + next(values)
+
+    sys.settrace(note)
+    try:
+        found = xf.jit(fun)(X)
+    finally:
+        sys.settrace(None)
+    assert found.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_handler_that_the_function_holds() -> None:
+    memory = logging.handlers.MemoryHandler(100, logging.CRITICAL)
+
+    def fun(x: Tensor) -> Tensor:
+        memory.emit(logging.LogRecord(LOG.name, logging.INFO, __file__, 1, "%s", (x * 2,), None))
+        return x + 1
+
+    assert xf.jit(fun)(X).tolist() == [2.0, 2.0, 2.0]
+    assert len(memory.buffer) == 1

@@ -27,6 +27,7 @@ from torch.nn.parameter import is_lazy
 from xfunc.cache import classes, views, volatile, watch
 from xfunc.cache.largest import largest
 from xfunc.cache.own_classes import BUILTIN_METHODS, RULES, Same
+from xfunc.core.displays import is_display
 from xfunc.core.guards import State
 from xfunc.core.locations import is_of_user
 from xfunc.core.wrappers import Bundle, Wrapper
@@ -247,7 +248,7 @@ def _leaf_rule_of(kind: type) -> Callable[[Walk, Any], Hashable] | None:
     """How to value instances of a class that never count as found before."""
     if issubclass(kind, torch.Tensor):
         return lambda walk, x: walk.tensor(x)
-    if issubclass(kind, _OPAQUE):
+    if issubclass(kind, _OPAQUE) or is_display(kind):
         return lambda walk, x: Same(x)
     if issubclass(kind, types.ModuleType):
         return _module

@@ -4,27 +4,29 @@ NOTE [values that are only displayed]: a log record keeps its arguments until it
 pytest until the test ends; a debugger, a profiler or a traceback keeps the frames that it saw, with
 their variables. Nobody computes with these: they are defused like any leaked value, but they are
 not a mistake in the traced function. Python tells who refers to an object; where all ways back end
-at such a holder, it is no leak. A variable of a function that still runs is not among the
+at such a holder, it is no leak. Ways back lead through containers, and while a debugger or profiler
+watches, which may keep frames of the library as well, through any object. A variable of a function that still runs is not among the
 referrers, so an object that nothing seems to refer to has an owner.
 """
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
-import logging
 import sys
 import types
 from collections.abc import Collection
 
 import torch
 
-_DISPLAYS = (logging.LogRecord, types.FrameType, types.TracebackType)
-_DEBUGGERS = ("pydevd", "_pydevd_bundle", "_pydevd_frame_eval", "debugpy")
+from xfunc.core.displays import is_debugger, is_display
+
 _CONTAINERS = (
     tuple, list, dict, set, frozenset, types.CellType, types.FunctionType, types.MethodType,
     functools.partial,
 )  # fmt: skip
+_PARTS = (tuple, list, dict, collections.defaultdict, set)
 _MOST = 1000  # objects that are looked at
 
 
@@ -35,6 +37,7 @@ def are_owned(tensors: Collection[torch.Tensor], besides: Collection[object]) ->
     is entirely in C++, and has no owner in Python.
     """
     ours = {id(tensors), *map(id, besides)}
+    is_watched = sys.gettrace() is not None or sys.getprofile() is not None
     excused = {*_snapshots(), *_of_debuggers()}
     level: list[object] = [*tensors]
     seen = set(map(id, level))
@@ -43,9 +46,10 @@ def are_owned(tensors: Collection[torch.Tensor], besides: Collection[object]) ->
         holders = [h for h in gc.get_referrers(*level) if h is not level and id(h) not in ours]
         above: list[object] = []
         for holder in holders:
-            if _displays(holder) or id(holder) in seen or id(holder) in excused:
+            if is_display(type(holder)) or id(holder) in seen or id(holder) in excused:
                 continue
-            if type(holder) not in _CONTAINERS or len(seen) > _MOST or _is_of_module(holder):
+            passes = is_watched or type(holder) in _CONTAINERS
+            if not passes or len(seen) > _MOST or _is_of_module(holder):
                 return True
             seen.add(id(holder))
             above.append(holder)
@@ -74,19 +78,17 @@ def _snapshots() -> list[int]:
 
 
 def _of_debuggers() -> list[int]:
-    """Debuggers and their attributes, by id, to which the cache may refer, too."""
-    bdb = sys.modules.get("bdb")
-    if bdb is None:
-        return []
-    debuggers = [x for x in gc.get_objects() if issubclass(type(x), bdb.Bdb)]
-    return [id(x) for debugger in debuggers for x in (debugger, vars(debugger))]
-
-
-def _displays(holder: object) -> bool:
-    kind = type(holder)
-    return issubclass(kind, _DISPLAYS) or str(kind.__module__).partition(".")[0] in _DEBUGGERS
+    """What debuggers consist of, by id: the cache may refer to it, too."""
+    level: list[object] = [x for x in gc.get_objects() if is_debugger(type(x))]
+    found: dict[int, object] = {}
+    while level and len(found) < _MOST:
+        found.update((id(x), x) for x in level)
+        below = [y for x in level for y in gc.get_referents(x)]
+        level = [y for y in below if type(y) in _PARTS and id(y) not in found]
+        level = [y for y in level if not _is_of_module(y)]
+    return list(found)
 
 
 def _is_of_module(holder: object) -> bool:
-    """Whether this holds the global variables of a module, to which all of its functions refer."""
-    return type(holder) is dict and "__builtins__" in holder
+    """Whether this is a class, or the global variables of a module, which all functions reach."""
+    return isinstance(holder, type) or (type(holder) is dict and "__builtins__" in holder)
