@@ -1,4 +1,4 @@
-"""Layer and group normalisation.
+"""Layer, group and batch normalisation.
 
 torch_xla 2.9 lowers these to batch normalisation, where XLA computes the variance as a difference
 of two large numbers: off by a quarter where the mean is a thousand times the deviation.
@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 
+from xfunc.core import device
 from xfunc.ops.opmath import HALF
 from xfunc.ops.registry import differentiable, kernel
 from xfunc.torchlib import functorch
@@ -82,3 +85,31 @@ def _derived(
 
 differentiable("native_layer_norm")(functools.partial(_derived, layer_norm))
 differentiable("native_group_norm")(functools.partial(_derived, group_norm))
+
+
+# -- of batches -----------------------------------------------------------------------------------
+
+
+def _batch_norm(name: str) -> None:
+    """torch's composition, with the results that torch has on the CPU."""
+    base, _, overload = name.partition(".")
+    composed = decomposition_table[getattr(getattr(torch.ops.aten, base), overload or "default")]
+    @kernel(name)
+    def run(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Any:
+        out, mean, scale, *running = composed(x, weight, bias, *rest)
+        *statistics, training, _, _ = rest
+        if not training:  # The derivative takes the running statistics.
+            mean, scale = x.new_zeros(0), x.new_zeros(0)
+        elif x.dtype in HALF and all(p is None or p.dtype in HALF for p in (weight, *statistics)):
+            mean, scale = mean.to(x.dtype), scale.to(x.dtype)
+        kept = (new.to(old.dtype) for new, old in zip(running, statistics, strict=False))
+        return (out, mean, scale, *kept)
+
+
+if device.TRACER == "own":  # torch_xla has kernels of its own
+    for _name in (
+        "native_batch_norm",
+        "_native_batch_norm_legit_functional",
+        "_native_batch_norm_legit.no_stats",
+    ):
+        _batch_norm(_name)

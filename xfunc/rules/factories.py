@@ -16,7 +16,7 @@ import torch
 from xfunc.graph import build
 from xfunc.graph.build import Number, add, multiply
 from xfunc.graph.node import ArrayType, Node, array_type, next_number
-from xfunc.rules.operands import convert, dtype_of_number, number
+from xfunc.rules.operands import convert, dtype_of_number, number, on_cpu
 from xfunc.tracer import placeholders
 from xfunc.tracer.placeholders import Placeholder, node_of
 from xfunc.tracer.table import rule
@@ -98,6 +98,18 @@ def _linspace(
     down = build.subtract(_filled(end, type), multiply(back, number(step, held)))
     early = build.compare(build.real(place), steps // 2, "LT")
     return convert(build.select(early, up, down), dtype)
+
+
+def _constant(function: Callable[..., torch.Tensor], *names: str) -> None:
+    """A constant: numbers computed from Python numbers, as torch rounds them."""
+
+    @factory(*names)
+    def run(*numbers: Any, dtype: torch.dtype | None = None, **_: Any) -> Node:
+        return build.literal(on_cpu(function)(*numbers, dtype=dtype, device="cpu"))
+
+
+_constant(torch.logspace, "logspace")
+_constant(torch.kaiser_window, "kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")
 
 
 @factory("arange", "arange.start", "arange.start_step")

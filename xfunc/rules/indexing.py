@@ -15,8 +15,7 @@ from xfunc.graph import build
 from xfunc.graph.build import GatherDims, Number, ScatterDims, add, compare, select
 from xfunc.graph.node import Node, array_type
 from xfunc.rules.factories import refuse_read
-from xfunc.rules.operands import HALF, broadcast_dims, convert, dim_of, number
-from xfunc.rules.views import on_cpu
+from xfunc.rules.operands import HALF, broadcast_dims, convert, dim_of, number, on_cpu
 from xfunc.tracer.placeholders import Placeholder, node_of
 from xfunc.tracer.table import base, rule
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -257,3 +257,21 @@ def scalar_type_name(dtype: torch.dtype) -> str:
     """torch's name of a dtype in its errors: "Float"."""
     name = str(dtype).removeprefix("torch.")
     return _SCALAR_TYPES.get(name, name)
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run with plain tensors of the CPU, whatever transforms are active."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._DisableFuncTorch(), torch._C.DisableTorchFunction(), torch.no_grad():
+            before = torch._C._dispatch_tls_is_dispatch_key_excluded("Functionalize")
+            torch._C._dispatch_tls_set_dispatch_key_excluded("Functionalize", True)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                torch._C._dispatch_tls_set_dispatch_key_excluded("Functionalize", before)
+
+    return run

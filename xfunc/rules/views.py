@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from xfunc.errors import fail
 from xfunc.graph import build
 from xfunc.graph.build import GatherDims, ScatterDims
 from xfunc.graph.node import Node, array_type
-from xfunc.rules.operands import convert, dim_of, dims_of, number
+from xfunc.rules.operands import convert, dim_of, dims_of, number, on_cpu
 from xfunc.tracer.placeholders import Placeholder, node_of
 from xfunc.tracer.table import rule
 
@@ -351,21 +351,6 @@ def _put(n: Node, places: torch.Tensor, values: Node, opcode: str = "second") ->
 
 def _positions(dims: Dims) -> torch.Tensor:
     return torch.arange(math.prod(dims), device="cpu").reshape(dims)
-
-
-def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Run with plain tensors of the CPU, whatever transforms are active."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._DisableFuncTorch(), torch._C.DisableTorchFunction(), torch.no_grad():
-            before = torch._C._dispatch_tls_is_dispatch_key_excluded("Functionalize")
-            torch._C._dispatch_tls_set_dispatch_key_excluded("Functionalize", True)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                torch._C._dispatch_tls_set_dispatch_key_excluded("Functionalize", before)
-
-    return run
 
 
 @rule("diagonal_copy", "diagonal")
