@@ -10,6 +10,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.passes.accumulate import compute_wide
 from xfunc.hlo.passes.barriers import hold_barriers
+from xfunc.hlo.passes.convolutions import keep_space_whole
 from xfunc.hlo.passes.limits import reach_limits
 from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
@@ -40,6 +41,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
         narrow_scatter_indices(proto)
         divide_evenly(proto, count)
         hide_positions(proto)
+        keep_space_whole(proto)
     n = traced_for(proto, count)
     if n != count:
         fail(
