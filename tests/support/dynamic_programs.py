@@ -59,6 +59,13 @@ def _wasteful(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return xf.while_loop(lambda s: s[0] < 3, body, (torch.tensor(0), x))[1]
 
 
+def _written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x.new_zeros(x.shape[0] + 3, x.shape[1] + 2)
+    y[1:-2, 2:] = x
+    y[0, 1:-1] += w[:, 1]
+    return y
+
+
 EXACT: dict[str, Program] = {
     "elementwise": lambda x, w: x.sin() + w[:, 0],
     "sums": lambda x, w: (x.sum(), x.sum(0), x.mean(1), x.var(1), x.std(), w.mean(0)),
@@ -83,6 +90,22 @@ EXACT: dict[str, Program] = {
     "scattered": lambda x, w: torch.zeros(4, 3, dtype=x.dtype).index_add(
         0, torch.arange(w.shape[0]) % 4, w
     ),
+    "sorted": lambda x, w: (x.sort(1, descending=True), x.round().argsort(dim=0, stable=True),
+                            x.topk(2, 1), x.reshape(-1).sort()[0], x.kthvalue(2, 1)),
+    "in the middle": lambda x, w: (x.median(1), x.median(), x.quantile(0.3, 1), x.nanmedian(0),
+                                   x.round().mode(1)),
+    "gradient of a sort": lambda x, w: xf.grad(lambda x: (x.sort(1)[0] * w[:, 0]).square().sum())(
+        x
+    ),
+    "running extremes": lambda x, w: (x.round().cummax(1), x.cummin(0)),
+    "gradient of a running maximum": lambda x, w: xf.grad(
+        lambda x: (x.cummax(1)[0] ** 2 * w[:, 0]).sum()
+    )(x),
+    "searched": lambda x, w: (torch.searchsorted(x.sort(1)[0], x.flip(1)),
+                              torch.bucketize(x, w[:, 0].sort()[0], right=True)),
+    "written": lambda x, w: (x.slice_scatter(x[:, 1:-1] * 2, 1, 2), _written(x, w)),
+    "windows": lambda x, w: (x.unfold(1, 3, 1).amax(2), F.pad(x, (2, 1), mode="circular"),
+                             F.pad(x, (1, 2), mode="reflect")),
     "one hot": lambda x, w: (F.one_hot(x.argmax(1), 64), x.index_put((x.argmax(0) * 0,), w[:, 0])),
     "normalised": lambda x, w: (F.layer_norm(x, x.shape[1:]), x / x.norm(), F.normalize(w, dim=0)),
     "attention": _attention,
@@ -110,7 +133,10 @@ EXACT: dict[str, Program] = {
 
 # What cannot be made exact, and what is said of it.
 INEXACT: dict[str, tuple[Program, str]] = {
-    "sorted": (lambda x, w: x.sort(1)[0], "sort along a dimension of size S"),
+    "transformed": (
+        lambda x, w: torch.fft.rfft(x, dim=1).abs(),
+        "another fft",
+    ),
     "rounded": (lambda x, w: x[:, : (x.shape[1] + 1) // 2], "which is not a polynomial"),
     "power": (lambda x, w: x * 1.01 ** x.shape[1], "no ratio of sizes"),
     "another path": (lambda x, w: x.sin() if x.shape[1] % 2 else x.cos(), "another program"),
@@ -118,7 +144,7 @@ INEXACT: dict[str, tuple[Program, str]] = {
         lambda x, w: torch.cat([x, x.new_ones(x.shape[0], 64 - x.shape[1])], 1),
         "a dimension of size -S+64, which smaller sizes may exceed",
     ),
-    "running maximum": (lambda x, w: x.cummax(1)[0], "another program"),
+    "running logarithm": (lambda x, w: x.logcumsumexp(1), "another program"),
 }
 
 _STEPS: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
@@ -154,6 +180,11 @@ _STEPS: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
     lambda x, w: xf.grad(lambda x: ((x.sin() @ w) ** 2).mean())(x),
     lambda x, w: x.repeat(1, 2).view(x.shape[0], 2, -1).mean(1),
     lambda x, w: x * torch.arange(x.shape[1]) / x.shape[1],
+    lambda x, w: x.sort(1)[0],
+    lambda x, w: x.sort(0, descending=True)[0] + x,
+    lambda x, w: x.slice_scatter(x[:, :-1].sin(), 1, 1),
+    lambda x, w: x.cummax(1)[0],
+    lambda x, w: x - x.median(1, keepdim=True)[0],
 ]
 _ENDS: list[Callable[[torch.Tensor], Any]] = [
     lambda x: x,
@@ -223,6 +254,11 @@ _AT_SMALL_SIZES: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda x: x.diagonal()[:, None] * x[:1],
     lambda x: xf.scan(lambda c, a: (c + a, c.sin() + a), x.new_zeros(x.shape[0]), x.T)[1].T,
     lambda x: x.gather(1, x.argmax(1)[:, None]) + x,
+    lambda x: F.pad(x, (2, 1), mode="reflect"),
+    lambda x: F.pad(x, (1, 0), mode="circular"),
+    lambda x: x.slice_scatter(x[:, 1:] * 2, 1, 0, x.shape[1] - 1),
+    lambda x: x.sort(1)[0] + x.topk(2, 1)[0][:, :1],
+    lambda x: x.median(1, keepdim=True)[0] - x.cummin(1)[0],
     lambda x: x.permute(1, 0)[None].expand(2, -1, -1).mean(0),
 ]
 

@@ -14,6 +14,7 @@ import torch
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.computation import ComputationBuilder, Value
 from xfunc.hlo.shape import Shape
+from xfunc.hlo.wire import integer_of, message_of
 
 _FFT = {"FFT": pb.FFT, "IFFT": pb.IFFT, "RFFT": pb.RFFT, "IRFFT": pb.IRFFT}
 FftKind = Literal["FFT", "IFFT", "RFFT", "IRFFT"]
@@ -80,13 +81,41 @@ def reduce(
     body: ComputationBuilder, x: Value, start: Value, dims: Sequence[int], opcode: str
 ) -> Value:
     """Combine the elements along dimensions, from `start` on, by a binary operation."""
-    scalar = Shape(x.shape.dtype)
-    inner = body.module.computation(opcode)
-    combine = inner.build(
-        inner.instruction(opcode, scalar, [inner.parameter(scalar), inner.parameter(scalar)])[0]
-    )
     kept = [n for d, n in enumerate(x.shape.dims) if d not in dims]
     value, proto = body.instruction("reduce", Shape(x.shape.dtype, kept), [x, start])
     proto.dimensions.extend(dims)
-    proto.called_computation_ids.append(combine.id)
+    proto.called_computation_ids.append(_combination(body, x, opcode))
     return value
+
+
+def prefixes(body: ComputationBuilder, x: Value, start: Value, dim: int, opcode: str) -> Value:
+    """Combine each element with those before it along a dimension, by a binary operation.
+
+    Args:
+        body: the computation to add to.
+        x: an array of at least one element.
+        start: the neutral element.
+        dim: the dimension.
+        opcode: of the operation, which is associative.
+    """
+    value, proto = body.instruction("reduce-window", x.shape, [x, start])
+    proto.called_computation_ids.append(_combination(body, x, opcode))
+    window = b""
+    for d, n in enumerate(x.shape.dims):
+        size = n if d == dim else 1
+        numbers = (size, 1, size - 1, 0, 1, 1, 0)  # with stride, padding, dilations and reversal
+        fields = b"".join([integer_of(k + 1, n) for k, n in enumerate(numbers)])
+        window += message_of(1, fields)
+    proto.MergeFromString(message_of(_WINDOW, window))
+    return value
+
+
+_WINDOW = 15  # field of HloInstructionProto
+
+
+def _combination(body: ComputationBuilder, x: Value, opcode: str) -> int:
+    """The id of a computation that combines two elements."""
+    scalar = Shape(x.shape.dtype)
+    inner = body.module.computation(opcode)
+    pair = [inner.parameter(scalar), inner.parameter(scalar)]
+    return inner.build(inner.instruction(opcode, scalar, pair)[0]).id

@@ -99,10 +99,35 @@ def loop(
         options: hashable.
     """
     state, held = tuple(state), tuple(held)
+    return _looped(step, length, False, state, held, options)
+
+
+def halvings(
+    step: Step,
+    n: int,
+    state: Sequence[torch.Tensor],
+    held: Sequence[torch.Tensor] = (),
+    **options: object,
+) -> tuple[torch.Tensor, ...]:
+    """``while n: state = step(n, *state, *held, **options); n //= 2``; see `loop`.
+
+    With dynamic shapes it is one program for all `n`, because HLO holds `n` itself.
+    """
+    return _looped(step, n, True, tuple(state), tuple(held), options)
+
+
+def _looped(
+    step: Step,
+    length: int,
+    halves: bool,
+    state: tuple[torch.Tensor, ...],
+    held: tuple[torch.Tensor, ...],
+    options: Mapping[str, object],
+) -> tuple[torch.Tensor, ...]:
     if not length:
         return state
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in (*state, *held))
-    computation = _loop(step, length, avals, len(state), tuple(options.items()))
+    computation = _loop(step, length, halves, avals, len(state), tuple(options.items()))
     outputs = below(tracer().apply, step.__name__, [*state, *held], computation)
     return tuple(outputs)
 
@@ -111,6 +136,7 @@ def loop(
 def _loop(
     step: Step,
     length: int,
+    halves: bool,
     avals: tuple[Aval, ...],
     n: int,
     options: tuple[tuple[str, object], ...],
@@ -123,20 +149,26 @@ def _loop(
 
     test = b.computation("test")
     k = test.get_tuple_element(test.parameter(whole), 0)
-    again = test.build(test.compare(k, test.constant(length, torch.int64), "LT"))
+    end = test.constant(0 if halves else length, torch.int64)
+    again = test.build(test.compare(k, end, "GT" if halves else "LT"))
 
     body = b.computation("body")
     x = body.parameter(whole)
     values = [body.get_tuple_element(x, i) for i in range(len(carry))]
     found = body.call(b.embed(module), [values[i] for i in inputs])
-    values[0] = body.add(values[0], body.constant(1, torch.int64))
+    one = body.constant(1, torch.int64)
+    if halves:
+        values[0], _ = body.instruction("shift-right-arithmetic", values[0].shape, [values[0], one])
+    else:
+        values[0] = body.add(values[0], one)
     values[1 : n + 1] = [body.get_tuple_element(found, i) for i in range(n)]
     once = body.build(body.tuple(values))
 
     entry = b.computation(step.__name__)
-    start = [entry.constant(0, torch.int64), *(entry.parameter(s) for s in carry[1:])]
-    end = entry.while_(again, once, entry.tuple(start))
-    result = entry.tuple([entry.get_tuple_element(end, i + 1) for i in range(n)])
+    first = entry.constant(length if halves else 0, torch.int64)
+    start = [first, *(entry.parameter(s) for s in carry[1:])]
+    found = entry.while_(again, once, entry.tuple(start))
+    result = entry.tuple([entry.get_tuple_element(found, i + 1) for i in range(n)])
     made = b.build(entry.build(result))
     return tracer().computation(b.name, made.to_bytes())
 

@@ -9,6 +9,7 @@ import torch
 
 from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail
+from xfunc.ops.emit import halvings
 from xfunc.ops.registry import batched, below, composition, kernel, original
 
 Tensor = torch.Tensor
@@ -215,15 +216,22 @@ def searchsorted(
     if edges.ndim == 1:
         values = values.reshape(-1)
     low, high = torch.zeros_like(values, dtype=torch.int64), torch.full_like(values, n).long()
-    for _ in range(n.bit_length()):  # bisection
-        middle = (low + high) // 2
-        there = edges.gather(-1, middle.clamp(max=n - 1))
-        after = ~(there > values) if right else ~(there >= values)
-        if edges.is_floating_point():  # NaN comes last.
-            after = after & ~there.isnan() | (values.isnan() & (~there.isnan() | right))
-        after = after & (low < high)
-        low, high = torch.where(after, middle + 1, low), torch.where(after, high, middle)
+    low, _ = halvings(_bisected, n, (low, high), (edges, values), right=right)
     return low.reshape(shape).to(torch.int32 if out_int32 else torch.int64)
+
+
+def _bisected(
+    n: Tensor, low: Tensor, high: Tensor, edges: Tensor, values: Tensor, *, right: bool
+) -> tuple[Tensor, Tensor]:
+    """Half of each range, in which the place of a value is."""
+    middle = (low + high) // 2
+    there = edges.gather(-1, middle.clamp(max=edges.shape[-1] - 1))
+    after = ~(there > values) if right else ~(there >= values)
+    if edges.is_floating_point():  # NaN comes last.
+        number, last = ~there.isnan(), values.isnan()
+        after = after & number | (last if right else last & number)
+    after = after & (low < high)
+    return torch.where(after, middle + 1, low), torch.where(after, high, middle)
 
 
 def _alike(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -183,20 +183,23 @@ def scan_along(combine, x: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
 
 
 def _extremes(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
-    place = torch.zeros_like(x, dtype=torch.int64)
-    if not x.ndim:
-        return x.clone(), place
-    shape = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
-    place = place + torch.arange(x.shape[dim], device=x.device).reshape(shape)
+    if not x.ndim or not x.numel():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    dim %= x.ndim
+    keys = settled(x.to(torch.int32) if x.dtype is torch.bool else x)
+    start = (lowest if largest else highest)(keys.dtype)
+    opcode = "maximum" if largest else "minimum"
+    best = instruction(_prefixes, keys, dim=dim, opcode=opcode, start=start)
+    # The last of equal elements wins, and so does the last NaN.
+    hit = (keys == best) | keys.isnan() if x.is_floating_point() else keys == best
+    shape = [-1 if d == dim else 1 for d in range(x.ndim)]
+    places = torch.where(hit, torch.arange(x.shape[dim], device=x.device).reshape(shape), 0)
+    places = instruction(_prefixes, places, dim=dim, opcode="maximum", start=0)
+    return x.gather(dim, places), places  # `best` may be 0.0 where -0.0 has won.
 
-    def later_wins(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        wins = b[0] >= a[0] if largest else b[0] <= a[0]
-        if x.is_floating_point():
-            wins = b[0].isnan() | (wins & ~a[0].isnan())
-        return torch.where(wins, b[0], a[0]), torch.where(wins, b[1], a[1])
 
-    value, place = scan_along(later_wins, (x, place), dim)
-    return value, place
+def _prefixes(body: ComputationBuilder, x: Value, *, dim: int, opcode: str, start: float) -> Value:
+    return hlo.prefixes(body, x, body.constant(start, x.shape.dtype), dim, opcode)
 
 
 @kernel("cummax")
@@ -221,17 +224,17 @@ def _middle(x: Tensor, dim: int, keepdim: bool, skip_nan: bool) -> tuple[Tensor,
         return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
     value, place = torch.sort(x, dim=dim, stable=True)  # NaN comes last
     n = x.shape[dim]
+    at = _half(n - 1, value.narrow(dim, 0, 1))
     if x.is_floating_point():
         nans = x.isnan().sum(dim, keepdim=True)
-        at = (
-            (n - nans - 1).clamp(min=0) // 2
-            if skip_nan
-            else torch.where(nans > 0, n - nans, (n - 1) // 2)
-        )
-        value, place = value.gather(dim, at), place.gather(dim, at)
-    else:
-        value, place = (v.narrow(dim, (n - 1) // 2, 1) for v in (value, place))
+        at = (n - nans - 1).clamp(min=0) // 2 if skip_nan else torch.where(nans > 0, n - nans, at)
+    value, place = value.gather(dim, at), place.gather(dim, at)
     return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+
+
+def _half(n: int, like: Tensor) -> Tensor:
+    """``n // 2``, computed on the device: with dynamic shapes, HLO holds `n` itself."""
+    return torch.full_like(like, n, dtype=torch.int64) // 2
 
 
 @kernel("median.dim")

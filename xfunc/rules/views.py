@@ -494,8 +494,9 @@ def _unfold(x: Placeholder, dimension: int, size: int, step: int) -> Node:
     dim = dim_of(dimension, rank)
     dims = n.type.dims
     count = (dims[dim] - size) // step + 1
-    places = torch.arange(dims[dim], device="cpu").unfold(0, size, step).contiguous()
-    index = build.literal(places.reshape(count, size))
+    torch.empty((), device="cpu").expand(dims[dim]).unfold(0, size, step)  # for its errors
+    places = array_type(torch.int64, (count, size))
+    index = build.add(build.multiply(build.iota(places, 0), step), build.iota(places, 1))
     # The window's own dimension comes last.
     out = (*dims[:dim], count, *dims[dim + 1 :], size)
     rest = tuple([k if k < dim else k + 1 for k in range(rank - 1)])

@@ -206,7 +206,8 @@ class Maker:
                     raise symbolic
                 return *self._checked(symbolic, ends), sizes is not None
             except NoFit as found:
-                error = found if error is None or sizes is ends else error
+                told = sizes is ends and found.instruction is not None
+                error = found if error is None or told else error
         assert error is not None
         raise error
 

@@ -14,7 +14,7 @@ from xfunc.hlo.passes.common import dead_code_elimination
 from xfunc.hlo.passes.offload import is_placement
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair, is_region, is_tie
 from xfunc.symbolic.fit import SymbolicModule
-from xfunc.symbolic.padding import pooling, reductions, regions, rules, windows
+from xfunc.symbolic.padding import pooling, reductions, regions, rules, sorting, windows
 from xfunc.symbolic.padding.convolution import convolution
 from xfunc.symbolic.padding.emit import S64, Emitter, array
 from xfunc.symbolic.padding.layouts import own
@@ -38,6 +38,7 @@ _RULES = {
     **reductions.RULES,
     **windows.RULES,
     **pooling.RULES,
+    **sorting.RULES,
     **regions.RULES,
     "convolution": convolution,
 }
@@ -199,7 +200,8 @@ class _Body:
                 if p.proto.HasField("sharding"):
                     at.sharding.CopyFrom(p.proto.sharding)
         self.sizes = self.sizes_inside = sizes
-        self.emit = Emitter(whole.ids, dict(zip(whole.names, sizes, strict=True)))
+        named = dict(zip(whole.names, sizes, strict=True))
+        self.emit = Emitter(whole.ids, named, whole.made)
         self.emit.instructions += made
         self.movers = Movers(self.emit, whole.symbolic, whole.divided)
         if is_region(c.proto):

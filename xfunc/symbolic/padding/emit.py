@@ -59,9 +59,16 @@ class Emitter:
     Args:
         ids: unused ids.
         sizes: the actual sizes of the symbols, as scalars of the computation.
+        computations: those made for the module, to which instructions may add.
     """
 
-    def __init__(self, ids: Iterator[int], sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        ids: Iterator[int],
+        sizes: Mapping[str, int],
+        computations: list[pb.HloComputationProto],
+    ) -> None:
+        self.computations = computations
         self.instructions: list[pb.HloInstructionProto] = []
         self.source: pb.HloInstructionProto | None = None  # the one that new ones help compute
         self._ids, self._sizes = ids, sizes
@@ -93,6 +100,10 @@ class Emitter:
         """Add an existing instruction."""
         self.instructions.append(proto)
         return proto.id
+
+    def proto(self, id: int) -> pb.HloInstructionProto:
+        """An instruction that was just added."""
+        return next(i for i in reversed(self.instructions) if i.id == id)
 
     def new_id(self) -> int:
         """An unused id."""

@@ -358,7 +358,6 @@ RULES: dict[str, Rule] = {
     "reshape": reshape,
     "transpose": transpose,
     "reverse": reverse,
-    "sort": along(lambda i, operands: i.proto.dimensions),
     "cholesky": along(_last(2)),
     "fft": fft,
     "triangular-solve": triangular_solve,

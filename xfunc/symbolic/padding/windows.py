@@ -197,10 +197,11 @@ def _clamp_start(m: Movers, start: Val, of: Size, size: Size) -> int:
 
 
 def dynamic_update_slice(m: Movers, i: Instruction, operands: list[Val]) -> Val:
-    """Starts are clamped to the exact shape."""
+    """Starts are clamped to the exact shape, and padding of the update is not written."""
     x, update, *starts = operands
     ids = [s.id for s in starts]
     layouts: list[MaybeLayout] = []
+    padded: list[int] = []
     for d in range(len(x.dims)):
         whole = x.dims[d] == update.dims[d] and as_polynomial(x.sizes[d]) == update.sizes[d]
         if whole:
@@ -210,12 +211,38 @@ def dynamic_update_slice(m: Movers, i: Instruction, operands: list[Val]) -> Val:
             layouts.append(best)
             continue
         if update.padded(d):
-            raise Inexact(f"a dynamic update of {update.sizes[d]} of {x.sizes[d]}", i)
+            padded.append(d)
         x, update = m.plain(x, d), m.plain(update, d)
-        if x.padded(d):
+        if x.padded(d) or update.padded(d):
             ids[d] = _clamp_start(m, starts[d], x.sizes[d], update.sizes[d])
         layouts.append(x.layouts[d])
-    return result(m, i, [x.id, update.id, *ids], layouts)
+    if not padded:
+        return result(m, i, [x.id, update.id, *ids], layouts)
+    # With room for the padding of the update, which is at its end, and replaced by what was there.
+    room = [n + update.dims[d] if d in padded else n for d, n in enumerate(x.dims)]
+    wide = _resized(m, x, room)
+    id = m.emit.add("dynamic-update-slice", x.element_type, room, [wide, update.id, *ids])
+    id = _resized(m, dataclasses.replace(x, id=id, dims=tuple(room)), x.dims)
+    for d in padded:
+        n = x.dims[d]
+        start = ids[d]
+        if starts[d].element_type != S64:
+            start = m.emit.add("convert", S64, (), [start])
+        end = m.emit.binary("add", start, m.emit.size(update.sizes[d]))
+        ends = m.emit.spread(end, [n])
+        row = m.emit.add("compare", PRED, [n], [m.emit.iota(n), ends], direction="LT")
+        mask = m.emit.add("broadcast", PRED, x.dims, [row], dimensions=[d])
+        id = m.emit.add("select", x.element_type, x.dims, [mask, id, x.id])
+    return Val(id, x.element_type, x.dims, m.symbolic.dims(i), tuple(layouts))
+
+
+def _resized(m: Movers, x: Val, dims: Sequence[int]) -> int:
+    """The array with more or fewer elements at the end of its dimensions."""
+    zero = m.emit.number(0, x.element_type)
+    id = m.emit.add("pad", x.element_type, dims, [x.id, zero])
+    edges = [message((1, 0), (2, n - have), (3, 0)) for n, have in zip(dims, x.dims, strict=True)]
+    m.emit.instructions[-1].MergeFromString(message((_PADDING, message(*((1, e) for e in edges)))))
+    return id
 
 
 def gather(m: Movers, i: Instruction, operands: list[Val]) -> Val:
