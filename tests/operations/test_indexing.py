@@ -218,3 +218,16 @@ def test_mask_assignment_of_scalars_under_vmap(index: Any) -> None:
     values = torch.tensor([1.5, -2.5, 4.0])
     found = xf.device_get(xf.vmap(put)(values))
     assert torch.equal(found, torch.stack([put(v) for v in values]))
+
+
+@pytest.mark.parametrize("mask", [[True], [True, False], torch.tensor([True])], ids=str)
+def test_write_by_mask_of_another_size_is_an_index_error(mask: Any) -> None:
+    def write(y: torch.Tensor) -> torch.Tensor:
+        y = y.clone()
+        y[mask,] = 1
+        return y
+
+    with pytest.raises(IndexError, match="shape of the mask"):
+        write(torch.zeros(3))
+    with pytest.raises(IndexError, match="shape of the mask"):
+        xf.jit(write)(torch.zeros(3))

@@ -57,7 +57,8 @@ def _below_kernels(func: Any) -> Callable[..., Any] | None:
         def by_rule(*args: Any, **kwargs: Any) -> Any:
             out = rule(*args, **kwargs)
             if out is NotImplemented:
-                return _composed(func)(*args, **kwargs)
+                run = _composed(func)
+                return _refuse(func) if run is None else run(*args, **kwargs)
             return placeholders.as_placeholders(out)
 
         return by_rule

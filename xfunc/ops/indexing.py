@@ -126,6 +126,12 @@ def index_put(
     if mask.dtype is torch.bool and not others:
         before = next(k for k, i in enumerate(indices) if i is not None)
         after = x.ndim - before - mask.ndim
+        for k, n in enumerate(mask.shape):
+            if after >= 0 and n != x.shape[before + k]:
+                raise IndexError(
+                    f"The shape of the mask {[*mask.shape]} at index {k} does not match the shape "
+                    f"of the indexed tensor {[*x.shape]} at index {before + k}"
+                )
         # If all positions get the same values, the positions need not be known.
         if values.ndim <= after or all(n == 1 for n in values.shape[: values.ndim - after]):
             mask = mask.reshape(*mask.shape, *(1,) * after)

@@ -94,6 +94,7 @@ def _batch_norm(name: str) -> None:
     """torch's composition, with the results that torch has on the CPU."""
     base, _, overload = name.partition(".")
     composed = decomposition_table[getattr(getattr(torch.ops.aten, base), overload or "default")]
+
     @kernel(name)
     def run(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Any:
         out, mean, scale, *running = composed(x, weight, bias, *rest)
