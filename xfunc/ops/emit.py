@@ -79,6 +79,8 @@ def _host_call(body: ComputationBuilder, *operands: Value, routine: str, result:
 
 
 Step = Callable[..., Sequence[torch.Tensor]]
+Tensors = tuple[torch.Tensor, ...]
+Combine = Callable[[Tensors, Tensors], Tensors]
 
 
 def loop(
@@ -171,6 +173,58 @@ def _loop(
     result = entry.tuple([entry.get_tuple_element(found, i + 1) for i in range(n)])
     made = b.build(entry.build(result))
     return tracer().computation(b.name, made.to_bytes())
+
+
+def running(step: Combine, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """``for k in range(1, n): x[k] = step(x[k - 1], x[k])`` along the first axis, as one HLO loop.
+
+    Args:
+        step: torch operations; a module-level function, so that its HLO can be cached. It takes
+            two tuples of slices, one of each tensor, and returns one.
+        xs: tensors of one size along the first axis.
+    """
+    avals = tuple(Aval(tuple(x.shape), x.dtype) for x in xs)
+    outputs = below(tracer().apply, step.__name__, list(xs), _running(step, avals))
+    return tuple(outputs)
+
+
+@functools.lru_cache(4096)
+def _running(step: Combine, avals: tuple[Aval, ...]) -> object:
+    index = Aval((), torch.int64)
+    slices = [Aval(a.shape[1:], a.dtype) for a in avals]
+
+    def of_rows(*rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        return step(rows[: len(slices)], rows[len(slices) :])
+
+    module, inputs = _lowered(of_rows, (*slices, *slices), None, {})
+    b = Builder(step.__name__)
+    carry = hlo_shape(index), *map(hlo_shape, avals)
+    whole = Shape.of_tuple(carry)
+
+    test = b.computation("test")
+    k = test.get_tuple_element(test.parameter(whole), 0)
+    length = test.constant(avals[0].shape[0], torch.int64)
+    again = test.build(test.compare(k, length, "LT"))
+
+    body = b.computation("body")
+    state = body.parameter(whole)
+    k, *values = [body.get_tuple_element(state, i) for i in range(len(carry))]
+    zero, one = (body.constant(i, torch.int64) for i in (0, 1))
+    places = [[at, *(zero for _ in avals[0].shape[1:])] for at in (body.subtract(k, one), k)]
+    rows = [body.dynamic_slice(v, at, [1, *v.shape.dims[1:]]) for at in places for v in values]
+    rows = [body.reshape(r, r.shape.dims[1:]) for r in rows]
+    found = body.call(b.embed(module), [rows[i] for i in inputs])
+    for i, value in enumerate(values):
+        row = body.get_tuple_element(found, i)
+        row = body.reshape(row, [1, *row.shape.dims])
+        values[i] = body.dynamic_update_slice(value, row, places[1])
+    once = body.build(body.tuple([body.add(k, one), *values]))
+
+    entry = b.computation(step.__name__)
+    start = [entry.constant(1, torch.int64), *(entry.parameter(s) for s in carry[1:])]
+    end = entry.while_(again, once, entry.tuple(start))
+    result = entry.tuple([entry.get_tuple_element(end, i + 1) for i in range(len(avals))])
+    return tracer().computation(b.name, b.build(entry.build(result)).to_bytes())
 
 
 def composite(

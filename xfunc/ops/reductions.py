@@ -12,10 +12,11 @@ from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import kernel, original
+from xfunc.ops.running import accumulated
 from xfunc.ops.settled import settled
-from xfunc.torchlib.prefixes import prefixes
 
 Tensor = torch.Tensor
+Tensors = tuple[Tensor, ...]
 
 
 def _dims(x: Tensor, dim: Sequence[int]) -> tuple[int, ...]:
@@ -173,13 +174,11 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
         return x.clone()
     if x.is_floating_point() or x.is_complex():
         return _running("cumprod", x, dim, None)
-    return scan_along(lambda a, b: (a[0] * b[0],), (x,), dim)[0]
+    return accumulated(_multiplied, (x,), dim)[0]
 
 
-def scan_along(combine, x: tuple[Tensor, ...], dim: int) -> tuple[Tensor, ...]:
-    """All partial results of an associative operation on tuples of tensors."""
-    moved = prefixes(lambda a, b: combine(tuple(a), tuple(b)), [v.movedim(dim, 0) for v in x])
-    return tuple(v.movedim(0, dim) for v in moved)
+def _multiplied(a: Tensors, b: Tensors) -> Tensors:
+    return (a[0] * b[0],)
 
 
 def _extremes(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
@@ -216,7 +215,11 @@ def cummin(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     if not x.ndim or not x.numel():
         return x.clone()
-    return scan_along(lambda a, b: (torch.logaddexp(a[0], b[0]),), (x,), dim)[0]
+    return accumulated(_logarithms_added, (x,), dim)[0]
+
+
+def _logarithms_added(a: Tensors, b: Tensors) -> Tensors:
+    return (torch.logaddexp(a[0], b[0]),)
 
 
 def _middle(x: Tensor, dim: int, keepdim: bool, skip_nan: bool) -> tuple[Tensor, Tensor]:

@@ -13,8 +13,8 @@ import torch
 
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.bounded import scattered
-from xfunc.ops.reductions import scan_along
 from xfunc.ops.registry import composition, differentiable, kernel
+from xfunc.ops.running import scan_along
 from xfunc.ops.settled import settled
 from xfunc.torchlib.functorch import is_watched_at_this_level
 

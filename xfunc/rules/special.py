@@ -14,7 +14,7 @@ from xfunc.graph import build
 from xfunc.graph.build import add, binary, compare, divide, multiply, select, subtract, unary
 from xfunc.graph.node import Node
 from xfunc.rules.elementwise import widened
-from xfunc.rules.operands import convert, is_inexact
+from xfunc.rules.operands import Operand, convert, inexact_pair, is_inexact
 from xfunc.tracer.placeholders import Placeholder
 from xfunc.tracer.table import base
 
@@ -227,3 +227,26 @@ def _erfinv(n: Node) -> Node:
 
 
 _base("erfinv", _erfinv)
+
+
+# -- sums of exponentials -------------------------------------------------------------------------
+
+
+def _sum_of_powers(name: str, number: float) -> None:
+    scale = math.log(number)
+
+    def add_powers(x: Node, y: Node) -> Node:
+        top = binary("maximum", x, y)
+        # The same infinity twice is 0 apart.
+        apart = select(compare(x, y, "EQ"), 0, unary("abs", subtract(x, y)))
+        rest = _log1p(unary("exponential", multiply(apart, -scale)))
+        return add(top, rest if number == math.e else multiply(rest, 1 / scale))
+
+    @base(name)
+    def run(a: Operand, b: Operand) -> Node:
+        x, y = inexact_pair(a, b)
+        return NotImplemented if x.type.dtype.is_complex else widened(add_powers)(x, y)
+
+
+_sum_of_powers("logaddexp", math.e)
+_sum_of_powers("logaddexp2", 2)
