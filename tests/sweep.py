@@ -93,6 +93,15 @@ def _operations(seed: int) -> dict[str, list[str]]:
     return {f"{group[0]} to {group[-1]}": [*options, *group] for group in groups}
 
 
+def _compile_times(seed: int) -> dict[str, list[str]]:
+    from benchmarks.operations import entries
+
+    names = list(entries())
+    groups = [names[k : k + AT_ONCE] for k in range(0, len(names), AT_ONCE)]
+    command = ["-m", "tests.support.compile_times"]
+    return {f"{group[0]} to {group[-1]}": [*command, *group] for group in groups}
+
+
 def _programs(seed: int) -> dict[str, list[str]]:
     options = ["-m", "tests.support.differential.eager", f"--seed={seed}", "--programs=100"]
     return {f"{k} to {k + 99}": [*options, f"--first={k}"] for k in range(0, PROGRAMS, 100)}
@@ -146,6 +155,11 @@ PARTS = {
         "torch's database: all operations, dtypes, transforms and samples",
         _operations,
         read_operations,
+    ),
+    "compile-times": Part(
+        "CPU time of tracing and compiling each operation of 10,000 elements",
+        _compile_times,
+        read_programs,
     ),
     "programs": Part("random programs against eager torch", _programs, read_programs),
     "mutations": Part("damaged files and modules", _damages, read_damages),
