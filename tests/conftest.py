@@ -135,7 +135,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [*items]
     if os.environ.get("XFUNC_BACKEND", "torch_xla") != "torch_xla":
         kept = [item for item in kept if not item.get_closest_marker("torch_xla")]
-    if find_spec("torch_xla") is None:
+    if os.environ.get("XFUNC_TRACER") == "own" or find_spec("torch_xla") is None:
         kept = [item for item in kept if "device" not in getattr(item, "fixturenames", ())]
     named = any("::" in arg for arg in config.args)
     if not (named or config.option.keyword or getattr(config.option, "lf", False)):

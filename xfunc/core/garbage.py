@@ -9,6 +9,11 @@ from collections.abc import Generator
 _OF_PYTHON = 1000  # Python 3.12 starts with some hundred frozen objects of its own
 
 
+def has_frozen() -> bool:
+    """Whether somebody has frozen objects, which ``gc.unfreeze`` would thaw."""
+    return gc.get_freeze_count() >= _OF_PYTHON
+
+
 @contextlib.contextmanager
 def uncollected() -> Generator[None]:
     """Collect no garbage in a block that loads packages.
@@ -23,7 +28,7 @@ def uncollected() -> Generator[None]:
         yield
     finally:
         if was_enabled:
-            if gc.get_freeze_count() < _OF_PYTHON:  # Otherwise somebody else's would thaw.
+            if not has_frozen():  # Otherwise somebody else's would thaw.
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()

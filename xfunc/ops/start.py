@@ -6,7 +6,6 @@ import importlib
 
 from xfunc.core import device
 from xfunc.ops import decomposed, opmath, ordered, registry
-from xfunc.torchlib import optimisers
 
 _MODULES = (
     "conversions elementwise arithmetic unary scalars reductions indexing fft views factorisations "
@@ -26,4 +25,3 @@ def start() -> None:
     if device.TRACER == "own":
         importlib.import_module("xfunc.rules.all")
         importlib.import_module("xfunc.ops.fallback").install()
-        optimisers.allow_capturable()

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch.nn.modules import transformer
 
+from xfunc.core.garbage import has_frozen
+
 _BETWEEN_COLLECTIONS = 50_000  # new objects; Python's own number is 700
 
 
@@ -23,7 +25,7 @@ def young_garbage_only() -> Iterator[None]:
     makes lives until its end.
     """
     first, *others = gc.get_threshold()
-    frozen = gc.get_freeze_count()  # Someone else's objects, who may not want them back.
+    frozen = has_frozen()  # Someone else, who may not want them back.
     if first:  # else it is switched off
         gc.set_threshold(max(first, _BETWEEN_COLLECTIONS), *others)
     if not frozen:
@@ -77,9 +79,14 @@ def reading_nothing() -> Iterator[None]:
 
 
 def _is_compiling() -> bool:
-    """For ``torch.compiler.is_compiling``; optimizers would expect dynamo."""
-    caller = sys._getframe(1).f_globals.get("__name__", "")
-    return not caller.startswith("torch.optim")
+    """For ``torch.compiler.is_compiling``.
+
+    Optimizers would expect dynamo, but for the function that computes a step: it asks whether it
+    must know the device.
+    """
+    caller = sys._getframe(1)
+    is_optimizer = caller.f_globals.get("__name__", "").startswith("torch.optim")
+    return not is_optimizer or caller.f_code.co_name.startswith("_single_tensor_")
 
 
 def _is_said_to_be_causal(mask: object, is_causal: bool | None = None, size: object = None) -> bool:

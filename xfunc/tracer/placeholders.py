@@ -70,7 +70,11 @@ class Placeholder(torch.Tensor):
             return fallback[0](func, args, kwargs or {})
         rule, name = entry
         begin(name)
-        out = rule(*args, **kwargs) if kwargs else rule(*args)
+        try:
+            out = rule(*args, **kwargs) if kwargs else rule(*args)
+        except AttributeError:
+            refuse_other_devices(func, args, kwargs or {})
+            raise
         if out is NotImplemented:
             return fallback[0](func, args, kwargs or {})
         kind = type(out)
@@ -79,6 +83,16 @@ class Placeholder(torch.Tensor):
         if kind is list or kind is tuple:
             return kind([placeholder(n) if type(n) is Node else n for n in out])
         return out
+
+
+def refuse_other_devices(func: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise what torch raises if some tensors are no placeholders."""
+    for a in (*args, *kwargs.values()):
+        for x in a if isinstance(a, (list, tuple)) else (a,):
+            if isinstance(x, torch.Tensor) and not isinstance(x, Placeholder):
+                raise RuntimeError(
+                    f"{func}: expected all tensors to be on the same device, and one is on {x.device}"
+                )
 
 
 def placeholder(node: Node) -> Placeholder:

@@ -16,6 +16,7 @@ from xfunc.graph import build
 from xfunc.graph.node import Node, array_type
 from xfunc.hlo import Module, write
 from xfunc.hlo.shape import Shape
+from xfunc.torchlib import functorch
 from xfunc.tracer import placeholders
 from xfunc.tracer.placeholders import node_of, placeholder, unwrapped, wrap
 
@@ -129,7 +130,9 @@ class Nodes:
 
     def number_of(self, tensor: torch.Tensor) -> int:
         """The number of a value, which changes when it is changed in place."""
-        return unwrapped(tensor).number
+        # A view whose base has changed is made anew, by operations that must not be transformed.
+        with functorch.bottom_level():
+            return unwrapped(tensor).number
 
     def stamper(self) -> Callable[[torch.Tensor, str, int], None]:
         """A function that notes the origin of the operations since the last call."""
