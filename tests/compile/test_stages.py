@@ -149,8 +149,8 @@ def test_lower_as_stablehlo():
         "tensor<7xf32>",
         "tensor<3x4xf32>",
     ]
-    for operation in ("dot_general", "while", "multiply"):
-        assert f"stablehlo.{operation}" in text
+    for operation in ("dot(_general)?", "while", "multiply"):
+        assert re.search(rf"stablehlo\.{operation} ", text.replace("(", " "))
     with pytest.raises(ValueError, match="unknown dialect 'mhlo'"):
         lowered.as_text("mhlo")
 

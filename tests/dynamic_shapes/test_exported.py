@@ -87,6 +87,7 @@ def test_export_range_serves_all_sizes(data):
     assert xf.export.serialize(lowered()) == data
 
 
+@pytest.mark.torch_xla  # which traced what is recorded
 def test_export_range_equals_jax(data):
     """JAX ran the StableHLO in the file, with NaN in the padding; it is what is exported today."""
     recorded = unpacked((DATA / "range.xfunc").read_bytes())

@@ -9,9 +9,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from xfunc.errors import UnsupportedOpError, fail
+from xfunc.errors import PurityError, UnsupportedOpError, fail
 from xfunc.ops import registry
 from xfunc.rules import factories
+from xfunc.torchlib import torch_functions
 from xfunc.tracer import placeholders
 from xfunc.tracer.table import BASES, operation
 
@@ -29,6 +30,8 @@ def compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _refuse(func: Any) -> NoReturn:
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        fail(PurityError, torch_functions.DRAWS, torch_functions.KEYED, at=None)
     fail(
         UnsupportedOpError,
         f"{func.name().removeprefix('aten::')} has no rule, and no decomposition",

@@ -161,7 +161,7 @@ def _zeta(x: Tensor, q: Tensor) -> Tensor:
     sign = torch.where(x / 2 == (x / 2).floor(), 1.0, -1.0)
     total = torch.where(below & (x != math.inf), after + sign * (before - beyond), direct)
     total = torch.where(below & (x != x.floor()), math.nan, total)
-    total = torch.where((q == math.inf) & (x > 1) & (x != math.inf), 0.0, total)
+    total = torch.where(q == math.inf, math.nan, total)  # as in torch
     total = torch.where(below & (q == q.floor()), math.inf, total)
     # Where the sum diverges, not even the poles in `q` matter.
     return torch.where(x == 1, math.inf, torch.where(x < 1, math.nan, total))

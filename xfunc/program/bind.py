@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from xfunc.backends.active import tracer
+from xfunc.backends.active import runtime, tracer
 from xfunc.core.types import Shaped
 from xfunc.program.autograd_functions import (
     Application,
@@ -129,4 +129,6 @@ def or_zeros(x: Tensor | None, aval: Shaped) -> Tensor:
 
 def zeros(aval: Shaped) -> Tensor:
     """Zeros on the device: a constant in a trace."""
+    if tracing.current() is None:
+        return runtime().to_device(torch.zeros(tuple(aval.shape), dtype=aval.dtype))
     return torch.zeros(tuple(aval.shape), dtype=aval.dtype, device=tracer().device())

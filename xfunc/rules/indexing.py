@@ -22,15 +22,26 @@ from xfunc.tracer.table import base, rule
 Dims = tuple[int, ...]
 
 
+# Labels of losses may be bytes, which are indices below them.
+_INDICES = frozenset((torch.int64, torch.int32, torch.uint8))
+
+
+def as_index(i: Node) -> Node:
+    """Indices as int64."""
+    if i.type.dtype not in _INDICES:
+        raise RuntimeError(f"Expected dtype int32/int64 for index, not {i.type.dtype}")
+    return convert(i, torch.int64)
+
+
 def from_front(i: Node, size: int) -> Node:
     """Indices counted from the front, as int64."""
-    i = convert(i, torch.int64)
+    i = as_index(i)
     return select(compare(i, 0, "LT"), add(i, size), i)
 
 
 def from_front_only(i: Node, size: int) -> Node:
     """Indices as int64, of an operation that takes no negative ones."""
-    i = convert(i, torch.int64)
+    i = as_index(i)
     return select(compare(i, 0, "LT"), size, i)
 
 
@@ -74,21 +85,17 @@ def scattered(n: Node, dim: int, i: Node, values: Node, opcode: str) -> Node:
     values = build.slice_to(values, i.type.dims)
     rank = len(n.type.dims)
     dim = dim_of(dim, rank)
-    others = tuple([k for k in range(rank) if k != dim])
     dtype = n.type.dtype
     wide = torch.float32 if dtype in HALF and opcode == "add" else dtype
     n, values = build.convert(n, wide), build.convert(values, wide)
-    i = convert(i, torch.int64)
-    if all(i.type.dims[k] == n.type.dims[k] for k in others):
-        how = ScatterDims((), (dim,), (dim,), rank, others, others)
-        made = build.scatter(n, i, values, opcode, how)
-    else:  # A batch dimension has one size in all.
-        type = array_type(torch.int64, i.type.dims)
-        columns = [i if k == dim else build.iota(type, k) for k in range(rank)]
-        columns = [build.reshape(c, (*i.type.dims, 1)) for c in columns]
-        every = tuple(range(rank))
-        how = ScatterDims((), every, every, rank)
-        made = build.scatter(n, build.concatenate(columns, rank), values, opcode, how)
+    i = as_index(i)
+    # Not batch dimensions: XLA's partitioner is wrong on some. See `xfunc.hlo.passes.scatters`.
+    type = array_type(torch.int64, i.type.dims)
+    columns = [i if k == dim else build.iota(type, k) for k in range(rank)]
+    columns = [build.reshape(c, (*i.type.dims, 1)) for c in columns]
+    every = tuple(range(rank))
+    how = ScatterDims((), every, every, rank)
+    made = build.scatter(n, build.concatenate(columns, rank), values, opcode, how)
     return build.convert(build.reshape(made, out), dtype)
 
 

@@ -162,6 +162,7 @@ _AUGMENTED = frozenset(
 )
 
 
+DRAWS = "something draws from the global random generator, which a traced function must not do"
 KEYED = (
     "draw with a key (xf.random.uniform(key, shape) and the like), or let this code draw from one: "
     "`with xf.random.implicit(key):`."

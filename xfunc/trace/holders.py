@@ -5,8 +5,9 @@ pytest until the test ends; a debugger, a profiler or a traceback keeps the fram
 their variables. Nobody computes with these: they are defused like any leaked value, but they are
 not a mistake in the traced function. Python tells who refers to an object; where all ways back end
 at such a holder, it is no leak. Ways back lead through containers, and while a debugger or profiler
-watches, which may keep frames of the library as well, through any object. A variable of a function that still runs is not among the
-referrers, so an object that nothing seems to refer to has an owner.
+watches, which may keep frames of the library as well, through any object. A variable of a function
+that still runs is not among the referrers, so an object that nothing seems to refer to has an
+owner.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ def _refuse_generator(name: str, hlo: bytes) -> None:
     if b"\x12\x11rng-bit-generator" in hlo:  # as an opcode: field 2, of 17 bytes
         fail(
             PurityError,
-            "something draws from the global random generator, which a traced function must not do",
+            torch_functions.DRAWS,
             torch_functions.KEYED,
             function=name,
             at=None,

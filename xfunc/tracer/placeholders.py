@@ -91,7 +91,7 @@ def refuse_other_devices(func: object, args: Sequence[Any], kwargs: Mapping[str,
         for x in a if isinstance(a, (list, tuple)) else (a,):
             if isinstance(x, torch.Tensor) and not isinstance(x, Placeholder):
                 raise RuntimeError(
-                    f"{func}: expected all tensors to be on the same device, and one is on {x.device}"
+                    f"{func}: expected all tensors to be on the same device, not on {x.device}"
                 )
 
 

@@ -71,6 +71,7 @@ def _times_k_plus_two(k: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor]:
     return (x * (k + 2),)
 
 
+@pytest.mark.torch_xla
 def test_tracer_protocol_is_sufficient(strict: tuple[Strict, Strict]) -> None:
     recorder, shower = strict
     through_protocols = _programs()

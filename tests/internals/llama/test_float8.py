@@ -22,9 +22,11 @@ def test_float8_train_step_products() -> None:
     state = xf.eval_shape(lambda: train.init(recipe))
     tokens: Any = xf.ShapeDtypeStruct((4, 32), torch.int64)
     batch = model.Batch(tokens, tokens)
-    text = str(inline_calls(train.train_step.lower(state, batch, recipe=recipe).module))
-    lines = [line.partition(" dot(")[2] for line in text.splitlines() if " dot(f8" in line]
-    pairs = ["f8e5m2" in line and "f8e4m3fn" in line for line in lines]
+    module = inline_calls(train.train_step.lower(state, batch, recipe=recipe).module)
+    dots = [i for c in module.computations for i in c.instructions if i.opcode == "dot"]
+    kinds = [{o.shape.dtype for o in i.operands} for i in dots]
+    kinds = [k for k in kinds if k <= {torch.float8_e5m2, torch.float8_e4m3fn}]
+    pairs = [len(k) == 2 for k in kinds]
     assert (len(pairs), sum(pairs)) == (7 * 3, 7 * 2)  # forward, and two gradients
     counted = products(COMPILED)
     assert counted == {"bf16, bf16": 1, "f8e5m2, f8e4m3fn": 12}
