@@ -8,13 +8,12 @@ import torch.nn.functional as F
 
 import xfunc as xf
 from benchmarks import operations
-from xfunc.core import device
 from xfunc.errors import UnsupportedOpError
 
 MOVES_DATA = {"aten::_to_cpu", "aten::_propagate_xla_data"}  # of torch_xla, which has no formulas
 
 
-@pytest.mark.skipif(device.TRACER != "torch_xla", reason="there are no kernels for the key XLA")
+@pytest.mark.torch_xla
 def test_xla_kernels_have_autograd_rules():
     """What has none gets torch's fallback: a derivative of zero, beneath a level of torch.func."""
     xf.jit(torch.sin)(torch.ones(()))  # Loads torch_xla, whose kernels are checked.

@@ -1,5 +1,6 @@
 """Loads all rules."""
 
+from xfunc.rules import comparisons as comparisons
 from xfunc.rules import elementwise as elementwise
 from xfunc.rules import factories as factories
 from xfunc.rules import indexing as indexing

@@ -34,7 +34,6 @@ from xfunc.rules.operands import (
     HALF,
     Operand,
     as_node,
-    broadcast_dims,
     convert,
     dim_of,
     inexact,
@@ -253,79 +252,6 @@ def _lerp(a: Placeholder, b: Placeholder, weight: Operand) -> Node:
     low = add(x, multiply(w, rest))
     high = subtract(y, multiply(rest, subtract(build.full(1, w.type), w)))
     return build.convert(select(near, low, high), dtype)
-
-
-# -- comparisons and logic ------------------------------------------------------------------------
-
-
-def _comparison(name: str, direction: str) -> None:
-    @rule(f"{name}.Tensor", f"{name}.Scalar")
-    def run(a: Operand, b: Operand) -> Node:
-        x, y = pair(a, b)
-        if x.type.dtype.is_complex and direction not in ("EQ", "NE"):
-            return NotImplemented
-        return Node("compare", array_type(torch.bool, x.type.dims), (x, y), direction)
-
-
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    _comparison(_name, _name.upper())
-
-
-def _truth(x: Operand) -> Node:
-    n = node_of(x) if isinstance(x, torch.Tensor) else build.constant(bool(x), torch.bool)
-    return convert(n, torch.bool)
-
-
-def _bitwise(opcode: str) -> None:
-    @rule(*(f"bitwise_{opcode}.{kind}" for kind in ("Tensor", "Scalar", "Scalar_Tensor")))
-    def bits(a: Operand, b: Operand) -> Node:
-        x, y = pair(a, b)
-        return Node(opcode, x.type, (x, y))
-
-    @rule(f"logical_{opcode}")
-    def logic(a: Operand, b: Operand) -> Node:
-        x, y = (_truth(v) for v in (a, b))
-        dims = broadcast_dims(x.type.dims, y.type.dims)
-        return binary(opcode, build.broadcast(x, dims), build.broadcast(y, dims))
-
-
-for _opcode in ("and", "or", "xor"):
-    _bitwise(_opcode)
-
-
-@rule("bitwise_not")
-def _bitwise_not(x: Placeholder) -> Node:
-    return build.not_(x.node)
-
-
-@rule("logical_not")
-def _logical_not(x: Placeholder) -> Node:
-    return build.not_(convert(x.node, torch.bool))
-
-
-@rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
-def _where(c: Placeholder, a: Operand, b: Operand) -> Node:
-    x, y = pair(a, b)
-    condition = convert(node_of(c), torch.bool)
-    dims = broadcast_dims(condition.type.dims, x.type.dims)
-    x, y = build.broadcast(x, dims), build.broadcast(y, dims)
-    return Node("select", x.type, (build.broadcast(condition, dims), x, y))
-
-
-@rule("masked_fill.Scalar")
-def _masked_fill(x: Placeholder, mask: Placeholder, value: Number) -> Node:
-    n, m = x.node, node_of(mask)
-    dims = broadcast_dims(n.type.dims, m.type.dims)
-    n = build.broadcast(n, dims)
-    return select(build.broadcast(m, dims), number(value, n.type.dtype), n)
-
-
-@rule("masked_fill.Tensor")
-def _masked_fill_by(x: Placeholder, mask: Placeholder, value: Operand) -> Node:
-    n, m = x.node, node_of(mask)
-    dims = broadcast_dims(n.type.dims, m.type.dims)
-    v = build.broadcast(as_node(value, n.type.dtype), dims)
-    return select(build.broadcast(m, dims), v, build.broadcast(n, dims))
 
 
 # -- functions of one operand ---------------------------------------------------------------------
