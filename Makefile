@@ -26,7 +26,7 @@ demo: env ## run the Llama example
 quick: env ## run the quick tests: at most 3 minutes
 	$(BIN)/python -m tests $(PYTEST_SPREAD) --tier quick $(PYTEST_ARGS)
 
-test: env ## run the tests: 17 minutes on two cores
+test: env ## run the tests: 15 minutes on two cores
 	$(BIN)/python -m tests $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
 sweep: env ## run everything, for hours: SWEEP_ARGS=--help says which parts there are
