@@ -50,6 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sample(n, seed): one case in n, the others in sweeps only")
     config.addinivalue_line("markers", "quick(n, seed): in `make quick`, too, or one case in n")
     config.addinivalue_line("markers", "torch_xla: about torch_xla's runtime; not for others")
+    config.addinivalue_line("markers", "own: about the tracer of our own; not for torch_xla's")
     flags = os.environ.get("XLA_FLAGS", "").split()
     given = {flag.partition("=")[0] for flag in flags}
     wanted = FAST if config.getoption("--tier") == "sweep" else [*FAST, *FASTER]
@@ -58,9 +59,14 @@ def pytest_configure(config: pytest.Config) -> None:
     for option, variable in (("--backend", "XFUNC_BACKEND"), ("--tracer", "XFUNC_TRACER")):
         if choice := config.getoption(option):
             os.environ[variable] = choice
-    if os.environ.get("XFUNC_TRACER") == "own" or find_spec("torch_xla") is None:
+    if _is_own():
         os.environ.setdefault("XFUNC_BACKEND", "pjrt")
     _choose_devices(config)
+
+
+def _is_own() -> bool:
+    """Whether xfunc itself traces."""
+    return os.environ.get("XFUNC_TRACER") == "own" or find_spec("torch_xla") is None
 
 
 def _choose_devices(config: pytest.Config) -> None:
@@ -135,7 +141,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [*items]
     if os.environ.get("XFUNC_BACKEND", "torch_xla") != "torch_xla":
         kept = [item for item in kept if not item.get_closest_marker("torch_xla")]
-    if os.environ.get("XFUNC_TRACER") == "own" or find_spec("torch_xla") is None:
+    if not _is_own():
+        kept = [item for item in kept if not item.get_closest_marker("own")]
+    else:  # torch_xla's device has no kernels of ours
         kept = [item for item in kept if "device" not in getattr(item, "fixturenames", ())]
     named = any("::" in arg for arg in config.args)
     if not (named or config.option.keyword or getattr(config.option, "lf", False)):

@@ -55,9 +55,12 @@ def compilations() -> list[str]:
     import jax
 
     found: list[str] = []
-    jax.monitoring.register_event_duration_secs_listener(
-        lambda event, _, **__: found.append(event) if "backend_compile" in event else None
-    )
+
+    def note(event: str, duration_secs: float, **_: object) -> None:
+        if "backend_compile" in event:
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
     return found
 
 

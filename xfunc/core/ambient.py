@@ -233,7 +233,7 @@ def modes() -> Hashable:
     """Global settings of torch, and surroundings, that change what is traced."""
     found: Hashable = torch.get_default_dtype()
     if torch._C._is_any_autocast_enabled():
-        for device in ("xla", "cpu"):
+        for device in ("xla", "cpu", "cuda"):
             if torch.is_autocast_enabled(device):
                 found = (found, device, torch.get_autocast_dtype(device))
     if torch._C._get_deterministic_algorithms():

@@ -15,8 +15,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from xfunc.backends.active import tracer
+from xfunc.core import device
 from xfunc.core.locations import user_location
-from xfunc.torchlib import bounds, float8, functorch, torch_functions
+from xfunc.torchlib import autocast, bounds, float8, functorch, torch_functions
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.derivatives import check_derivative
 from xfunc.torchlib.in_place import write_into
@@ -32,6 +33,7 @@ from xfunc.trace.refusals import explain, refusal_of
 if TYPE_CHECKING:
     from xfunc.trace.tracing import Trace
 
+_is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _LEAVES = frozenset((int, float, bool, type(None), str, torch.device))
 # Functions that may return their argument: the line that made the value stays.
 _SAME_VALUE = frozenset(
@@ -90,6 +92,8 @@ class Mode(TorchFunctionMode):
             if done:
                 return result
         args, kwargs = self.lift_all(args, kwargs)
+        if _is_autocast() and device.TRACER == "own":
+            args, kwargs = autocast.cast(func, args, kwargs)
         if trace.has_float8:
             float8.check(func, args, kwargs, trace.name)
         if bounds.checks(func):

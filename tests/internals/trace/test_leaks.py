@@ -46,4 +46,4 @@ def test_trace_end_interrupted_restores_state(
         assert pool.submit(xf.jit(lambda x: x * 5), vector()).result().tolist() == [5.0, 10.0, 15.0]
     if leak:
         with pytest.raises(LeakError, match=r"made by Tensor\.mul, outlived its trace"):
-            _kept.pop() + 1
+            _ = _kept.pop() + 1

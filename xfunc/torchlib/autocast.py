@@ -1,0 +1,81 @@
+"""Mixed precision by ``torch.autocast``: the dtypes in which torch's functions compute.
+
+The device of traced tensors has no autocast of its own. What a block asks for any of the devices
+holds, with one list of functions: that of CUDA in torch's documentation ("Automatic Mixed
+Precision", op reference). A function that is Python in torch counts as a whole.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+DEVICES = ("cuda", "xla", "cpu")
+"""The devices whose blocks count, the first one first."""
+
+_PLACES = (torch, torch.Tensor, torch.nn.functional, torch.special, torch.linalg)
+_LOW = """
+    __matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d
+    conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d einsum gru gru_cell inner linear
+    lstm lstm_cell matmul mm multi_dot multi_head_attention_forward mv prelu rnn_relu rnn_relu_cell
+    rnn_tanh rnn_tanh_cell scaled_dot_product_attention vecdot
+"""
+_FLOAT32 = """
+    __pow__ __rdiv__ __rpow__ __rtruediv__ acos arccos asin arcsin binary_cross_entropy_with_logits
+    cdist cosh cosine_embedding_loss cosine_similarity cross_entropy cumprod cumsum dist erfinv exp
+    expm1 gaussian_nll_loss group_norm hinge_embedding_loss huber_loss instance_norm kl_div l1_loss
+    layer_norm log log10 log1p log2 log_softmax logsumexp margin_ranking_loss mse_loss
+    multi_margin_loss multilabel_margin_loss nll_loss norm normalize pdist poisson_nll_loss pow
+    prod reciprocal renorm rms_norm rsqrt sinh smooth_l1_loss soft_margin_loss softmax softmin
+    softplus sum tan triplet_margin_loss
+"""
+_WIDEST = """
+    addcdiv addcmul atan2 arctan2 bilinear cat concat concatenate cross dot grid_sample index_put
+    scatter_add stack tensordot vdot
+"""
+
+
+@functools.cache
+def _kinds() -> dict[object, str]:
+    return {
+        getattr(place, name): kind
+        for kind, names in (("low", _LOW), ("float32", _FLOAT32), ("widest", _WIDEST))
+        for name in names.split()
+        for place in _PLACES
+        if callable(getattr(place, name, None))
+    }
+
+
+def cast(
+    func: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call in the dtype in which the blocks around it have it computed."""
+    low = next((torch.get_autocast_dtype(d) for d in DEVICES if torch.is_autocast_enabled(d)), None)
+    kind = None if low is None else _kinds().get(func)
+    if low is None or kind is None or (kind == "float32" and kwargs.get("dtype") is not None):
+        return tuple(args), dict(kwargs)
+    wanted = low if kind == "low" else torch.float32
+    if kind == "widest":
+        found = {t.dtype for t in _tensors((args, *kwargs.values())) if _is_cast(t)}
+        if len(found) < 2:
+            return tuple(args), dict(kwargs)
+
+    def convert(a: Any) -> Any:
+        if isinstance(a, torch.Tensor):
+            return a.to(wanted) if _is_cast(a) else a
+        return type(a)(map(convert, a)) if type(a) in (tuple, list) else a
+
+    return tuple(map(convert, args)), {k: convert(a) for k, a in kwargs.items()}
+
+
+def _is_cast(x: torch.Tensor) -> bool:
+    return x.is_floating_point() and x.dtype is not torch.float64
+
+
+def _tensors(a: Any) -> list[torch.Tensor]:
+    if isinstance(a, torch.Tensor):
+        return [a]
+    return [t for x in a for t in _tensors(x)] if isinstance(a, (tuple, list)) else []
