@@ -101,7 +101,6 @@ def fetch(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
     if target.placement is None:
         return {boxes[0][0]: _compact(tensor.detach().cpu())}
     with lock:
-        runtime().block()  # The program that computes it may still run.
         shards = runtime().shards_of(tensor)
     return {
         start: _compact(data[tuple(map(slice, size))].to(target.dtype))

@@ -167,12 +167,11 @@ class Pjrt:
         """See `xfunc.backends.protocol.Runtime.from_shards`."""
         jax = client.jax()
         devices = [jax.devices()[k] for k in self.local_devices()]
-        parts = [
-            client.put(x, jax.sharding.SingleDeviceSharding(d))
-            for x, d in zip(shards, devices, strict=True)
-        ]
         where = sharding(placement)
-        found = jax.make_array_from_single_device_arrays(tuple(shape), where, parts)
+        with client.x64()(True):  # The copies are JAX's own: see `client.put`.
+            copies = [client.as_numpy(x.contiguous().clone()) for x in shards]
+            parts = jax.device_put(copies, [jax.sharding.SingleDeviceSharding(d) for d in devices])
+            found = jax.make_array_from_single_device_arrays(tuple(shape), where, parts)
         return make(found, (torch.Size(shape), shards[0].dtype))
 
     def load(

@@ -110,6 +110,7 @@ def _elementwise(
 
 def shards_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The shards of an array on this process's devices, on the host, with their padding."""
+    runtime.block()  # The program that computes it may still run.
     if tensor.dtype is not torch.complex128:
         return _local(tensor)
     # torch_xla 2.9 gives the shards of complex128, and of no other dtype, imaginary parts of zero.
