@@ -240,6 +240,7 @@ def alike(x):
 
 
 @pytest.mark.sample(4, seed=0)
+@pytest.mark.sample(2, seed=0)
 @pytest.mark.parametrize(
     ("f", "by_gspmd", "by_shardy"),
     [

@@ -126,7 +126,7 @@ ENDS: dict[str, tuple[str, int]] = {
 }
 
 
-@pytest.mark.sample(6, seed=0)
+@pytest.mark.sample(18, seed=0)
 @pytest.mark.parametrize("end", ENDS)
 def test_fork_exit_status(end: str) -> None:
     do, status = ENDS[end]

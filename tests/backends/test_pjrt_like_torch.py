@@ -56,7 +56,7 @@ def outcome(name: str, tensor: torch.Tensor, args: Sequence[object]) -> tuple[ob
     return found, described(tensor)
 
 
-@pytest.mark.sample(8, seed=0)
+@pytest.mark.sample(16, seed=0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("args", [(), (0,), (...,), (torch.float64,)], ids=str)
 @pytest.mark.parametrize("kind", GIVEN)
