@@ -203,7 +203,7 @@ def test_negative_static_argnums_of_variadic_function() -> None:
     f = jit(lambda *a: a[0] + a[1], donate_argnums=-1)
     assert f(x, y).tolist() == [2, 2, 2]
     with pytest.raises(RuntimeError, match="was donated"):
-        y + 1
+        _ = y + 1
 
 
 @pytest.mark.parametrize("option", ["static_argnums", "donate_argnums"])
