@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
+from tests.support.divided import spec_of
 from xfunc.sharding import Mesh, NamedSharding, P, make_mesh
 
 Tensor = torch.Tensor
@@ -79,21 +80,6 @@ def test_convolution_of_sharded_operands(name: str) -> None:
     check(lambda x, w: conv(x, w, **options), args, put(args, mesh, specs))
 
 
-def spec_of(draw: random.Random, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """A random sharding that divides a shape evenly."""
-    entries: list[list[str]] = [[] for _ in shape]
-    names = list(mesh.axis_names)
-    draw.shuffle(names)
-    for name in names:
-        d = draw.randrange(len(shape))
-        parts = mesh.shape[name]
-        for other in entries[d]:
-            parts *= mesh.shape[other]
-        if shape[d] % parts == 0 and draw.random() < 0.75:
-            entries[d].append(name)
-    return P(*(tuple(e) if e else None for e in entries))
-
-
 def program(draw: random.Random) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]]:
     dims, groups = draw.choice([1, 1, 2]), draw.choice([1, 1, 1, 2, 4, 8])
     ins, outs, batch = draw.choice([8, 16]), draw.choice([8, 16]), draw.choice([2, 4, 8])
@@ -123,4 +109,4 @@ def test_convolutions_of_random_shardings(number: int, seed: int) -> None:
     sizes, names = draw.choice(MESHES)
     mesh = make_mesh(sizes, names)
     fun, args = program(draw)
-    check(fun, args, put(args, mesh, [spec_of(draw, tuple(x.shape), mesh) for x in args]))
+    check(fun, args, put(args, mesh, [spec_of(draw, tuple(x.shape), mesh, 0.75) for x in args]))

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
+from tests.support.divided import spec_of
 from xfunc.sharding import Mesh, NamedSharding, P, make_mesh
 
 MESHES = [((8,), ("a",)), ((4, 2), ("a", "b")), ((2, 2, 2), ("a", "b", "c"))]
@@ -58,21 +59,6 @@ def test_scatter_of_operands_sharded_apart(
 
     for found, want in zip(xf.jit(f)(*placed), f(*args), strict=True):
         assert torch.equal(found.cpu(), want)
-
-
-def spec_of(draw: random.Random, shape: tuple[int, ...], mesh: Mesh) -> P:
-    """A random sharding that divides a shape evenly."""
-    entries: list[list[str]] = [[] for _ in shape]
-    names = list(mesh.axis_names)
-    draw.shuffle(names)
-    for name in names:
-        d = draw.randrange(len(shape))
-        parts = mesh.shape[name]
-        for other in entries[d]:
-            parts *= mesh.shape[other]
-        if shape[d] % parts == 0 and draw.random() < 0.7:
-            entries[d].append(name)
-    return P(*(tuple(e) if e else None for e in entries))
 
 
 Case = tuple[Callable[..., torch.Tensor], list[torch.Tensor]]
@@ -133,7 +119,7 @@ def test_scatters_of_random_shardings(kind: str, seed: int) -> None:
     draw = random.Random(f"{kind} {seed}")
     mesh = make_mesh(*draw.choice(MESHES))
     cases = [case_of(draw, kind) for _ in range(8)]
-    specs = [[spec_of(draw, tuple(t.shape), mesh) for t in args] for _, args in cases]
+    specs = [[spec_of(draw, tuple(t.shape), mesh, 0.7) for t in args] for _, args in cases]
     placed = [
         [put(t, mesh, s) for t, s in zip(args, of, strict=True)]
         for (_, args), of in zip(cases, specs, strict=True)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import torch
 
+from xfunc.core import device
+
 if TYPE_CHECKING:  # These classes belong to other folders.
     from xfunc.backends.protocol import Executable
     from xfunc.hlo import Module
@@ -233,9 +235,9 @@ def modes() -> Hashable:
     """Global settings of torch, and surroundings, that change what is traced."""
     found: Hashable = torch.get_default_dtype()
     if torch._C._is_any_autocast_enabled():
-        for device in ("xla", "cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                found = (found, device, torch.get_autocast_dtype(device))
+        for kind in device.AUTOCAST:
+            if torch.is_autocast_enabled(kind):
+                found = (found, kind, torch.get_autocast_dtype(kind))
     if torch._C._get_deterministic_algorithms():
         found = (found, "deterministic")
     if _backend is not None:

@@ -5,6 +5,7 @@ Attributes:
         ``XFUNC_TRACER`` says so.
     TYPE: the device type.
     KEY, AUTOGRAD: dispatch keys.
+    AUTOCAST: the device types whose blocks of ``torch.autocast`` count, the first one first.
     AUTOGRAD_WRAPPED: the key under which torch differentiates tensors that its transforms have
         wrapped: torch.func keeps the device of CPU, CUDA and XLA tensors in the key, and "other"
         stands for all further ones.
@@ -27,5 +28,6 @@ def is_installed(package: str) -> bool:
 TRACER = os.environ.get("XFUNC_TRACER") or ("torch_xla" if is_installed("torch_xla") else "own")
 KEY = "Lazy" if TRACER == "own" else "XLA"
 TYPE = KEY.lower()
+AUTOCAST = ("cuda", "xla", "cpu")
 AUTOGRAD = f"Autograd{KEY}"
 AUTOGRAD_WRAPPED = "AutogradOther" if TRACER == "own" else AUTOGRAD

@@ -134,7 +134,7 @@ class Node:
         return f"<{self.opcode}.{self.number}: {self.type}>"
 
 
-def reached(roots: Iterable[Node], ends: Iterable[Node] = ()) -> list[Node]:
+def reached(roots: Iterable[Node], ends: Iterable[Node]) -> list[Node]:
     """The nodes that results are computed from, each after its operands, and from which `ends`."""
     last = set(map(id, ends))
     found: dict[int, Node] = {}

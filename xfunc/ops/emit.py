@@ -15,6 +15,7 @@ from xfunc.core import device
 from xfunc.core.avals import Aval, hlo_shape
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
 from xfunc.hlo.composite import composite_name
+from xfunc.hlo.computation import Function
 from xfunc.ops.registry import below
 
 Emit = Callable[..., Value]
@@ -166,13 +167,18 @@ def _loop(
     values[1 : n + 1] = [body.get_tuple_element(found, i) for i in range(n)]
     once = body.build(body.tuple(values))
 
-    entry = b.computation(step.__name__)
-    first = entry.constant(length if halves else 0, torch.int64)
-    start = [first, *(entry.parameter(s) for s in carry[1:])]
+    return _while(b, carry, length if halves else 0, again, once, n)
+
+
+def _while(
+    b: Builder, carry: Sequence[Shape], first: int, again: Function, once: Function, n: int
+) -> object:
+    """A module that runs a loop, from the first value of its index on, and returns n values."""
+    entry = b.computation(b.name)
+    start = [entry.constant(first, torch.int64), *(entry.parameter(s) for s in carry[1:])]
     found = entry.while_(again, once, entry.tuple(start))
     result = entry.tuple([entry.get_tuple_element(found, i + 1) for i in range(n)])
-    made = b.build(entry.build(result))
-    return tracer().computation(b.name, made.to_bytes())
+    return tracer().computation(b.name, b.build(entry.build(result)).to_bytes())
 
 
 def running(step: Combine, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -220,11 +226,7 @@ def _running(step: Combine, avals: tuple[Aval, ...]) -> object:
         values[i] = body.dynamic_update_slice(value, row, places[1])
     once = body.build(body.tuple([body.add(k, one), *values]))
 
-    entry = b.computation(step.__name__)
-    start = [entry.constant(1, torch.int64), *(entry.parameter(s) for s in carry[1:])]
-    end = entry.while_(again, once, entry.tuple(start))
-    result = entry.tuple([entry.get_tuple_element(end, i + 1) for i in range(len(avals))])
-    return tracer().computation(b.name, b.build(entry.build(result)).to_bytes())
+    return _while(b, carry, 1, again, once, len(avals))
 
 
 def composite(

@@ -80,12 +80,22 @@ def _exact_factor(a: Operand, b: Operand) -> Node | None:
     return None
 
 
-def _as_and(a: Operand, b: Operand) -> Node:
+def _by_exact_factor(
+    operation: Callable[[Node, Node], Node], a: Operand, b: Operand
+) -> Node | None:
+    """Narrow numbers multiplied or divided by such a factor, if it is one."""
     factor = _exact_factor(a, b)
-    if factor is not None:
-        n = node_of(a)  # type: ignore[arg-type]
-        out = multiply(build.convert(n, torch.float32), build.broadcast(factor, n.type.dims))
-        return build.convert(out, n.type.dtype)
+    if factor is None or not isinstance(a, Placeholder):
+        return None
+    n = a.node
+    made = operation(build.convert(n, torch.float32), build.broadcast(factor, n.type.dims))
+    return build.convert(made, n.type.dtype)
+
+
+def _as_and(a: Operand, b: Operand) -> Node:
+    product = _by_exact_factor(multiply, a, b)
+    if product is not None:
+        return product
     x, y = pair(a, b)
     return Node("and" if x.type.dtype is torch.bool else "multiply", x.type, (x, y))
 
@@ -143,11 +153,9 @@ def _quotient(x: Node, y: Node) -> Node:
 
 @rule("div.Tensor", "div.Scalar", "true_divide.Tensor")
 def _div(a: Operand, b: Operand) -> Node:
-    divisor = _exact_factor(a, b)
-    if divisor is not None:
-        n = node_of(a)  # type: ignore[arg-type]
-        out = divide(build.convert(n, torch.float32), build.broadcast(divisor, n.type.dims))
-        return build.convert(out, n.type.dtype)
+    quotient = _by_exact_factor(divide, a, b)
+    if quotient is not None:
+        return quotient
     x, y = inexact_pair(a, b)
     return _quotient(x, y)
 

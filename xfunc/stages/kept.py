@@ -40,7 +40,7 @@ from xfunc.cache.names import names_in
 from xfunc.cache.obscure import is_obscure
 from xfunc.cache.observed import Observer, digests, same
 from xfunc.cache.views import MISSING
-from xfunc.core import ambient, archive
+from xfunc.core import ambient, archive, device
 from xfunc.core.archive import check_names, packed, unpacked
 from xfunc.core.avals import Aval
 from xfunc.core.nodes import optree
@@ -264,7 +264,7 @@ def _environment() -> tuple[object, ...]:
         # Which process it is, many functions tell, also of JAX.
         *(where.process_count(), where.process_index()),
         *(config.shard_as_in_scan, sorted(settings.items())),
-        *(torch.get_autocast_dtype(kind) for kind in ("cpu", "cuda", "xla")),
+        *(torch.get_autocast_dtype(kind) for kind in device.AUTOCAST),
         torch.is_autocast_cache_enabled(),
     )
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-DEVICES = ("cuda", "xla", "cpu")
-"""The devices whose blocks count, the first one first."""
+from xfunc.core.device import AUTOCAST
+from xfunc.torchlib.torch_functions import functions
+from xfunc.torchlib.values import tensors_in
 
-_PLACES = (torch, torch.Tensor, torch.nn.functional, torch.special, torch.linalg)
 _LOW = """
     __matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul conv1d conv2d conv3d
     conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d einsum gru gru_cell inner linear
@@ -41,11 +41,9 @@ _WIDEST = """
 @functools.cache
 def _kinds() -> dict[object, str]:
     return {
-        getattr(place, name): kind
+        function: kind
         for kind, names in (("low", _LOW), ("float32", _FLOAT32), ("widest", _WIDEST))
-        for name in names.split()
-        for place in _PLACES
-        if callable(getattr(place, name, None))
+        for function in functions(*names.split())
     }
 
 
@@ -53,13 +51,14 @@ def cast(
     func: Callable[..., object], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a call in the dtype in which the blocks around it have it computed."""
-    low = next((torch.get_autocast_dtype(d) for d in DEVICES if torch.is_autocast_enabled(d)), None)
+    enabled = filter(torch.is_autocast_enabled, AUTOCAST)
+    low = next(map(torch.get_autocast_dtype, enabled), None)
     kind = None if low is None else _kinds().get(func)
     if low is None or kind is None or (kind == "float32" and kwargs.get("dtype") is not None):
         return tuple(args), dict(kwargs)
     wanted = low if kind == "low" else torch.float32
     if kind == "widest":
-        found = {t.dtype for t in _tensors((args, *kwargs.values())) if _is_cast(t)}
+        found = {t.dtype for t in tensors_in(args, kwargs) if _is_cast(t)}
         if len(found) < 2:
             return tuple(args), dict(kwargs)
 
@@ -73,9 +72,3 @@ def cast(
 
 def _is_cast(x: torch.Tensor) -> bool:
     return x.is_floating_point() and x.dtype is not torch.float64
-
-
-def _tensors(a: Any) -> list[torch.Tensor]:
-    if isinstance(a, torch.Tensor):
-        return [a]
-    return [t for x in a for t in _tensors(x)] if isinstance(a, (tuple, list)) else []

@@ -40,7 +40,7 @@ class Kind(enum.Enum):
     PLAIN = enum.auto()
 
 
-def _functions(*names: str) -> list[Callable[..., object]]:
+def functions(*names: str) -> list[Callable[..., object]]:
     """The functions of these names in torch, torch.Tensor and torch.nn.functional."""
     places = (torch, torch.Tensor, torch.nn.functional, torch.special, torch.linalg)
     return [getattr(p, n) for n in names for p in places if callable(getattr(p, n, None))]
@@ -67,16 +67,16 @@ def _table() -> dict[object, Kind]:
             *properties("shape", "dtype", "device", "ndim", "layout", "is_sparse", "requires_grad"),
             *properties("is_leaf", "itemsize", "nbytes", "is_cpu", "is_cuda", "is_xla"),
             *properties("names", "is_meta", "is_quantized", "is_nested", "_version", "output_nr"),
-            *_functions("dim", "size", "numel", "nelement", "ndimension", "element_size", "stride"),
-            *_functions("is_floating_point", "is_complex", "is_tensor", "is_contiguous", "is_conj"),
-            *_functions("__len__", "is_same_size", "storage_offset", "get_device", "__hash__"),
-            *_functions("is_inference", "is_signed", "is_neg", "result_type"),
-            *_functions("promote_types", "can_cast"),
+            *functions("dim", "size", "numel", "nelement", "ndimension", "element_size", "stride"),
+            *functions("is_floating_point", "is_complex", "is_tensor", "is_contiguous", "is_conj"),
+            *functions("__len__", "is_same_size", "storage_offset", "get_device", "__hash__"),
+            *functions("is_inference", "is_signed", "is_neg", "result_type"),
+            *functions("promote_types", "can_cast"),
         ],
     )
     put(
         Kind.READ,
-        _functions(
+        functions(
             "item", "tolist", "numpy", "cpu", "cuda", "__bool__", "__int__", "__float__",
             "__index__", "__complex__", "__contains__", "__array__", "equal", "allclose",
             "is_nonzero", "data_ptr", "untyped_storage", "storage", "__dlpack__", "__reduce_ex__",
@@ -88,17 +88,17 @@ def _table() -> dict[object, Kind]:
     put(Kind.COPY, [torch.Tensor.__deepcopy__])
     put(Kind.MOVE, [torch.Tensor.to, torch.Tensor.type])
     put(Kind.INDEX, [torch.Tensor.__getitem__])
-    put(Kind.SIZED, _functions("reshape", "view", "expand", "repeat", "tile", "unflatten"))
-    put(Kind.SIZED, _functions("tensor_split"))
-    put(Kind.SIZED, _functions("new_zeros", "new_ones", "new_empty"))
+    put(Kind.SIZED, functions("reshape", "view", "expand", "repeat", "tile", "unflatten"))
+    put(Kind.SIZED, functions("tensor_split"))
+    put(Kind.SIZED, functions("new_zeros", "new_ones", "new_empty"))
     put(
         Kind.DATA_SHAPED,
-        _functions(
+        functions(
             "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount",
         ),
     )  # fmt: skip
-    put(Kind.REPEAT, _functions("repeat_interleave"))
-    random = _functions(
+    put(Kind.REPEAT, functions("repeat_interleave"))
+    random = functions(
         "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
         "normal", "bernoulli", "multinomial", "poisson", "binomial", "dropout", "dropout1d",
         "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout",
@@ -150,7 +150,7 @@ def _is_foreign(func: object) -> bool:
 
 # See NOTE [numbers in forward mode] in rules.py.
 ARITHMETIC = frozenset(
-    _functions(
+    functions(
         "add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide", "rsub",
         "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__div__", "__rdiv__",
         "__truediv__", "__rtruediv__",

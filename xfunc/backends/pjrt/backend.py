@@ -168,8 +168,8 @@ class Pjrt:
         jax = client.jax()
         devices = [jax.devices()[k] for k in self.local_devices()]
         where = sharding(placement)
-        with client.x64()(True):  # The copies are JAX's own: see `client.put`.
-            copies = [client.as_numpy(x.contiguous().clone()) for x in shards]
+        with client.x64()(True):
+            copies = list(map(client.copy_of, shards))
             parts = jax.device_put(copies, [jax.sharding.SingleDeviceSharding(d) for d in devices])
             found = jax.make_array_from_single_device_arrays(tuple(shape), where, parts)
         return make(found, (torch.Size(shape), shards[0].dtype))

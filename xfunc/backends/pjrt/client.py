@@ -294,19 +294,29 @@ def platform() -> str:
 
 def put(tensor: torch.Tensor, sharding: jax_.sharding.Sharding) -> jax_.Array:
     """The values of a plain tensor in a new ``jax.Array``, by the host."""
-    if is_without_memory(tensor) and tensor.is_cpu:
-        tensor = with_memory(tensor)
-    held = tensor.cpu().resolve_conj().resolve_neg()
-    # The tensor may change while the copy is in use. JAX 0.7.1 does not copy memory that is aligned
-    # as torch's is, even with may_alias=False.
     with x64()(True):
         if len(sharding.device_set) == 1:
-            copy = held.clone(memory_format=torch.contiguous_format)
-            return jax().device_put(as_numpy(copy), sharding)
-        values = as_numpy(held)
+            return jax().device_put(copy_of(tensor), sharding)
+        values = as_numpy(_plain(tensor))
         return jax().make_array_from_callback(
             values.shape, sharding, lambda part: np.array(values[part]), dtype=values.dtype
         )
+
+
+def copy_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The values of a plain tensor in memory that JAX may keep.
+
+    The tensor may change while JAX uses them. JAX 0.7.1 does not copy memory that is aligned as
+    torch's is, even with may_alias=False.
+    """
+    return as_numpy(_plain(tensor).clone(memory_format=torch.contiguous_format))
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a plain tensor, in memory of the CPU."""
+    if is_without_memory(tensor) and tensor.is_cpu:
+        tensor = with_memory(tensor)
+    return tensor.cpu().resolve_conj().resolve_neg()
 
 
 def get(array: jax_.Array) -> torch.Tensor:

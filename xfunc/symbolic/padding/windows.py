@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 
 from xfunc.hlo import Instruction, wire
-from xfunc.symbolic.padding.emit import PRED, S64, message
+from xfunc.hlo.write import padding
+from xfunc.symbolic.padding.emit import PRED, S64
 from xfunc.symbolic.padding.layouts import MaybeLayout, own
 from xfunc.symbolic.padding.reductions import applied, neutral
 from xfunc.symbolic.padding.rules import Rule, result, results
 from xfunc.symbolic.padding.values import Inexact, Movers, State, Val
 from xfunc.symbolic.polynomial import Polynomial, Size, as_polynomial
 
-_PADDING = 21  # field of HloInstructionProto
 _WINDOW = 7  # numbers of each dimension: see `numbers.Numbers`
 
 
@@ -139,10 +139,9 @@ def _padded(
     # At the end, as much as fills the bucket; this may be negative.
     high = n - low - (x.dims[d] + max(0, x.dims[d] - 1) * interior)
     id = m.emit.add("pad", x.element_type, dims, [x.id, value.id])
-    none = message((1, 0), (2, 0), (3, 0))
-    here = message((1, low), (2, high), (3, interior))
-    config = message(*((1, here if k == d else none) for k in range(len(dims))))
-    m.emit.instructions[-1].MergeFromString(message((_PADDING, config)))
+    wanted = (low, high, interior)
+    edges_of_all = (wanted if k == d else (0, 0, 0) for k in range(len(dims)))
+    m.emit.instructions[-1].MergeFromString(padding(edges_of_all))
     return _at(x, d, id, n, size, own(n, size))
 
 
@@ -240,8 +239,8 @@ def _resized(m: Movers, x: Val, dims: Sequence[int]) -> int:
     """The array with more or fewer elements at the end of its dimensions."""
     zero = m.emit.number(0, x.element_type)
     id = m.emit.add("pad", x.element_type, dims, [x.id, zero])
-    edges = [message((1, 0), (2, n - have), (3, 0)) for n, have in zip(dims, x.dims, strict=True)]
-    m.emit.instructions[-1].MergeFromString(message((_PADDING, message(*((1, e) for e in edges)))))
+    edges = ((0, n - have, 0) for n, have in zip(dims, x.dims, strict=True))
+    m.emit.instructions[-1].MergeFromString(padding(edges))
     return id
 
 
