@@ -60,14 +60,26 @@ def test_mismatch_found_when_the_other_was_ahead() -> None:
 
 def test_meetings_compare_by_themselves() -> None:
     first, other = ran("a"), ran("a")
-    before = first.add("f", "b", meets=True)
+    first.add("f", "b", meets=True)
     other.add("g", "c", meets=True)
     assert first.mismatch(1, sent(other.last)) is None
     other.begin()  # The other runs it already.
     assert "run 2 of a program" in (first.mismatch(1, sent(other.last)) or "")
-    first.withdraw(before)
-    assert first.last == before
-    assert first.mismatch(1, sent(before)) is None
+
+
+def test_meetings_that_failed_are_counted_alike() -> None:
+    first, other = ran("a"), ran("a")
+    first.add("f", "b", meets=True)
+    other.add("g", "c", meets=True)
+    late = sent(other.last)
+    first.fail()
+    other.fail()
+    assert first.last.history == other.last.history
+    assert first.mismatch(1, sent(other.last)) is None
+    first.add("h", "d")
+    assert first.mismatch(1, late) is None  # News of what the other was about to run.
+    other.add("i", "e")
+    assert "run 3 of a program" in (first.mismatch(1, sent(other.last)) or "")
 
 
 def test_unanswered_run() -> None:

@@ -59,11 +59,11 @@ def together(
 
 def _meet(name: str, program: str) -> None:
     """Begin a program together with the other processes."""
-    before = calls.own.add(name, program, meets=True)
+    calls.own.add(name, program, meets=True)
     try:
         processes.agreed(name, lambda: (calls.own.last, None), differ=_differ)
     except BaseException:
-        calls.own.withdraw(before)
+        calls.own.fail()
         raise
     calls.own.begin()
 
