@@ -156,6 +156,7 @@ def test_save_and_load_checkpoint_of_jit_results(tmp_path, mesh):
     torch.testing.assert_close(out[0].cpu(), x @ x)
 
 
+@pytest.mark.torch_xla
 def test_save_and_load_checkpoint_of_torch_xla_tensors(tmp_path, mesh):
     from torch_xla.distributed import spmd
 
