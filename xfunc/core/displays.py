@@ -25,3 +25,11 @@ def is_display(kind: type) -> bool:
 def is_debugger(kind: type) -> bool:
     """Whether a class is a debugger."""
     return issubclass(kind, bdb.Bdb)
+
+
+def debuggers() -> list[type]:
+    """The classes of debuggers, to which their instances refer."""
+    found: list[type] = [bdb.Bdb]
+    for kind in found:
+        found += type.__subclasses__(kind)
+    return found

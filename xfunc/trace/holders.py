@@ -21,7 +21,7 @@ from collections.abc import Collection
 
 import torch
 
-from xfunc.core.displays import is_debugger, is_display
+from xfunc.core.displays import debuggers, is_debugger, is_display
 
 _CONTAINERS = (
     tuple, list, dict, set, frozenset, types.CellType, types.FunctionType, types.MethodType,
@@ -80,7 +80,7 @@ def _snapshots() -> list[int]:
 
 def _of_debuggers() -> list[int]:
     """What debuggers consist of, by id: the cache may refer to it, too."""
-    level: list[object] = [x for x in gc.get_objects() if is_debugger(type(x))]
+    level: list[object] = [x for x in gc.get_referrers(*debuggers()) if is_debugger(type(x))]
     found: dict[int, object] = {}
     while level and len(found) < _MOST:
         found.update((id(x), x) for x in level)

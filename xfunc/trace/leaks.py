@@ -119,6 +119,7 @@ class Made:
         self._tokens: set[int] = set()
         self._wrapped: list[weakref.ref[torch.Tensor]] = []
         self._cached: list[object] = []
+        self._has_owner = True  # of a value that outlives the trace, as far as is known
 
     def remember(self, tensor: torch.Tensor, func: object, frame: types.FrameType) -> None:
         """Note that a torch function (or None), called in a frame, made a value."""
@@ -177,14 +178,17 @@ class Made:
             self._cached.clear()
             if found and collect:
                 found = _uncollected(found, alive)
-                if found and gc.get_freeze_count():  # A cycle through something older?
+                if found:  # What holds them may be older.
                     gc.unfreeze()
-                    found = _uncollected(found, alive)
+                    self._has_owner = are_owned([t for t, *_ in found], (found, *found))
+                    if self._has_owner:  # unless that is garbage: to look at all takes long
+                        found = _uncollected(found, alive)
         return found
 
     def defuse(self, leaks: list[Leak], quiet: bool) -> None:
         """Make any use of leaked values raise; unless `quiet`, raise for finding them."""
         first = None
+        quiet = quiet or not self._has_owner
         quiet = quiet or not are_owned([t for t, *_ in leaks], (leaks, *leaks))
         # The message names one value, preferably one made by a line of user code.
         for tensor, func, code, line in sorted(leaks, key=lambda leak: not in_user_code(leak[2])):
