@@ -122,7 +122,7 @@ def _padded_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(IDS, (2, n)), mask
 
 
-@pytest.mark.sample(4, seed=1)
+@pytest.mark.sample(8, seed=1)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("make", [llama, gpt2, bert, t5])
 def test_transformers_padding_mask_plain_jit_and_dim(make: Any, attention: str) -> None:

@@ -72,7 +72,7 @@ def test_recurrent_modules_match_eager(name: str) -> None:
     _close(found, _eager_gradient(_loss(plain), params, x))
 
 
-@pytest.mark.sample(6, seed=0)
+@pytest.mark.sample(9, seed=0)
 @pytest.mark.parametrize("transform", ["jvp", "hessian", "vmap of grad"])
 @pytest.mark.parametrize("name", MODULES)
 def test_recurrent_modules_under_transforms(name: str, transform: str) -> None:

@@ -205,7 +205,7 @@ def test_jacfwd_of_squeeze_in_place_of_scalar() -> None:
     torch.testing.assert_close(xf.jacfwd(f)(x).cpu(), 2 - 2 * torch.tanh(x) ** 2)
 
 
-@pytest.mark.sample(6, seed=0)
+@pytest.mark.sample(10, seed=0)
 @pytest.mark.parametrize(
     "change",
     [

@@ -171,7 +171,7 @@ def differences(name: str, op: Any) -> list[str]:
     return found
 
 
-@pytest.mark.sample(80, seed=0)
+@pytest.mark.sample(160, seed=0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_forward_and_reverse_mode_agree_on_every_operation(chunk: int) -> None:

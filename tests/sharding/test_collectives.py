@@ -189,7 +189,7 @@ def close(got: Any, want: Any) -> None:
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.sample(6, seed=0)
+@pytest.mark.sample(8, seed=0)
 @pytest.mark.quick(12, seed=0)
 @pytest.mark.parametrize("transform", OURS)
 @pytest.mark.parametrize("call", CALLS)

@@ -149,7 +149,7 @@ COMMANDS = {
 }
 
 
-@pytest.mark.sample(4, seed=1)
+@pytest.mark.sample(8, seed=1)
 @pytest.mark.parametrize("transform", [xf.jit, xf.checkpoint, xf.vmap], ids=lambda t: t.__name__)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_debugger_that_the_function_holds(name: str, transform: Any) -> None:

@@ -137,7 +137,7 @@ USES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.sample(6, seed=0)
+@pytest.mark.sample(9, seed=0)
 @pytest.mark.parametrize("name", USES)
 def test_leak_is_detected_and_harmless(name: str) -> None:
     import torch_xla
