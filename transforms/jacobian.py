@@ -130,6 +130,10 @@ def _forward(
     # beyond its shape.
     out_dims = (0, None)
     for i, x in enumerate(leaves):
+        if not x.numel():  # torch's vmap takes no batch of nothing.
+            outs, aux = flat(*leaves)
+            columns.append([o.new_zeros((*o.shape, *x.shape)) for o in outs])
+            continue
 
         def push(tangent: Tensor, i: int = i) -> Flat:
             def along(xi: Tensor) -> Flat:
@@ -152,6 +156,9 @@ def _reverse(
     outs, pull, aux = vma.vjp(flat, *leaves)
     rows: list[list[Tensor]] = []
     for i, o in enumerate(outs):
+        if not o.numel():
+            rows.append([x.new_zeros((*o.shape, *x.shape)) for x in leaves])
+            continue
         zeros = [torch.zeros_like(p) for p in outs]
 
         def pull_row(ct: Tensor, i: int = i, zeros: list[Tensor] = zeros) -> tuple[Tensor, ...]:

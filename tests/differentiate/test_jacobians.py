@@ -56,6 +56,24 @@ def test_jacfwd_of_empty_tree() -> None:
     assert xf.jacfwd(lambda params, x: x)({}, X) == {}
 
 
+@pytest.mark.parametrize("transform", [xf.jacfwd, xf.jacrev])
+def test_jacobian_by_nothing_and_of_nothing(transform: Callable[..., Any]) -> None:
+    def f(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sum() * y, x
+
+    x = torch.zeros(0, 2)
+    by_x, by_y = zip(*transform(f, argnums=(0, 1))(x, X), strict=True)
+    assert [j.shape for j in by_x] == [(*X.shape, 0, 2), (0, 2, 0, 2)]
+    assert [j.shape for j in by_y] == [(*X.shape, *X.shape), (0, 2, *X.shape)]
+    assert not by_y[0].cpu().any()
+    found, aux = transform(lambda x: (x.sum(), x + 1), has_aux=True)(x)
+    assert (found.shape, aux.shape) == ((0, 2), (0, 2))
+
+
+def test_hessian_by_nothing() -> None:
+    assert xf.hessian(torch.sum)(torch.zeros(0)).shape == (0, 0)
+
+
 @pytest.mark.parametrize("transform", [xf.grad, xf.value_and_grad, xf.jacfwd, xf.jacrev])
 @pytest.mark.parametrize("argnums", [(0, 0), (1, -1)])
 def test_argnums_with_repeated_position(transform: Any, argnums: tuple[int, ...]) -> None:
