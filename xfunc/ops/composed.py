@@ -17,9 +17,32 @@ Tensor = torch.Tensor
 # torch's own decompositions of operations whose derivative torch_xla 2.9 does not lower, or lowers
 # only for some arguments.
 for _name in """
-    grid_sampler_2d huber_loss glu
+    huber_loss glu
 """.split():
     composition(_name)(decomposition_table[getattr(torch.ops.aten, _name).default])
+
+_sample = decomposition_table[torch.ops.aten.grid_sampler_2d.default]
+
+
+def _is_at_edge(coords: Tensor, size: int, reflected: bool, align_corners: bool) -> Tensor:
+    """Whether torch clips a coordinate, to the first or last pixel's or beyond it."""
+    low, span = (0.0, size - 1) if align_corners else (-0.5, size)
+    at = coords * (span / 2) + (size - 1) / 2
+    if reflected and span:
+        away = (at - low).abs()
+        extra, is_even = away.fmod(span), (away / span).floor().remainder(2) == 0
+        at = torch.where(is_even, extra + low, span - extra + low)
+    return (at <= 0) | (at >= size - 1)
+
+
+@composition("grid_sampler_2d")
+def grid_sampler(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
+    """torch's decomposition, with its kernels' derivative where a place is clipped: 0."""
+    if mode == 0 and padding != 0:
+        places = [(grid[..., k].detach(), x.shape[-1 - k]) for k in (0, 1)]
+        edge = [_is_at_edge(at, n, padding == 2, align_corners) for at, n in places]
+        grid = torch.where(torch.stack(edge, -1), grid.detach(), grid)
+    return _sample(x, grid, mode, padding, align_corners)
 
 
 def _edges(name: str, spatial: int, check: Callable[[Tensor, int, int, int], None] | None) -> None:

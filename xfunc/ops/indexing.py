@@ -281,7 +281,7 @@ def _counted(x: Tensor, edges: Tensor, weight: Tensor | None) -> Tensor:
 
 @kernel("histc")
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    low, high = _ends(x, None if min == max == 0 else (min, max), 1.0)
+    low, high = _ends(x, None if min == max else (min, max), 1.0)
     flat = x.reshape(-1)
     place = ((flat - low) * bins / (high - low)).floor().clamp(0, bins - 1).nan_to_num(0).long()
     inside = (flat >= low) & (flat <= high)

@@ -63,6 +63,16 @@ def nll_loss_backward(
     return inner(grad, x[None], target.reshape(1), weight, reduction, ignore_index, total)[0]
 
 
+def _has_elements(grad: Tensor, x: Tensor, *rest: object) -> bool:
+    return x.numel() > 0
+
+
+@kernel("mse_loss_backward", "smooth_l1_loss_backward", unless=_has_elements)
+def slope_of_nothing(grad: Tensor, x: Tensor, *rest: object) -> Tensor:
+    """Nothing; torch's decompositions divide by the number of elements."""
+    return torch.zeros_like(x)
+
+
 # NOTE [margin losses]: torch's decompositions count the labels after a -1, which ends a row of
 # labels, and have a slope of 1 where a margin is exactly met; torch's kernels have 0 there.
 

@@ -161,15 +161,27 @@ def solve_ex(
     return (x.squeeze(-1) if vector else x), packed, pivots, info
 
 
-def _has_no_other_rule(a: Tensor) -> bool:
+def _is_pushed_or_has_no_rule(a: Tensor) -> bool:
     # torch's first- and second-order reverse rules check whether a complex matrix is singular.
-    return _is_nested(a) or (a.is_complex() and functorch.differentiates_twice((a,)))
+    twice = functorch.differentiates_twice((a,))
+    return _is_nested(a) or _is_pushed(a) or (a.is_complex() and twice)
 
 
-@composition("_linalg_det", when=_has_no_other_rule)
+@composition("_linalg_det", when=_is_pushed_or_has_no_rule)
 def det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    dot = None
+    if not functorch.differentiates_twice((a,)):
+        a, dot = _primal_and_tangent(a)
     packed, pivots, _ = torch.linalg.lu_factor_ex(a)
-    return sign_of(pivots, a) * packed.diagonal(0, -2, -1).prod(-1), packed, pivots
+    sign, diagonal = sign_of(pivots, a), packed.diagonal(0, -2, -1)
+    value = sign * diagonal.prod(-1)
+    if dot is None:
+        return value, packed, pivots
+    # torch multiplies by the determinant itself, so that the slope at a singular matrix is 0.
+    moved = torch.where(diagonal == 0, torch.finfo(a.dtype).eps, 0).to(a.dtype)
+    turned = torch.linalg.lu_solve(packed + torch.diag_embed(moved), pivots, dot)
+    scale = sign * (diagonal + moved).prod(-1)
+    return _dual(value, scale * turned.diagonal(0, -2, -1).sum(-1)), packed, pivots
 
 
 @composition("_linalg_slogdet", when=_is_nested)

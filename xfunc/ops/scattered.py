@@ -13,7 +13,7 @@ import torch
 
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.bounded import scattered
-from xfunc.ops.registry import composition, differentiable, kernel
+from xfunc.ops.registry import composition, differentiable
 from xfunc.ops.running import scan_along
 from xfunc.ops.settled import settled
 from xfunc.torchlib.functorch import is_watched_at_this_level
@@ -89,8 +89,7 @@ def index_reduce(
 _MODES = ("sum", "mean", "max")
 
 
-@kernel("_embedding_bag_forward_only")
-@composition("_embedding_bag")
+@composition("_embedding_bag_forward_only", "_embedding_bag")
 def embedding_bag(
     weight: Tensor,
     indices: Tensor,

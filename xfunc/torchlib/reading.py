@@ -45,7 +45,7 @@ def gaussian_nll_loss(
             raise ValueError("var is of incorrect size")
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not valid")
-    least = torch.where(var < 0, math.nan, eps).to(var.dtype)
+    least = torch.where(var < 0, math.nan, torch.full_like(var, eps))
     var = torch.where(var >= eps, var, var - var.detach() + least)  # The derivative passes.
     loss = 0.5 * (var.log() + (input - target).square() / var)
     if full:
