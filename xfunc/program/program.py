@@ -34,6 +34,7 @@ from xfunc.remat.policies import Policy
 from xfunc.remat.split import Halves, primal, split
 from xfunc.torchlib import batching, functorch, values
 from xfunc.trace import scopes, tracing
+from xfunc.trace.array_operands import check_returned
 from xfunc.trace.lowering import Lowering, lower
 from xfunc.trace.tracing import Trace
 
@@ -299,6 +300,7 @@ class Program:
         inputs = [trace.new_input(*x) for x in zip(self.avals, labels, watched, strict=True)]
         outs = [trace.lift(o) for o in self.fn(*inputs)]
         trace.check_unmutated()
+        check_returned(trace)
         self.has_rule |= trace.has_rule
         if not self._traced:
             self.captures = list(trace.captures)

@@ -23,6 +23,7 @@ class Kind(enum.Enum):
 
     METADATA = enum.auto()  # reads what an aval knows: passed through
     READ = enum.auto()  # needs data
+    ARRAY = enum.auto()  # is called by an operator that was given a NumPy array
     REPR = enum.auto()  # prints: shows the aval
     DATA_SHAPED = enum.auto()  # the shape of the result depends on data
     REPEAT = enum.auto()  # likewise, if a tensor says how often each element is repeated
@@ -78,12 +79,13 @@ def _table() -> dict[object, Kind]:
         Kind.READ,
         functions(
             "item", "tolist", "numpy", "cpu", "cuda", "__bool__", "__int__", "__float__",
-            "__index__", "__complex__", "__contains__", "__array__", "equal", "allclose",
+            "__index__", "__complex__", "__contains__", "__array_wrap__", "equal", "allclose",
             "is_nonzero", "data_ptr", "untyped_storage", "storage", "__dlpack__", "__reduce_ex__",
             "to_dense", "to_sparse", "histogramdd", "pin_memory", "share_memory_", "storage_type",
             "__cuda_array_interface__", "to_dlpack",
         ),
     )  # fmt: skip
+    put(Kind.ARRAY, [torch.Tensor.__array__, torch.Tensor.__rtruediv__])
     put(Kind.REPR, [torch.Tensor.__repr__, torch.Tensor.__format__])
     put(Kind.COPY, [torch.Tensor.__deepcopy__])
     put(Kind.MOVE, [torch.Tensor.to, torch.Tensor.type])

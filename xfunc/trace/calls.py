@@ -83,6 +83,10 @@ class Mode(TorchFunctionMode):
         elif kind is Kind.MOVE and _only_converts(args, kwargs):
             if type(args[0]) is torch.Tensor and args[0].dtype is args[1]:
                 return self.lift_all(args, kwargs)[0][0]
+        elif kind is Kind.ARRAY:
+            found = rules.beside_array(trace, func, args)
+            if found is not NotImplemented:
+                return found
         elif kind is not Kind.PLAIN and (
             kind is not Kind.INDEX or torch_functions.has_mask(args[1])
         ):
@@ -91,7 +95,7 @@ class Mode(TorchFunctionMode):
             done, result = rules.special(trace, kind, func, args, kwargs)
             if done:
                 return result
-        args, kwargs = self.lift_all(args, kwargs)
+        args, kwargs = self.lift_all(args, kwargs, numbers=kind is not Kind.LITERAL)
         if _is_autocast() and device.TRACER == "own":
             args, kwargs = autocast.cast(func, args, kwargs)
         if trace.has_float8:
@@ -158,8 +162,13 @@ class Mode(TorchFunctionMode):
         return out
 
     def lift_all(
-        self, args: Sequence[Any], kwargs: dict[str, object], beside: Sequence[object] = ()
+        self,
+        args: Sequence[Any],
+        kwargs: dict[str, object],
+        beside: Sequence[object] = (),
+        numbers: bool = True,
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments as values of the trace; NumPy's numbers as Python's, if `numbers`."""
         # This runs for each traced operation: the common cases come first.
         trace = self._trace
         made, substitutes = trace.made.entries, trace.substitutes
@@ -176,14 +185,16 @@ class Mode(TorchFunctionMode):
             elif isinstance(a, torch.Tensor):
                 a = trace.lift(a)
             elif kind is tuple or kind is list:
-                a = kind(self.lift_all(a, {})[0])
+                a = kind(self.lift_all(a, {}, numbers=numbers)[0])
             elif kind is torch.dtype:
                 trace.has_float8 |= a in FLOAT8
                 if a not in SUPPORTED:
                     check_dtype(a, (*beside, *lifted, *args[len(lifted) + 1 :]), trace.name)
+            elif numbers and isinstance(a, np.number):  # torch takes it for a number
+                a = a.item()
             lifted.append(a)
         if kwargs:
-            values, _ = self.lift_all(tuple(kwargs.values()), {}, lifted)
+            values, _ = self.lift_all(tuple(kwargs.values()), {}, lifted, numbers)
             kwargs = dict(zip(kwargs, values, strict=True))
         return tuple(lifted), kwargs
 

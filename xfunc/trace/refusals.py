@@ -261,9 +261,20 @@ def explain_usage(error: BaseException, name: str) -> None:
         hint = "make a tensor of the array first: torch.from_dlpack(array)."
         problem = "an array of JAX stands beside a traced value"
         error.add_note(report(problem, hint, function=name, at=raised_at(error)))
+    elif isinstance(error, TypeError) and _OF_ARRAYS.search(said):
+        problem = "torch's operators take an array only on their right, and do not compare with one"
+        hint = "make a tensor of the array: torch.from_numpy(array)."
+        error.add_note(report(problem, hint, function=name, at=raised_at(error)))
     elif isinstance(error, TypeError) and "torch.Tensor" in said and "jax" in said.lower():
         problem = "a function of JAX was given a traced value"
         error.add_note(report(problem, OF_JAX, function=name, at=raised_at(error)))
+
+
+_OF_ARRAYS = re.compile(
+    r"'numpy.ndarray' and '(Tensor|Parameter)'|'(Tensor|Parameter)' and 'numpy.ndarray'"
+    "|Concatenation operation is not implemented for NumPy arrays"
+)
+"""What Python and NumPy say of an operator that neither an array nor a tensor takes."""
 
 
 def module_running_with(tensor: torch.Tensor) -> tuple[torch.nn.Module, str] | None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
 
 from xfunc.core import device
@@ -17,7 +18,8 @@ from xfunc.torchlib.initialisers import INITIALISERS
 from xfunc.torchlib.promotion import number
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import FLOAT8, check_dtype, find_traced, on_device, tensors_in
-from xfunc.trace import constants
+from xfunc.trace import array_operands, constants
+from xfunc.trace.leaks import Leaked
 from xfunc.trace.literals import literal
 from xfunc.trace.refusals import OF_JAX
 
@@ -107,6 +109,22 @@ def special(
     return False, None
 
 
+def beside_array(trace: Trace, func: Callable[..., object], args: tuple[Any, ...]) -> object:
+    """What an operator that was given a NumPy array calls; NotImplemented if it is a plain call."""
+    x = args[0]
+    if func is not torch.Tensor.__array__:  # `array / x`
+        if not isinstance(args[1], np.ndarray):
+            return NotImplemented
+        with trace.mode:
+            return x.reciprocal() * args[1]  # as in torch
+    if not _is_traced(trace, trace.lift(x) if isinstance(x, Leaked) else x):
+        return NotImplemented
+    found = array_operands.stand_in(trace, x)
+    if found is None:
+        refuse_read(trace, operation_name(func), x)
+    return found
+
+
 _BINCOUNT = (
     "count into a tensor of fixed length n (minlength is no upper bound): "
     "torch.zeros(n, dtype=torch.int64).index_add(0, x, torch.ones_like(x)), where what is not "
@@ -188,11 +206,8 @@ def refuse_read(trace: Trace, name: str, tensor: torch.Tensor) -> NoReturn:
         "compute with tensors (torch.where instead of `if`), return the value and read it "
         f"outside, or pass {trace.static_argument(tensor)}."
     )
-    if name == "Tensor.__array__":
-        hint = (
-            "compute with torch's functions instead of NumPy's, and make a tensor of an array "
-            "that stands beside a traced value: torch.from_numpy(array)."
-        )
+    if name.startswith("Tensor.__array_"):
+        hint = array_operands.HINT
     if called_by("jax"):
         hint = OF_JAX
     problem = f"{name} reads a traced value ({short(tensor)}), which has no data"

@@ -56,7 +56,7 @@ from xfunc.torchlib import batching, bounds, functorch, switches
 from xfunc.torchlib.eager import disable_jit
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import FLOAT8, check_array, is_tracked
-from xfunc.trace import scopes
+from xfunc.trace import array_operands, scopes
 from xfunc.trace.calls import Mode
 from xfunc.trace.leaks import Leaked, Made, error_of
 from xfunc.trace.overlaps import Overlaps
@@ -158,6 +158,7 @@ class Trace:
         capture_inputs: the placeholder for each capture.
         substitutes: the substitutes of tensors, by the tensors' ids, and the tensors.
         made: the values made.
+        lent: the values that NumPy has stand-ins for: see `xfunc.trace.array_operands`.
         applied: the lowerings applied, numbered: see NOTE [recorded calls] in `xfunc.hlo.linking`.
         around: its context: the mesh in use, the manual region, and so on.
         mode: the mode that sees the calls; entered again where torch leaves it to call Python.
@@ -174,6 +175,7 @@ class Trace:
         self.name, self._defined_at = name, defined_at
         self.around = around
         self.captures: list[torch.Tensor] = []
+        self.lent: list[torch.Tensor] = []
         self.capture_inputs: list[torch.Tensor] = []
         self._in_plain_autograd = False
         self.has_float8 = False  # whether some values may have such dtypes
@@ -238,6 +240,7 @@ class Trace:
             self.applied.clear()
             self.capture_inputs.clear()
             self._placeholders.clear()
+            array_operands.take_back_all(self)
             leaks = self.made.end(collect=error is None)
         except BaseException:  # Ctrl-C may come at any time.
             leaks, quiet = self.made.end(collect=False), True
