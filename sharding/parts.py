@@ -54,7 +54,7 @@ class Target:
         """
         if self.placement is None:
             return (((0,) * len(self.shape), self.shape),)
-        return _boxes(self.placement, self.shape, tuple(runtime().local_devices()))
+        return _boxes(self.placement, self.shape, runtime().local_devices())
 
     @property
     def padded(self) -> tuple[int, ...]:

@@ -6,11 +6,13 @@ that is sharded over some devices and replicated over others.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Mapping
 
 import torch
 from torch.distributed import checkpoint as dcp
+from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -34,8 +36,19 @@ from xfunc.sharding.parts import Start, Target, assemble
 Parts = Mapping[Start, torch.Tensor]
 
 
+# There is one description for all parts that are alike: pickle writes it to the metadata once, and
+# what it reads stays small.
+@functools.lru_cache(4096)
 def _chunk(start: Start, size: tuple[int, ...]) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(torch.Size(start), torch.Size(size))
+
+
+@functools.lru_cache(4096)
+def _described(
+    start: Start, size: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype
+) -> TensorWriteData:
+    properties = TensorProperties(dtype=dtype)
+    return TensorWriteData(_chunk(start, size), properties, torch.Size(shape))
 
 
 class Save(dcp.DefaultSavePlanner):
@@ -76,16 +89,13 @@ class Save(dcp.DefaultSavePlanner):
 
 
 def _writes(name: str, target: Target) -> list[WriteItem]:
-    properties = TensorProperties(dtype=target.dtype)
+    shape, dtype = target.shape, target.dtype
     kind = WriteItemType.TENSOR if target.placement is None else WriteItemType.SHARD
     return [
-        WriteItem(
-            MetadataIndex(name, torch.Size(start)),
-            kind,
-            tensor_data=TensorWriteData(_chunk(start, size), properties, torch.Size(target.shape)),
-        )
+        WriteItem(MetadataIndex(name, data.chunk.offsets), kind, tensor_data=data)
         for start, size in dict(target.boxes()).items()
-        if math.prod(size) or not math.prod(target.shape)
+        if math.prod(size) or not math.prod(shape)
+        for data in [_described(start, size, shape, dtype)]
     ]
 
 
@@ -131,22 +141,24 @@ class Load(dcp.DefaultLoadPlanner):
         if key not in self._alike:
             chunks = [_chunk(start, size) for start, size in boxes.items()]
             self._alike[key] = create_read_items_for_chunk_list(name, stored, chunks)
-        return [
-            ReadItem(
-                item.type,
-                MetadataIndex(name, item.dest_index.offset, item.dest_index.index),
-                item.dest_offsets,
-                MetadataIndex(name, item.storage_index.offset, item.storage_index.index),
-                item.storage_offsets,
-                item.lengths,
-            )
-            for item in self._alike[key]
-        ]
+        return [_renamed(item, name) for item in self._alike[key]]
+
+    def give(self, read_item: ReadItem, stored: torch.Tensor) -> None:
+        """Take what an item asks for from a stored part, which nobody else may change."""
+        name, start = read_item.dest_index.fqn, read_item.dest_index.offset
+        target = self._targets[name]
+        assert start is not None
+        if stored.shape == read_item.lengths == target.padded and not target.on_host:
+            self._buffers.setdefault(name, {})[tuple(start)] = stored
+        else:
+            found = narrow_tensor_by_index(stored, read_item.storage_offsets, read_item.lengths)
+            self.resolve_tensor(read_item).copy_(found)
+        self.commit_tensor(read_item, stored)
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
         name, start = read_item.dest_index.fqn, read_item.dest_index.offset
         assert start is not None
-        part = self._parts(name)[tuple(start)]
+        part = self._part(name, tuple(start))
         where = zip(read_item.dest_offsets, read_item.lengths, strict=True)
         return part[tuple(slice(i, i + n) for i, n in where)]
 
@@ -156,14 +168,25 @@ class Load(dcp.DefaultLoadPlanner):
         if not self._missing[name]:
             self._finish(name)
 
-    def _parts(self, name: str) -> dict[Start, torch.Tensor]:
-        if name not in self._buffers:
-            t = self._targets[name]
-            padded = t.padded
-            made = {start: torch.zeros(padded, dtype=t.dtype) for start, _ in t.boxes()}
-            self._buffers[name] = made
-        return self._buffers[name]
+    def _part(self, name: str, start: Start) -> torch.Tensor:
+        """The part of a tensor that begins there; zeros at first."""
+        parts, target = self._buffers.setdefault(name, {}), self._targets[name]
+        if start not in parts:
+            parts[start] = torch.zeros(target.padded, dtype=target.dtype)
+        return parts[start]
 
     def _finish(self, name: str) -> None:
-        self.loaded[name] = assemble(self._parts(name), self._targets[name])
+        target = self._targets[name]
+        parts = {start: self._part(name, start) for start, _ in target.boxes()}
+        self.loaded[name] = assemble(parts, target)
         del self._buffers[name]
+
+
+def _renamed(item: ReadItem, name: str) -> ReadItem:
+    """The same of another tensor."""
+    to, at = item.dest_index, item.storage_index
+    place = MetadataIndex(name, at.offset, at.index)
+    same = (to.offset, to.index) == (at.offset, at.index)
+    dest = place if same else MetadataIndex(name, to.offset, to.index)
+    offsets = item.dest_offsets, item.storage_offsets
+    return ReadItem(item.type, dest, offsets[0], place, offsets[1], item.lengths)

@@ -14,7 +14,6 @@ from typing import cast
 import torch
 from torch.distributed import ProcessGroup
 from torch.distributed import checkpoint as dcp
-from torch.distributed._shard._utils import narrow_tensor_by_index
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -225,13 +224,13 @@ class Stored(dcp.FileSystemReader):
             files.setdefault(info.relative_path, []).append((info, item))
         for name in sorted(files):
             manifest.check(self.folder, name, self._sums)
-            self._read_file(name, files[name], planner)
+            self._read_file(name, files[name], cast("Load", planner))
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     def _read_file(
-        self, name: str, items: list[tuple[_StorageInfo, ReadItem]], planner: LoadPlanner
+        self, name: str, items: list[tuple[_StorageInfo, ReadItem]], planner: Load
     ) -> None:
         place, part = -1, torch.empty(0)
         with open(self.folder / name, "rb") as file:
@@ -241,6 +240,4 @@ class Stored(dcp.FileSystemReader):
                     file.seek(place)
                     file.readinto(archive)
                     part = self._archives.tensor(archive)
-                target = planner.resolve_tensor(item)
-                target.copy_(narrow_tensor_by_index(part, item.storage_offsets, item.lengths))
-                planner.commit_tensor(item, target)
+                planner.give(item, part)

@@ -73,7 +73,8 @@ def memory_stats(device: int | None = None) -> dict[str, int] | None:
     if device is not None and device not in local:
         fail(
             ValueError,
-            f"memory_stats was given {shown(device)}, and the devices of this process are {local}",
+            f"memory_stats was given {shown(device)}, and the devices of this process are "
+            f"{list(local)}",
             "pass the number of one of them.",
         )
     return runtime().memory_stats(local[0] if device is None else device)

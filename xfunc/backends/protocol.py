@@ -128,7 +128,7 @@ class Runtime(Protocol):
         """A tensor's value on the devices with this placement."""
         ...
 
-    def local_devices(self) -> list[int]:
+    def local_devices(self) -> tuple[int, ...]:
         """The numbers of the devices of this process, in the order of `shards_of`."""
         ...
 

@@ -132,3 +132,19 @@ def test_load_checkpoint_partial_skips_other_files(tmp_path, mesh, monkeypatch):
         load_checkpoint(tmp_path / "step", state)
     with pytest.raises(xf.errors.TreeMismatchError, match=r"\['e'\]: not in the checkpoint"):
         load_checkpoint(tmp_path / "step", {"e": 1}, partial=True)
+
+
+def test_save_checkpoint_describes_parts_that_are_alike_once(tmp_path, mesh):
+    """Equal descriptions are one object, which is small in the file and quick to read."""
+    where = NamedSharding(mesh, P("x", "y"))
+    tree = {f"w{k}": device_put(torch.full((8, 4), float(k)), where) for k in range(3)}
+    save_checkpoint(tmp_path / "step", tree)
+    found = storage.Stored(tmp_path / "step").read_metadata().state_dict_metadata
+    chunks = [found[name].chunks for name in tree]
+    assert len(chunks[0]) == 8
+    for others in chunks[1:]:
+        assert all(a is b for a, b in zip(chunks[0], others, strict=True))
+    check(
+        load_checkpoint(tmp_path / "step", tree),
+        {f"w{k}": torch.full((8, 4), float(k)) for k in range(3)},
+    )

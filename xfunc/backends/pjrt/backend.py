@@ -149,29 +149,36 @@ class Pjrt:
             return tensor
         return _made(moved(array_of(tensor), placement), tensor)
 
-    def local_devices(self) -> list[int]:
+    @functools.cached_property
+    def _local(self) -> dict[Any, int]:
+        """The devices of this process, in the order of their numbers."""
+        local = set(client.jax().local_devices())
+        return {d: k for k, d in enumerate(client.jax().devices()) if d in local}
+
+    def local_devices(self) -> tuple[int, ...]:
         """The numbers of the devices of this process."""
-        numbers = {d: k for k, d in enumerate(client.jax().devices())}
-        return sorted(numbers[d] for d in client.jax().local_devices())
+        return tuple(self._local.values())
 
     def shards_of(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """See `xfunc.backends.protocol.Runtime.shards_of`."""
         assert type(tensor) is Array
-        numbers = {d: k for k, d in enumerate(client.jax().devices())}
         shards = array_of(tensor).addressable_shards
-        return [client.get(s.data) for s in sorted(shards, key=lambda s: numbers[s.device])]
+        return [client.get(s.data) for s in sorted(shards, key=lambda s: self._local[s.device])]
 
     def from_shards(
         self, shards: Sequence[torch.Tensor], placement: Placement, shape: Sequence[int]
     ) -> torch.Tensor:
         """See `xfunc.backends.protocol.Runtime.from_shards`."""
-        jax = client.jax()
-        devices = [jax.devices()[k] for k in self.local_devices()]
-        where = sharding(placement)
+        where, size = sharding(placement), tuple(shape)
         with client.x64()(True):
-            copies = list(map(client.copy_of, shards))
-            parts = jax.device_put(copies, [jax.sharding.SingleDeviceSharding(d) for d in devices])
-            found = jax.make_array_from_single_device_arrays(tuple(shape), where, parts)
+            indices = where.addressable_devices_indices_map(size)
+            copies = {
+                _start(indices[device]): client.copy_of(shard)
+                for device, shard in zip(self._local, shards, strict=True)
+            }
+            found = client.jax().make_array_from_callback(
+                size, where, lambda index: copies[_start(index)]
+            )
         return make(found, (torch.Size(shape), shards[0].dtype))
 
     def load(
@@ -224,6 +231,12 @@ class Pjrt:
 
 def _made(array: jax.Array, like: torch.Tensor) -> Array:
     return make(array, (like.shape, like.dtype))
+
+
+def _start(index: tuple[slice, ...] | None) -> tuple[int, ...]:
+    """Where a shard begins, of the part of the array that JAX gives it."""
+    assert index is not None
+    return tuple([part.start or 0 for part in index])
 
 
 def _lies(x: Array) -> Placement | None:

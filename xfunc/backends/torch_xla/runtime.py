@@ -204,10 +204,11 @@ def memory_stats(number: int) -> dict[str, int] | None:  # of the only device
     return {names.get(name, name): value for name, value in found.items()}
 
 
-def local_devices() -> list[int]:
+@functools.cache
+def local_devices() -> tuple[int, ...]:
     """The numbers of this process's devices, in torch_xla's order."""
     names = xla()._xla_get_runtime_devices()  # CPU:0, CPU:1, ...
-    return [int(name.partition(":")[2]) for name in names]
+    return tuple([int(name.partition(":")[2]) for name in names])
 
 
 FLOAT8 = {torch.float8_e4m3fn: "f8e4m3fn", torch.float8_e5m2: "f8e5m2"}
