@@ -89,3 +89,31 @@ def test_eigh_complex_second_derivative_is_refused() -> None:
         torch.func.grad(lambda x: torch.func.grad(loss)(x).square().sum())(x)
     with pytest.raises(xf.errors.UnsupportedOpError, match="complex one of what is real"):
         xf.grad(lambda x: xf.grad(loss)(x).square().sum())(x)
+
+
+@pytest.mark.parametrize(("rows", "columns", "k"), [(5, 3, 3), (6, 4, 2), (4, 4, 4), (3, 2, 0)])
+def test_householder_product_gradient(rows: int, columns: int, k: int) -> None:
+    """Also where a scale is zero, and where there are fewer scales than columns."""
+    torch.manual_seed(0)
+    a = torch.randn(2, rows, columns, dtype=torch.float64)
+    scales = torch.rand(2, k, dtype=torch.float64)
+    scales[0, :1] = 0
+
+    def f(a: Tensor, scales: Tensor) -> Tensor:
+        return torch.linalg.householder_product(a, scales).sin().sum()
+
+    found = xf.device_get(xf.jit(xf.grad(f, argnums=(0, 1)))(a, scales))
+    torch.testing.assert_close(found, torch.func.grad(f, argnums=(0, 1))(a, scales))
+
+
+@pytest.mark.parametrize("of", ["householder_product", "ormqr"])
+def test_householder_gradient_has_one_size(of: str) -> None:
+    """The program of its gradient does not grow with the number of columns."""
+
+    def f(a: Tensor) -> Tensor:
+        if of == "ormqr":
+            return torch.ormqr(a, a[0], a).sum()
+        return torch.linalg.householder_product(a, a[0]).sum()
+
+    sizes = {xf.jit(xf.grad(f)).lower(torch.ones(n, n)).as_text().count(" = ") for n in (4, 9)}
+    assert len(sizes) == 1

@@ -206,16 +206,23 @@ def cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     return cholesky_solve(identity.expand(factor.shape), factor, upper)
 
 
-@composition("linalg_householder_product", when=_is_nested)
+@composition("linalg_householder_product", when=_always)
 def householder_product(reflectors: Tensor, scales: Tensor) -> Tensor:
-    rows, columns = reflectors.shape[-2:]
-    q = torch.eye(rows, columns, dtype=reflectors.dtype, device=reflectors.device)
-    q = q.expand(reflectors.shape)
-    lower = reflectors.tril(-1) + q
-    for k in reversed(range(scales.shape[-1])):
-        v = lower[..., :, k : k + 1]
-        q = q - scales[..., k, None, None] * (v @ (v.mH @ q))
-    return q
+    """``I - V T V^H`` with ``T = (I + D S)^-1 D``: S is the upper part of ``V^H V``, D the scales.
+
+    torch's rule has a few operations for each column, which take long to compile.
+    Source: Joffrain et al., "Accumulating Householder transformations, revisited", 2006.
+    """
+    rows, columns, k = *reflectors.shape[-2:], scales.shape[-1]
+    start = torch.eye(rows, columns, dtype=reflectors.dtype, device=reflectors.device)
+    start = start.expand(reflectors.shape)
+    if not reflectors.numel() or not k:
+        return start.clone()
+    v = (reflectors.tril(-1) + start)[..., :k]
+    unit = torch.eye(k, dtype=v.dtype, device=v.device)
+    upper = unit + scales.unsqueeze(-1) * (v.mH @ v).triu(1)
+    right = scales.unsqueeze(-1) * v[..., :columns, :].mH
+    return start - v @ torch.linalg.solve_triangular(upper, right, upper=True, unitriangular=True)
 
 
 @composition("cumprod", when=_is_nested)
