@@ -150,22 +150,21 @@ def _sum_of_exponentials(name: str, scale: float) -> None:
     """torch takes ``1 / (1 + exp(y - x))`` as the slope: differentiating it again gives 0 * inf
     where the exponential overflows.
     """
-    plain = getattr(torch, name)
 
     @composition(name, when=_are_real)
     def run(x: Tensor, y: Tensor) -> Tensor:
         dtype = torch.result_type(x, y)
-        x, y = torch.broadcast_tensors(x.to(dtype), y.to(dtype))
-        value = plain(x.detach(), y.detach())
-        first, second = (x == torch.inf) & (y < torch.inf), (y == torch.inf) & (x < torch.inf)
-        most = torch.where(value.isinf(), 0, value)
+        wide = torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+        x, y = torch.broadcast_tensors(x.to(wide), y.to(wide))
+        is_first = x >= y
+        most, least = torch.where(is_first, x, y), torch.where(is_first, y, x)
         # Not a number: here, the tangent of a scalar times one would be of float64.
-        factor = torch.full((), scale, dtype=dtype, device=value.device)
-        pair = [torch.where(first | second, 0, (v - most) * factor) for v in (x, y)]
-        smooth = torch.logsumexp(torch.stack(pair), 0) / factor
-        # The slopes at two equal infinities are NaN.
-        found = torch.where(smooth.isinf(), smooth, value + (smooth - smooth.detach()))
-        return torch.where(first, x, torch.where(second, y, found))
+        factor = torch.full((), scale, dtype=wide, device=x.device)
+        # Two equal infinities are their sum, and its slopes are NaN: 0 * inf, the exponential's.
+        same = (x == y) & x.isinf()
+        apart = torch.where(same, -(x.abs() + y.abs()), least - most)
+        apart = apart * torch.where(same, torch.inf, factor)
+        return (most + torch.log1p(torch.exp(apart)) / factor).to(dtype)
 
 
 _sum_of_exponentials("logaddexp", 1.0)
