@@ -95,10 +95,11 @@ _active = _Active()
 def _once(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a composite; or torch's decomposition, if it is of its own form with ``out=``.
 
-    Such a composite comes back as itself.
+    Such a composite comes back as itself. A draw has no other form: its decomposition comes back,
+    too.
     """
     if any(f is func for f in _active.operations):
-        run = _decomposed(func)
+        run = None if torch.Tag.nondeterministic_seeded in func.tags else _decomposed(func)
         return _refuse(func) if run is None else run(*args, **kwargs)
     _active.operations.append(func)
     try:
