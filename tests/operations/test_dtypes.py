@@ -222,3 +222,21 @@ def test_view_dtype_from_and_to_bool(dtype: torch.dtype) -> None:
         want = x.view(dtype)
         got = xf.cond(x[0] >= 0, lambda x: x.view(dtype), lambda x: x.to(dtype), x)
         assert xf.device_get(got).tolist() == want.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.float16], ids=str)
+def test_search_in_more_elements_than_the_dtype_can_count(dtype: torch.dtype) -> None:
+    """Their number is no number of the dtype."""
+    n = 70_000 if dtype is torch.float16 else 300
+    edges = (torch.arange(n) * 100 // n).to(dtype)
+    values = torch.tensor([0, 3, 99]).to(dtype)
+    found = xf.device_get(xf.jit(torch.searchsorted)(edges, values))
+    assert found.equal(torch.searchsorted(edges, values))
+    assert xf.device_get(xf.jit(torch.mode)(edges)[0]).equal(edges.mode()[0])
+
+
+def test_mode_of_booleans() -> None:
+    x = torch.tensor([[0, 0, 1, 1], [0, 0, 0, 1], [1, 1, 1, 0], [0, 1, 0, 1]]).bool()
+    found = xf.device_get(xf.jit(lambda x: tuple(x.mode(1)))(x))
+    for ours, theirs in zip(found, x.mode(1), strict=True):
+        assert ours.equal(theirs)

@@ -221,7 +221,7 @@ def searchsorted(
     n, shape = edges.shape[-1], values.shape
     if edges.ndim == 1:
         values = values.reshape(-1)
-    low, high = torch.zeros_like(values, dtype=torch.int64), torch.full_like(values, n).long()
+    low, high = (torch.full_like(values, k, dtype=torch.int64) for k in (0, n))
     low, _ = halvings(_bisected, n, (low, high), (edges, values), right=right)
     return low.reshape(shape).to(torch.int32 if out_int32 else torch.int64)
 
