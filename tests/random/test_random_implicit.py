@@ -257,7 +257,7 @@ def test_draw_without_key_found_in_lowering_is_refused() -> None:
 @pytest.mark.own
 def test_draw_inside_of_a_torch_function_is_refused() -> None:
     """Its decomposition comes back as itself."""
-    pool = F.fractional_max_pool3d_with_indices
+    pool: Any = F.fractional_max_pool3d_with_indices
     with pytest.raises(PurityError, match=rf"something draws from the global .*\n{KEYED}"):
         xf.jit(lambda x: pool(x, 2, 2))(torch.ones(1, 1, 4, 4, 4))
 
