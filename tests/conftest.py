@@ -31,6 +31,7 @@ FASTER = ["--xla_cpu_use_fusion_emitters=false"] if JAXLIB < (0, 11) else []
 
 TESTS = Path(__file__).parent
 SHARDED = (TESTS / "sharding", TESTS / "internals" / "sharding")
+ONE_DEVICE = (TESTS / "llama", TESTS / "internals" / "llama")  # rows of a batch go to all devices
 EXTRAS = TESTS / "llama" / "extras"
 LEFT_OUT = pytest.StashKey[bool]()
 
@@ -50,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sample(n, seed): one case in n, the others in sweeps only")
     config.addinivalue_line("markers", "quick(n, seed): in `make quick`, too, or one case in n")
     config.addinivalue_line("markers", "torch_xla: about torch_xla's runtime; not for others")
+    config.addinivalue_line("markers", "one_device: about one device; left out on several")
     config.addinivalue_line("markers", "own: about the tracer of our own; not for torch_xla's")
     flags = os.environ.get("XLA_FLAGS", "").split()
     given = {flag.partition("=")[0] for flag in flags}
@@ -145,12 +147,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in kept if not item.get_closest_marker("own")]
     else:  # torch_xla's device has no kernels of ours
         kept = [item for item in kept if "device" not in getattr(item, "fixturenames", ())]
+    if os.environ["CPU_NUM_DEVICES"] != "1":
+        kept = [item for item in kept if not _is_of_one_device(item)]
     named = any("::" in arg for arg in config.args)
     if not (named or config.option.keyword or getattr(config.option, "lf", False)):
         kept = tiers.select(kept, config.option.tier)
     remaining = {id(item) for item in kept}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in remaining])
     items[:] = kept
+
+
+def _is_of_one_device(item: pytest.Item) -> bool:
+    inside = any(map(item.path.is_relative_to, ONE_DEVICE))
+    return inside or item.get_closest_marker("one_device") is not None
 
 
 def pytest_terminal_summary(

@@ -216,6 +216,7 @@ def test_donated_arguments_are_deleted_and_reused() -> None:
     assert found.alias_size_in_bytes == 24
 
 
+@pytest.mark.one_device
 def test_callbacks_results_and_errors() -> None:
     seen = []
 
@@ -256,6 +257,7 @@ def test_callback_as_only_result() -> None:
     close(got(x), (x @ x.mT).sin())
 
 
+@pytest.mark.one_device
 def test_compiled_analyses_and_devices() -> None:
     compiled = xf.jit(lambda x: (x @ x).sum()).lower(torch.ones(4, 4)).compile()
     assert compiled.memory_analysis().argument_size_in_bytes == 64

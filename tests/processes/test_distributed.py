@@ -181,6 +181,7 @@ def test_checkpoint_errors_in_some_processes(pair: Found) -> None:
     assert [f["left on its disk"] for f in pair[1]] == [[], []]
 
 
+@pytest.mark.one_device
 def test_distributed_functions_in_one_process() -> None:
     x = {"a": torch.arange(3), "b": 2.0}
     assert not xf.distributed.is_initialized()

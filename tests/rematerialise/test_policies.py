@@ -160,6 +160,7 @@ def test_checkpoint_name_of_reshape_is_saved():
         assert count(text, "sine") == (sines,)
 
 
+@pytest.mark.one_device
 def test_checkpoint_recomputation_survives_compilation():
     """The barrier keeps XLA from merging it with the first computation."""
 

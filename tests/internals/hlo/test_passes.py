@@ -118,6 +118,7 @@ def test_extract_errors(lower: Lower):
         extract(module, [999], [x.id, y.id], name="f")
 
 
+@pytest.mark.one_device
 def test_dead_code_elimination_removes_unused(run: Run):
     b = Builder("f")
     c = b.computation("unused")

@@ -63,6 +63,7 @@ REPEATED: dict[str, tuple[Any, Callable[..., Any], Any, Any]] = {
 }
 
 
+@pytest.mark.one_device
 @pytest.mark.parametrize("name", REPEATED)
 def test_repeated_call_skips_cache_lookup(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fun, plain, args, kwargs = REPEATED[name]
@@ -77,6 +78,7 @@ def test_repeated_call_skips_cache_lookup(name: str, monkeypatch: pytest.MonkeyP
     assert fun.staged.cache.info().hits == hits + 2
 
 
+@pytest.mark.one_device
 @pytest.mark.sample(2, seed=0)
 def test_clear_cache_frees_latest_executable() -> None:
     fun, x = xf.jit(lambda x: x + 5), xf.device_put(X)

@@ -178,6 +178,7 @@ def test_memory_limit_reorders_steps() -> None:
     assert caught.value.required_bytes == held(f)
 
 
+@pytest.mark.one_device
 def test_memory_limit_reorders_steps_in_bucket() -> None:
     S = xf.Dim("S", min=2, max=256)
     spec = ((None, S, None), (None, S), None)
