@@ -118,6 +118,18 @@ def test_pjrt_donated_sharded_buffers_are_reused() -> None:
         _ = p["up"] + 1
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_donated_array_given_twice_leaves_the_next_call_alone(backend: str) -> None:
+    xf.config.set_backend(backend)
+    f = xf.jit(lambda x, y: (x + 1, y + 1), donate_argnums=0)
+    for where in (P("x"), P()):
+        x = xf.device_put(torch.ones(4, 2), NamedSharding(mesh(), where))
+        for other in (x, x.detach()) if backend == "pjrt" else (x,):
+            with pytest.raises(ValueError, match=r"given one tensor twice(.|\n)*clone"):
+                f(x, other)
+        assert xf.device_get(f(x, xf.device_get(x))[0]).equal(torch.full((4, 2), 2.0))
+
+
 def test_backends_take_sharded_tensors_of_each_other() -> None:
     double = xf.jit(lambda x: x * 2)
     x = rows()

@@ -35,8 +35,8 @@ def run_donating(
     return outputs
 
 
-def check_given_once(flat: Sequence[torch.Tensor], donated: Collection[int], name: str) -> None:
-    """Raise if a tensor to be donated occurs twice among the inputs of a program."""
+def check_given_once(flat: Sequence[object], donated: Collection[int], name: str) -> None:
+    """Raise if an array to be donated occurs twice among the inputs of a program."""
     if len(set(map(id, flat))) < len(flat):
         ids = [id(flat[i]) for i in donated]
         others = {id(t) for i, t in enumerate(flat) if i not in donated}

@@ -59,6 +59,17 @@ def number(x: complex, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), x, dtype=dtype, device=device)
 
 
+def _bitwise(name: str) -> None:
+    @kernel(f"{name}.Scalar", f"{name}.Scalar_Tensor")
+    def bits(x: Tensor | int, y: Tensor | int) -> Tensor:
+        # torch_xla 2.9 keeps booleans beside an integer.
+        return getattr(torch, name)(*together(x, y))
+
+
+for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+    _bitwise(_name)
+
+
 def _shift(body: ComputationBuilder, x: Value, by: Value, opcode: str) -> Value:
     return body.instruction(opcode, x.shape, [x, by])[0]
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 
 from xfunc.errors import UnsupportedOpError, fail
@@ -55,8 +56,18 @@ def _traced_numbers(index: object) -> bool:
     return any(map(is_number, index)) if isinstance(index, tuple) else is_number(index)
 
 
+def _plain(index: Any) -> Any:
+    """An index without NumPy's 0-d arrays of integers: torch would read them."""
+    if type(index) is tuple:
+        return tuple(map(_plain, index))
+    if isinstance(index, np.ndarray) and not index.ndim and index.dtype.kind in "iu":
+        return bool(index) if index.dtype == np.uint8 else index.item()  # Bytes are a mask.
+    return index
+
+
 def getitem(x: Tensor, index: Any) -> Tensor:
     """``x[index]``."""
+    index = _plain(index)
     if not _traced_numbers(index):
         return x[index]
     numbers, rest = _take_apart(x, index)
@@ -104,6 +115,7 @@ def _is_mask(entry: object) -> bool:
 
 def setitem(x: Tensor, index: Any, value: Tensor | float) -> None:
     """``x[index] = value``."""
+    index = _plain(index)
     if isinstance(index, Tensor) and index.dtype is torch.bool and not index.ndim:
         x.copy_(torch.where(index, value, x))  # torch reads such a mask as a bool.
         return

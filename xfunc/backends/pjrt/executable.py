@@ -19,7 +19,7 @@ import torch
 
 from xfunc.backends import processes
 from xfunc.backends.analysis import MemoryAnalysis, Optimised
-from xfunc.backends.donated import fail_given_twice
+from xfunc.backends.donated import check_given_once, fail_given_twice
 from xfunc.backends.errors import compile_error, run_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.maps import check_maps
@@ -128,6 +128,9 @@ class Executable:
         described = avals, placements, tuple(donated), options, mesh
         self._run = meeting.together(name, found if placements else run, found, module, described)
         # With JAX 0.7.1 programs of several processes hang on the CPU if one overtakes another.
+        # XLA finds an array that it is given twice when some of several devices run the program
+        # already, and the next one to donate an array waits for ever.
+        self._checked = frozenset(donated) if placements else frozenset[int]()
         self._calls_host, self._waits = calls_host, calls_host or meeting.is_needed()
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
@@ -139,6 +142,8 @@ class Executable:
             arrays = [x._jax_array for x in inputs]
         except AttributeError:
             arrays = [array_of(x if type(x) is Array else self._upload(x)) for x in inputs]
+        if self._checked:
+            check_given_once(arrays, self._checked, self._name)
         if self._waits:
             return self._wait(arrays)
         try:
