@@ -6,6 +6,8 @@ backward pass does without, but torch.func's vmap rule divides by it.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from xfunc.ops.registry import composition, kernel, original
@@ -63,14 +65,15 @@ def nll_loss_backward(
     return inner(grad, x[None], target.reshape(1), weight, reduction, ignore_index, total)[0]
 
 
-def _has_elements(grad: Tensor, x: Tensor, *rest: object) -> bool:
-    return x.numel() > 0
+def _slope(name: str) -> None:
+    @kernel(name)
+    def slope(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
+        # torch's decompositions divide by the number of elements.
+        return original(name)(grad, x, *rest) if x.numel() else torch.zeros_like(x)
 
 
-@kernel("mse_loss_backward", "smooth_l1_loss_backward", unless=_has_elements)
-def slope_of_nothing(grad: Tensor, x: Tensor, *rest: object) -> Tensor:
-    """Nothing; torch's decompositions divide by the number of elements."""
-    return torch.zeros_like(x)
+for _name in ("mse_loss_backward", "smooth_l1_loss_backward"):
+    _slope(_name)
 
 
 # NOTE [margin losses]: torch's decompositions count the labels after a -1, which ends a row of
