@@ -109,7 +109,7 @@ def test_derivatives_and_batches_of_operators_with_arrays() -> None:
     array, scale = np.array([1.0, 2.0, 3.0]), np.arange(9.0).reshape(3, 3)
     x = torch.tensor([0.5, 1.5, -1.0], dtype=torch.float64)
 
-    def f(x: Tensor) -> Tensor:
+    def f(x: Any) -> Any:
         return ((x + array) ** np.array([2, 1, 3]) / np.float64(2)) @ scale
 
     def same(x: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ def test_reading_as_an_array_is_refused_beside_operators_too(name: str) -> None:
 def test_operator_that_read_a_value_and_made_no_tensor_is_refused() -> None:
     def fun(x: Tensor) -> Tensor:
         with contextlib.suppress(TypeError):
-            x & np.ones(3)
+            _ = x & np.ones(3)
         return x
 
     with pytest.raises(xf.errors.ConcretizationError, match="an operator read a traced value"):

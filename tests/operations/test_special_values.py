@@ -70,7 +70,7 @@ def compare_with_torch(case: Case) -> None:
         modes = {name: xf.vmap(mode) for name, mode in modes.items()}
 
     @xf.jit
-    def all_of_them(args: list[Tensor], batch: list[Tensor]) -> dict[str, Any]:
+    def all_of_them(args: Any, batch: Any) -> dict[str, Any]:
         found = {"value": case.f(*args), "vmap": _leaves(xf.vmap(case.f)(*batch))}
         return found | {name: mode(*args[:count]) for name, mode in modes.items()}
 
@@ -117,7 +117,8 @@ def _rows(rows: list[list[Tensor]], out: Tensor, xs: list[Tensor]) -> list[Tenso
 def _by_columns(f: Function, floats: tuple[Tensor, ...]) -> list[list[Tensor]]:
     if not all(x.numel() for x in floats):  # There is no column.
         return _by_rows(f, floats)
-    return torch.func.jacfwd(f, argnums=tuple(range(len(floats))))(*floats)
+    found: Any = torch.func.jacfwd(f, argnums=tuple(range(len(floats))))(*floats)
+    return found
 
 
 def _of(jacobian: Function, elementwise: bool) -> Function:

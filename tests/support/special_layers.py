@@ -48,7 +48,8 @@ def _pooling() -> None:
         case(f"adaptive_avg_pool{name} to 1",
              lambda x, n=n: getattr(F, f"adaptive_avg_pool{n}d")(x, 1), y)  # fmt: skip
     case("max_unpool2d output_size",
-         lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2, output_size=(7, 7)),
+         lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), (2, 2),
+                                  output_size=(7, 7)),
          some(1, 1, 7, 7))  # fmt: skip
     case("adaptive_avg_pool2d None", lambda x: F.adaptive_avg_pool2d(x, (None, 1)), x)  # pyright: ignore[reportArgumentType]
     for p in (1.0, 2.0, 3.0):
@@ -122,8 +123,16 @@ def _windows() -> None:
 
 
 def _images() -> None:
-    images = {1: some(1, 2, 5), 2: some(1, 2, 5, 4), 3: some(1, 1, 3, 4, 2)}
-    single = {1: some(1, 2, 1), 2: some(1, 2, 1, 1), 3: some(1, 1, 1, 1, 1)}
+    images: dict[Any, torch.Tensor] = {
+        1: some(1, 2, 5),
+        2: some(1, 2, 5, 4),
+        3: some(1, 1, 3, 4, 2),
+    }
+    single: dict[Any, torch.Tensor] = {
+        1: some(1, 2, 1),
+        2: some(1, 2, 1, 1),
+        3: some(1, 1, 1, 1, 1),
+    }
     modes = {
         "nearest": (1, 2, 3), "nearest-exact": (1, 2, 3), "area": (1, 2, 3),
         "linear": (1,), "bilinear": (2,), "bicubic": (2,), "trilinear": (3,),

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -139,7 +140,7 @@ def test_save_checkpoint_describes_parts_that_are_alike_once(tmp_path, mesh):
     where = NamedSharding(mesh, P("x", "y"))
     tree = {f"w{k}": device_put(torch.full((8, 4), float(k)), where) for k in range(3)}
     save_checkpoint(tmp_path / "step", tree)
-    found = storage.Stored(tmp_path / "step").read_metadata().state_dict_metadata
+    found: Any = storage.Stored(tmp_path / "step").read_metadata().state_dict_metadata
     chunks = [found[name].chunks for name in tree]
     assert len(chunks[0]) == 8
     for others in chunks[1:]:
