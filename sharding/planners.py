@@ -188,5 +188,4 @@ def _renamed(item: ReadItem, name: str) -> ReadItem:
     place = MetadataIndex(name, at.offset, at.index)
     same = (to.offset, to.index) == (at.offset, at.index)
     dest = place if same else MetadataIndex(name, to.offset, to.index)
-    offsets = item.dest_offsets, item.storage_offsets
-    return ReadItem(item.type, dest, offsets[0], place, offsets[1], item.lengths)
+    return ReadItem(item.type, dest, item.dest_offsets, place, item.storage_offsets, item.lengths)

@@ -49,10 +49,6 @@ class Call(NamedTuple):
         return cls(int(number), history, program, meets == "1", name)
 
 
-def _digest(history: str, program: str) -> str:
-    return hashlib.sha256(f"{history}{program}".encode()).hexdigest()[:_LENGTH]
-
-
 class Calls:
     """The runs of one process. Threads may share it.
 
@@ -62,32 +58,32 @@ class Calls:
 
     def __init__(self) -> None:
         self.last = Call()
-        self._before = self.last.history
         self._recent: deque[Call] = deque(maxlen=_RECENT)
         self._lock = threading.Lock()
         self._ahead: dict[int, Call] = {}
 
-    def add(self, name: str, program: str, meets: bool = False) -> None:
-        """Count a run that is about to begin."""
+    def add(self, name: str, program: str, meets: bool = False) -> Call:
+        """Count a run that is about to begin; returns the one before."""
         with self._lock:
-            self._before = self.last.history
-            history = _digest(self._before, program)
-            self.last = Call(self.last.number + 1, history, program[:_LENGTH], meets, name)
+            before = self.last
+            data = f"{before.history}{program}".encode()
+            history = hashlib.sha256(data).hexdigest()[:_LENGTH]
+            self.last = Call(before.number + 1, history, program[:_LENGTH], meets, name)
             self._recent.append(self.last)
+            return before
 
     def begin(self) -> None:
         """The last one begins after a meeting."""
         with self._lock:
             self.last = self._recent[-1] = self.last._replace(meets=False)
 
-    def fail(self) -> None:
+    def fail(self, before: Call) -> None:
         """The last one does not begin: a meeting has failed, in all processes.
 
         It keeps its number, as news of what another process was about to run may arrive later.
         """
         with self._lock:
-            history = _digest(self._before, "failed")
-            self.last = self._recent[-1] = self.last._replace(history=history)
+            self.last = self._recent[-1] = self.last._replace(history=before.history)
 
     def mismatch(self, k: int, its: Call) -> str | None:
         """How the runs of another process differ from those of this one, process 0, if they do.

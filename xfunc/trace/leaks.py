@@ -188,8 +188,9 @@ class Made:
     def defuse(self, leaks: list[Leak], quiet: bool) -> None:
         """Make any use of leaked values raise; unless `quiet`, raise for finding them."""
         first = None
-        quiet = quiet or not self._has_owner
-        quiet = quiet or not are_owned([t for t, *_ in leaks], (leaks, *leaks))
+        quiet = quiet or not (
+            self._has_owner and are_owned([t for t, *_ in leaks], (leaks, *leaks))
+        )
         # The message names one value, preferably one made by a line of user code.
         for tensor, func, code, line in sorted(leaks, key=lambda leak: not in_user_code(leak[2])):
             with torch._C.DisableTorchFunction():

@@ -69,11 +69,11 @@ def test_meetings_compare_by_themselves() -> None:
 
 def test_meetings_that_failed_are_counted_alike() -> None:
     first, other = ran("a"), ran("a")
-    first.add("f", "b", meets=True)
-    other.add("g", "c", meets=True)
+    before = first.add("f", "b", meets=True)
+    assert other.add("g", "c", meets=True) == before
     late = sent(other.last)
-    first.fail()
-    other.fail()
+    first.fail(before)
+    other.fail(before)
     assert first.last.history == other.last.history
     assert first.mismatch(1, sent(other.last)) is None
     first.add("h", "d")

@@ -127,10 +127,10 @@ class Executable:
         self._compiled = found
         described = avals, placements, tuple(donated), options, mesh
         self._run = meeting.together(name, found if placements else run, found, module, described)
-        # With JAX 0.7.1 programs of several processes hang on the CPU if one overtakes another.
         # XLA finds an array that it is given twice when some of several devices run the program
         # already, and the next one to donate an array waits for ever.
         self._checked = frozenset(donated) if placements else frozenset[int]()
+        # With JAX 0.7.1 programs of several processes hang on the CPU if one overtakes another.
         self._calls_host, self._waits = calls_host, calls_host or meeting.is_needed()
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:

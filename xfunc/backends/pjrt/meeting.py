@@ -59,11 +59,11 @@ def together(
 
 def _meet(name: str, program: str) -> None:
     """Begin a program together with the other processes."""
-    calls.own.add(name, program, meets=True)
+    before = calls.own.add(name, program, meets=True)
     try:
         processes.agreed(name, lambda: (calls.own.last, None), differ=_differ)
     except BaseException:
-        calls.own.fail()
+        calls.own.fail(before)
         raise
     calls.own.begin()
 
