@@ -1,4 +1,4 @@
-# Every target makes the environment it needs: all that must be there is Python 3.11, 3.12 or 3.13.
+# Every target makes the environment it needs: all that must be there is Python 3.11 or newer.
 #
 #   PYTHON=python3.12      the Python to make a new environment with
 #   XFUNC_VENV=DIR         where the environment is or shall be, instead of .venv
@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
-.PHONY: help demo quick test sweep test-pjrt test-own newest-jax test-newest-jax newest-libtpu test-newest-libtpu test-extras coverage check bench docs clean env key
+.PHONY: help demo quick test sweep oldest test-oldest test-torch-xla test-extras coverage check bench docs clean env key
 
 VENV := $(abspath $(or $(XFUNC_VENV),.venv))
 BIN := $(VENV)/bin
@@ -32,46 +32,24 @@ test: env ## run the tests: 15 minutes on two cores
 sweep: env ## run everything, for hours: SWEEP_ARGS=--help says which parts there are
 	$(BIN)/python -m tests.sweep $(SWEEP_ARGS)
 
-test-pjrt: env ## run the tests with the backend pjrt
-	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(PYTEST_ARGS)
+# An environment with torch_xla, and the oldest releases of what xfunc needs.
+OLDEST := $(abspath $(or $(XFUNC_OLDEST_VENV),build/oldest))
 
-test-own: env ## run the tests with the tracer of our own
-	$(BIN)/python -m tests $(PYTEST_SPREAD) --tracer own --backend pjrt $(PYTEST_ARGS)
+test-oldest: oldest ## run the tests with the oldest releases of what xfunc needs
+	$(OLDEST)/bin/python -m tests $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
-# jax 0.10.2 is the last release for Python 3.11. A folder that comes first on the path replaces the
-# environment's jax; what else jax needs is there.
-NEWEST_JAX := $(abspath build/newest-jax)
+test-torch-xla: oldest ## run the tests on the runtime of torch_xla
+	$(OLDEST)/bin/python -m tests $(PYTEST_SPREAD) --backend torch_xla $(PYTEST_ARGS)
 
-newest-jax: env ## install the newest jax that the Python has in the folder build
-	if [ ! -e $(NEWEST_JAX)/.complete ]; then
-		rm -rf $(NEWEST_JAX)
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(NEWEST_JAX) \
-			--upgrade jax jaxlib ml_dtypes opt_einsum
-		touch $(NEWEST_JAX)/.complete
-	fi
-
-test-newest-jax: newest-jax ## run the tests of the backend pjrt with it
-	export PYTHONPATH=$$PYTHONPATH:$(NEWEST_JAX)
-	$(BIN)/python -c 'import jax; print("jax", jax.__version__)'
-	$(BIN)/python -m tests $(PYTEST_SPREAD) --backend pjrt $(NEWEST_JAX_TESTS) $(PYTEST_ARGS)
-
-NEWEST_JAX_TESTS := $(wildcard tests/backends/test_pjrt*.py) $(patsubst %,tests/internals/backends/test_%.py,array callbacks client ending launchers meeting stored) tests/backends/test_launchers.py tests/backends/test_switching.py \
-	tests/backends/test_threads.py tests/compile/test_call_jax.py tests/internals/program/test_foreign.py tests/sharding/test_backends.py \
-	tests/processes/test_distributed.py tests/processes/test_distributed_ending.py tests/export/test_serve.py
-
-# In an environment of its own, which xfunc.aot makes: 1 GB.
-NEWEST_LIBTPU := $(abspath build/newest-libtpu)
-
-newest-libtpu: env ## install the newest libtpu that the Python has in the folder build
-	if [ ! -e $(NEWEST_LIBTPU)/.complete ]; then
-		rm -rf $(NEWEST_LIBTPU)
-		XFUNC_CACHE_DIR=$(dir $(NEWEST_LIBTPU)) $(BIN)/python -m xfunc.aot
-		touch $(NEWEST_LIBTPU)/.complete
-	fi
-
-test-newest-libtpu: newest-libtpu ## compile for absent TPUs with it
-	export XFUNC_TPU_COMPILER=$(NEWEST_LIBTPU)/bin/python
-	$(BIN)/python -m tests tests/aot tests/internals/aot/test_compiled.py $(PYTEST_ARGS)
+oldest:
+	@$(find_python)
+	mkdir -p build
+	"$$python" -c '
+	import pathlib, tomllib
+	needed = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]["dependencies"]
+	print(*(need.partition(",")[0].replace(">=", "==") for need in needed), sep="\n")
+	' > build/oldest.txt
+	$(MAKE) --no-print-directory env VENV=$(OLDEST) WANTED="--editable .[dev,torch_xla] --requirement build/oldest.txt"
 
 # Half a GB that few tests need, in an environment on top of the other.
 EXTRAS := $(abspath build/extras)
@@ -112,6 +90,8 @@ clean: ## remove what was built or cached, but not the environment
 	rm -rf build dist htmlcov .coverage .pytest_cache .ruff_cache
 	find xfunc transforms sharding tests examples benchmarks -name __pycache__ -prune -exec rm -r {} +
 
+WANTED := --editable .[dev]
+
 # Make the environment if it is missing, half made, or not what pyproject.toml asks for now. The
 # stamp is written last. An environment that was made otherwise is added to, and never removed.
 env:
@@ -136,9 +116,14 @@ env:
 	$(find_key)
 	stamp=$(VENV)/.xfunc-made-$$key
 	if [ ! -e "$$stamp" ]; then
-		echo "Installing xfunc and what it needs, of which torch alone is several GB: this takes a while."
+		echo "Installing xfunc and what it needs: this takes a while."
 		rm -f $(VENV)/.xfunc-made-*
-		$(BIN)/python -m pip install --disable-pip-version-check --editable '.[dev]'
+		pip="$(BIN)/python -m pip --disable-pip-version-check"
+		# A torch that lies on this machine, perhaps a build for CPUs: those on the index are for GPUs.
+		if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && ! $(BIN)/python -c 'import torch' 2>/dev/null; then
+			$$pip install --quiet --no-index --no-deps 'torch>=2.9' 2>/dev/null || true
+		fi
+		$$pip install $(WANTED)
 		touch "$$stamp"
 		rm -f $(VENV)/.xfunc-unfinished
 		echo "The environment in $(VENV) is ready."
@@ -152,13 +137,13 @@ key:
 
 # Set `python` to the first Python of a supported version that can make an environment.
 define find_python
-supported='import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
-for python in $(or $(PYTHON),python3.13 python3.12 python3.11 python3 python); do
+supported='import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))'
+for python in $(or $(PYTHON),python3.14 python3.13 python3.12 python3.11 python3 python); do
 	if "$$python" -c "$$supported" 2>/dev/null; then break; fi
 	python=
 done
 if [ -z "$$python" ]; then
-	echo "xfunc needs Python 3.11, 3.12 or 3.13 with its venv module, and found none. Install one" >&2
+	echo "xfunc needs Python 3.11 or newer with its venv module, and found none. Install one" >&2
 	echo "(Debian, Ubuntu: apt install python3-venv) or name it: make PYTHON=/path/to/python3.12" >&2
 	exit 1
 fi
@@ -169,7 +154,7 @@ define find_key
 key=$$("$$python" -c '
 import hashlib, json, pathlib, tomllib
 project = tomllib.loads(pathlib.Path("pyproject.toml").read_text())
-made_from = json.dumps([project["build-system"], project["project"]])
+made_from = json.dumps([project["build-system"], project["project"], "$(WANTED)"])
 print(hashlib.sha256(made_from.encode()).hexdigest()[:16])
 ')
 endef

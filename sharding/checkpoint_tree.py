@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+import optree
 import torch
 
 from xfunc import tree
 from xfunc.backends.devices import device_count
 from xfunc.backends.placement import placement_of
 from xfunc.core.avals import ShapeDtypeStruct, short
-from xfunc.core.nodes import optree
 from xfunc.core.types import Shaped
 from xfunc.errors import PurityError, TreeMismatchError, fail, kind_of, shown
 from xfunc.sharding.mesh import Mesh, check_devices

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import optree
+
 from xfunc import tree
-from xfunc.core.nodes import optree
 from xfunc.errors import TreeMismatchError, fail, kind_of, shown
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, resolve_sharding
 from xfunc.tree import PyTree

@@ -8,12 +8,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeAlias, TypeVar, cast
 
+import optree
 import torch
 
 from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.locations import described, function_name
-from xfunc.core.nodes import optree
 from xfunc.core.types import AutogradContext
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.program import vma

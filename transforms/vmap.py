@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import ParamSpec, TypeVar, cast
 
+import optree
 import torch
 
 from xfunc import tree
 from xfunc.core.avals import short
 from xfunc.core.locations import described
-from xfunc.core.nodes import optree
 from xfunc.errors import TreeMismatchError, fail, report, shown
 from xfunc.program.named_axes import named
 from xfunc.stages.arguments import as_outputs

@@ -7,9 +7,6 @@ What is public is in `__all__`: functions, and the modules in this folder and in
 import types as _types
 
 from xfunc.core.garbage import uncollected as _uncollected
-from xfunc.core.packed import find_packed as _find_packed
-
-_find_packed()
 
 with _uncollected():
     from xfunc import (

@@ -35,13 +35,11 @@ kept_traces: str | None = None
 shard_as_in_scan: bool = True
 """Whether gradients inside scans are sharded like their values."""
 
-tpu_compiler: str = os.environ.get("XFUNC_TPU_COMPILER") or "pinned"
+tpu_compiler: str = os.environ.get("XFUNC_TPU_COMPILER") or "installed"
 """The libtpu that ``Lowered.compile(target=...)`` uses.
 
-``"pinned"``: of the versions that torch_xla is built against (``pip install 'xfunc[aot]'``).
-``"newest"``: the one that ``python -m xfunc.aot`` installed in an environment of its own. Or the
-path of a Python that has jax and libtpu. The environment variable ``XFUNC_TPU_COMPILER`` means the
-same.
+``"installed"``: the one beside this xfunc (the extra ``aot``). Or the path of a Python that has jax
+and libtpu. The environment variable ``XFUNC_TPU_COMPILER`` means the same.
 """
 
 use_shardy_partitioner: bool = False
@@ -65,16 +63,14 @@ def set_platform(platform: str) -> None:
 def set_backend(name: str) -> None:
     """Run programs by ``"torch_xla"`` (the default) or by ``"pjrt"``, JAX's runtime.
 
-    ``"auto"`` chooses ``"pjrt"`` if there are an NVIDIA GPU and JAX's plugin for it, or torch_xla
-    is not installed; ``xf.default_backend()`` tells the kind of devices.
+    The default is ``"pjrt"``. ``xf.default_backend()`` tells the kind of devices.
 
     At any time: data is moved where a program needs it, and programs are kept for each of the two.
     The environment variable ``XFUNC_BACKEND`` set before the program starts means the same.
 
     Raises:
         ValueError: there is no backend with that name.
-        ImportError: its dependencies are not installed (``pip install 'xfunc[pjrt]'``; for
-            ``"torch_xla"``, torch_xla).
+        ImportError: for ``"torch_xla"``, torch_xla is not installed.
     """
     active.use(name)
 

@@ -13,9 +13,9 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar, overload
 
+import optree
 from torch.utils import _pytree as torch_pytree
 
-from xfunc.core.nodes import optree
 from xfunc.errors import TreeMismatchError, fail, report
 
 __all__ = [

@@ -45,7 +45,7 @@ def join() -> None:
     count = _started()
     if count > 1 or (count and "RANK" in os.environ) or _is_in_job():
         xf.distributed.initialize()
-    elif os.environ.get("XFUNC_BACKEND") != "pjrt":
+    elif os.environ.get("XFUNC_BACKEND") == "torch_xla":
         if xf.process_count() > 1:  # torch_xla has connected the hosts of a pod of TPUs.
             xf.distributed.initialize()
     elif _has_tpu():

@@ -114,7 +114,7 @@ def library(why: str = "train.tune.base is nf4", other: str = "use int8") -> Any
         from bitsandbytes import functional
     except ImportError as error:
         raise ValueError(
-            f"{why}, which needs bitsandbytes ({error}): pip install 'xfunc[nf4]', or {other}"
+            f"{why}, which needs bitsandbytes ({error}): pip install bitsandbytes, or {other}"
         ) from error
     return functional
 

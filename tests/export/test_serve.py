@@ -1,4 +1,4 @@
-"""Exported programs in processes that can import torch and JAX, and a packed xfunc, and no more."""
+"""Exported programs in processes that can import xfunc and what it needs, and no more."""
 
 import json
 import os
@@ -16,29 +16,27 @@ import xfunc as xf
 from examples.llama import generate, model
 from examples.llama.plan import Plan
 from xfunc import P
-from xfunc.export.__main__ import main
 
 S = xf.ShapeDtypeStruct
+ROOT = Path(__file__).parents[2]
 MESH = xf.AbstractMesh((4, 2), ("data", "tensor"))
 
-# What torch and JAX bring along. xfunc and protobuf come from the packed folder, or not at all.
 ALONE = """if True:
     import json, sys
     from importlib.machinery import PathFinder
 
-    packed, folder = sys.argv[1:]
+    (folder,) = sys.argv[1:]
     ALLOWED = sys.stdlib_module_names | set(
-        "torch torchgen functorch jax jaxlib numpy scipy ml_dtypes opt_einsum sympy mpmath "
-        "networkx jinja2 markupsafe filelock fsspec typing_extensions".split()
+        "xfunc optree jaxtyping wadler_lindig google torch torchgen functorch jax jaxlib numpy "
+        "scipy ml_dtypes opt_einsum sympy mpmath networkx jinja2 markupsafe filelock fsspec "
+        "typing_extensions".split()
     )
 
     class Only:
         @staticmethod
         def find_spec(name, path=None, target=None):
             top = name.partition(".")[0]
-            if top in ("xfunc", "google"):
-                path = [p for p in path or sys.path if p.startswith(packed)]
-            elif top not in ALLOWED and not top.startswith("_sysconfigdata"):
+            if top not in ALLOWED and not top.startswith("_sysconfigdata"):
                 return None
             return PathFinder.find_spec(name, path, target)
 
@@ -100,9 +98,7 @@ SHARDED = """
 """
 
 END = """
-    others = {n.partition(".")[0] for n in sys.modules} & {"torch_xla", "optree", "libtpu"}
-    own = [sys.modules[n].__file__.startswith(packed) for n in ("xfunc.tree", "google.protobuf")]
-    facts["alone"] = not others and all(own)
+    facts["alone"] = not {"torch_xla", "libtpu"} & set(sys.modules)
     print(json.dumps(facts))
 """
 
@@ -170,12 +166,12 @@ def equal(got: Any, want: Any) -> None:
         torch.testing.assert_close(g, w.cpu(), rtol=1e-5, atol=1e-5)
 
 
-def serve(packed: Path, folder: Path, code: str, devices: int) -> tuple[Any, dict[str, Any]]:
-    """The results of all calls and the facts in a process that has torch and JAX alone."""
-    env = {"CPU_NUM_DEVICES": str(devices), "XFUNC_BACKEND": "", "PYTHONPATH": str(packed)}
+def serve(folder: Path, code: str, devices: int) -> tuple[Any, dict[str, Any]]:
+    """The results of all calls and the facts in a process that imports only what xfunc needs."""
+    env = {"CPU_NUM_DEVICES": str(devices), "XFUNC_BACKEND": "", "PYTHONPATH": str(ROOT)}
     script = ALONE + CALLS + MESSAGE + code + END
     done = subprocess.run(
-        [sys.executable, "-P", "-W", "error", "-c", script, packed, folder],
+        [sys.executable, "-P", "-W", "error", "-c", script, folder],
         env=os.environ | env,
         capture_output=True,
         text=True,
@@ -188,14 +184,7 @@ def serve(packed: Path, folder: Path, code: str, devices: int) -> tuple[Any, dic
     return torch.load(folder / "results"), facts
 
 
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("packed")
-    assert main(["pack", str(folder)]) == 0
-    return folder
-
-
-def test_serve_on_one_device(packed: Path, tmp_path: Path) -> None:
+def test_serve_on_one_device(tmp_path: Path) -> None:
     params, prompt = weights(), torch.arange(12).reshape(2, 6)
     cache, token = tuple(generate.empty(CONFIG, 2, 8, torch.float32, Plan())), prompt[:, 0]
     n = xf.Dim("n", max=9)
@@ -213,7 +202,7 @@ def test_serve_on_one_device(packed: Path, tmp_path: Path) -> None:
     donating = xf.jit(step, donate_argnums=1)
     xf.export.save(donating.lower(*inputs["step"][0]), tmp_path / "step")
     torch.save(inputs, tmp_path / "inputs")
-    results, facts = serve(packed, tmp_path, TRACING, 1)
+    results, facts = serve(tmp_path, TRACING, 1)
     assert facts.pop("eager") == [2.0, 2.0, 2.0]
     refusal, devices = facts.pop("chosen")
     assert refusal.startswith("ImportError: the backend 'torch_xla' needs torch_xla, which is not")
@@ -232,7 +221,7 @@ def test_serve_on_one_device(packed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_serve_on_eight_devices(packed: Path, tmp_path: Path) -> None:
+def test_serve_on_eight_devices(tmp_path: Path) -> None:
     n = xf.Dim("n", max=16, multiple_of=4)
     rows, columns = xf.NamedSharding(MESH, P("data")), xf.NamedSharding(MESH, P(None, "tensor"))
     settings: dict[str, Any] = {"in_shardings": (rows, columns), "donate_argnums": 0}
@@ -246,7 +235,7 @@ def test_serve_on_eight_devices(packed: Path, tmp_path: Path) -> None:
     jitted = xf.jit(sharded, **settings)
     xf.export.save(jitted.lower(S((n, 4), torch.float32), avals[1]), tmp_path / "range")
     torch.save(inputs, tmp_path / "inputs")
-    results, facts = serve(packed, tmp_path, SHARDED, 8)
+    results, facts = serve(tmp_path, SHARDED, 8)
     for name in inputs:
         for got, args in zip(results[name], inputs[name], strict=True):
             equal(got, sharded(*args))
@@ -295,7 +284,7 @@ CALLED_WRONGLY = """
 """
 
 
-def test_serve_trees_and_wrong_arguments(packed: Path, tmp_path: Path) -> None:
+def test_serve_trees_and_wrong_arguments(tmp_path: Path) -> None:
     p = {"w": (normal(3, 4), normal(4, 2)), "more": {"z": normal(5), "a": normal(1)}, "none": None}
     pair, scale = Point(normal(3, 2), normal(2)), {"by": torch.tensor(2.0)}
     jitted = xf.jit(nested, static_argnums=(1, 3))
@@ -303,7 +292,7 @@ def test_serve_trees_and_wrong_arguments(packed: Path, tmp_path: Path) -> None:
     xf.export.save(xf.jit(square).lower(2), tmp_path / "square")
     torch.save((p, *pair, scale), tmp_path / "arguments")
     torch.save({"nested": [], "square": [(3,)]}, tmp_path / "inputs")
-    results, facts = serve(packed, tmp_path, CALLED_WRONGLY, 1)
+    results, facts = serve(tmp_path, CALLED_WRONGLY, 1)
     assert results["square"] == [torch.tensor(9)]
     want = nested(p, "sin", pair, 2, scale=scale)
     values = facts.pop("values")
@@ -333,13 +322,6 @@ def test_serve_trees_and_wrong_arguments(packed: Path, tmp_path: Path) -> None:
     }
     for name, part in expected.items():
         assert part in facts[name]
-
-
-def test_pack_into_folder_with_xfunc_fails(
-    packed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["pack", str(packed)]) == 1
-    assert "Hint: name a folder without xfunc in it" in capsys.readouterr().err
 
 
 def test_exported_program_for_mesh_needs_devices(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def use(name: str) -> Runtime:
         fail(
             ImportError,
             "the backend 'torch_xla' needs torch_xla, which is not installed",
-            "pip install xfunc with its dependencies, or use the backend 'pjrt'.",
+            "pip install torch==2.9.0 torch_xla==2.9.0, or use the backend 'pjrt'.",
         )
     if _runtime is not None and _runtime.name != name and lock.is_held_here():
         fail(

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+import optree
 import torch
 
 from xfunc.cache import classes, views, volatile
@@ -27,7 +28,6 @@ from xfunc.cache.names import Names
 from xfunc.cache.obscure import has_fixed_order, is_obscure
 from xfunc.cache.valuation import is_transparent
 from xfunc.core.locations import is_of_program, is_of_user, module_is_of_user
-from xfunc.core.nodes import optree
 from xfunc.core.wrappers import Bundle, Wrapper
 
 _ATOMS = (type(None), bool, int, str, bytes, type(Ellipsis), type(NotImplemented))

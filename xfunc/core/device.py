@@ -1,8 +1,7 @@
 """The device type of traced tensors, and torch's dispatch keys for it, by the tracer in use.
 
 Attributes:
-    TRACER: "torch_xla", or "own" where torch_xla is not installed or the environment variable
-        ``XFUNC_TRACER`` says so.
+    TRACER: "own", or "torch_xla" where the environment variable ``XFUNC_TRACER`` says so.
     TYPE: the device type.
     KEY, AUTOGRAD: dispatch keys.
     AUTOCAST: the device types whose blocks of ``torch.autocast`` count, the first one first.
@@ -25,7 +24,7 @@ def is_installed(package: str) -> bool:
         return False
 
 
-TRACER = os.environ.get("XFUNC_TRACER") or ("torch_xla" if is_installed("torch_xla") else "own")
+TRACER = os.environ.get("XFUNC_TRACER") or "own"
 KEY = "Lazy" if TRACER == "own" else "XLA"
 TYPE = KEY.lower()
 AUTOCAST = ("cuda", "xla", "cpu")

@@ -12,9 +12,8 @@ import types
 from typing import NamedTuple
 
 import numpy
+import optree
 import torch
-
-from xfunc.core.nodes import optree
 
 _HERE = os.path.dirname(os.path.dirname(__file__))
 _SITE = os.path.dirname(os.path.dirname(torch.__file__))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xfunc.core.nodes import optree
+import optree
 
 
 def path_of(accessor: optree.PyTreeAccessor, names: Sequence[str]) -> str:

@@ -123,7 +123,7 @@ def _lowered(
         fail(
             ImportError,
             f"{fun} is a function of JAX, which is not installed",
-            "pip install 'xfunc[pjrt]', or for a TPU under torch_xla 'xfunc[tpu,aot]'.",
+            "pip install jax.",
         )
     request = {
         "fun": fun,

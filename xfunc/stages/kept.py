@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import optree
 import torch
 from google.protobuf.message import DecodeError
 
@@ -43,7 +44,6 @@ from xfunc.cache.views import MISSING
 from xfunc.core import ambient, archive, device
 from xfunc.core.archive import check_names, packed, unpacked
 from xfunc.core.avals import Aval
-from xfunc.core.nodes import optree
 from xfunc.export.loaded import read_avals, write_avals
 from xfunc.hlo import InvalidHloError, verify
 from xfunc.program import foreign

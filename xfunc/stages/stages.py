@@ -135,8 +135,8 @@ class Lowered:
 
         Args:
             target: None: the running device. Or a TPU, which need not be present, by its topology
-                (``"tpu:v6e:16x16"``) or its name in Cloud TPU (``"tpu:v6e-256"``): this takes ``pip
-                install 'xfunc[aot]'``.
+                (``"tpu:v6e:16x16"``) or its name in Cloud TPU (``"tpu:v6e-256"``): this takes the
+                extra ``aot``.
             compiler_options: options by name: of libtpu for a target, of XLA for the running
                 device with the backend ``"pjrt"``. torch_xla has none for a single program.
             timeout: seconds after which a target's compiler, which runs in a process of its own, is

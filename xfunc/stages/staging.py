@@ -13,6 +13,7 @@ import operator
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Protocol, TypeAlias
 
+import optree
 import torch
 
 from xfunc import tree
@@ -28,7 +29,6 @@ from xfunc.core import ambient
 from xfunc.core.avals import Aval, AvalKey
 from xfunc.core.guards import collect_guards, depend_on
 from xfunc.core.locations import Location, function_name
-from xfunc.core.nodes import optree
 from xfunc.core.paths import path_of
 from xfunc.core.wrappers import Part
 from xfunc.program.bind import bind, differentiations

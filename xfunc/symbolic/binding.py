@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
+import optree
+
 from xfunc import tree
 from xfunc.core.avals import SymbolicSize
-from xfunc.core.nodes import optree
 from xfunc.errors import ShapeError, TreeMismatchError, fail, shown
 from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.dim import Expression, merged, size_of

@@ -30,7 +30,7 @@ def save(found: MemoryReport, path: str | os.PathLike[str]) -> None:
         from matplotlib.patches import Patch
     except ImportError as error:
         problem = "save_picture draws with matplotlib, which is not installed"
-        hint = "pip install 'xfunc[examples]', or pip install matplotlib."
+        hint = "pip install matplotlib."
         raise ImportError(report(problem, hint)) from error
     if not os.fspath(path).endswith(".png"):
         problem = f"save_picture was given {shown(path)}"

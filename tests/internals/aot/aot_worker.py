@@ -45,7 +45,7 @@ def worker(tmp_path, monkeypatch):
         path = tmp_path / "script.py"
         path.write_text(script)
         monkeypatch.setattr(client, "_WORKER", path)
-        monkeypatch.setattr(compilers, "_pinned", lambda: HERE.versions)
+        monkeypatch.setattr(compilers, "_installed", lambda: HERE.versions)
 
     return replace
 
@@ -87,5 +87,5 @@ def asked(monkeypatch):
         return client.Result(MADE, b"", b"", "", request)
 
     monkeypatch.setattr("xfunc.aot.compiled.result_of", answer)
-    monkeypatch.setattr(compilers, "_pinned", lambda: HERE.versions)
+    monkeypatch.setattr(compilers, "_installed", lambda: HERE.versions)
     return found

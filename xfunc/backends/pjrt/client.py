@@ -74,7 +74,7 @@ def library() -> ModuleType:
     except ImportError as error:
         raise ImportError(
             "the backend 'pjrt' needs JAX, which is not installed\n"
-            "Hint: pip install 'xfunc[pjrt]', or 'xfunc[cuda12]' for a GPU."
+            "Hint: pip install jax, or 'jax[cuda12]' for a GPU."
         ) from error
     if not _has_accelerator() and not config.jax_platforms:
         # JAX would ask an installed libtpu, which looks for its machine over the network.
