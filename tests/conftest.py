@@ -49,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: in sweeps only")
     config.addinivalue_line("markers", "sample(n, seed): one case in n, the others in sweeps only")
     config.addinivalue_line("markers", "quick(n, seed): in `make quick`, too, or one case in n")
-    config.addinivalue_line("markers", "torch_xla: about torch_xla's runtime; not for others")
+    config.addinivalue_line("markers", "torch_xla: takes torch_xla's runtime, and is quick with it")
     config.addinivalue_line("markers", "one_device: about one device; left out on several")
     config.addinivalue_line("markers", "own: about the tracer of our own; not for torch_xla's")
     flags = os.environ.get("XLA_FLAGS", "").split()
@@ -133,7 +133,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return True
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     if config.getoption("--tier") == "quick" and is_test:
-        return None if tiers.may_be_quick(collection_path) else True
+        return None if tiers.may_be_quick(collection_path, _also_quick()) else True
     return None
 
 
@@ -150,10 +150,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = [item for item in kept if not _is_of_one_device(item)]
     named = any("::" in arg for arg in config.args)
     if not (named or config.option.keyword or getattr(config.option, "lf", False)):
-        kept = tiers.select(kept, config.option.tier)
+        kept = tiers.select(kept, config.option.tier, _also_quick())
     remaining = {id(item) for item in kept}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in remaining])
     items[:] = kept
+
+
+def _also_quick() -> str | None:
+    """The mark of tests that are quick with the backend in use."""
+    return "torch_xla" if os.environ.get("XFUNC_BACKEND", "torch_xla") == "torch_xla" else None
 
 
 def _is_of_one_device(item: pytest.Item) -> bool:

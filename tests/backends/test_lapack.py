@@ -10,7 +10,6 @@ import torch
 from torch.testing import assert_close
 
 import xfunc as xf
-from tests.support.fresh import Server
 from xfunc.errors import UnsupportedOpError
 
 Tensor = torch.Tensor
@@ -279,23 +278,3 @@ def test_lu_solve_invalid_pivots_are_refused() -> None:
     for pivots in ([0, 2, 3], [1, 2, 4]):
         with pytest.raises(RuntimeError, match="pivots given to lu_solve must lie between 1 and 3"):
             xf.jit(f)(torch.eye(3), torch.tensor(pivots, dtype=torch.int32))
-
-
-@pytest.mark.parametrize("first", ["xfunc", "scipy"])
-def test_scipy_linalg_is_loaded_in_part(fresh: Server, first: str) -> None:
-    """Its package `linalg` takes 0.2 s to load; whoever needs it later finds it whole."""
-    steps = {
-        "xfunc": "import torch, xfunc as xf\n"
-        "assert xf.jit(torch.linalg.cholesky)(4 * torch.eye(2)).tolist() == [[2, 0], [0, 2]]\n",
-        "scipy": "import scipy.linalg.cython_lapack, scipy.optimize\n"
-        "assert scipy.linalg.cholesky([[4.0]]).tolist() == [[2]]\n"
-        "assert 'spotrf' in scipy.linalg.cython_lapack.__pyx_capi__\n"
-        "from scipy.linalg import cython_blas\n"
-        "assert 'strsm' in cython_blas.__pyx_capi__\n",
-    }
-    second = "scipy" if first == "xfunc" else "xfunc"
-    unloaded = "import sys\nassert 'scipy.linalg' not in sys.modules\n"
-    program = (unloaded if first == "scipy" else "") + steps[first]
-    program += (unloaded if first == "xfunc" else "") + steps[second]
-    done = fresh.run(program)
-    assert done.returncode == 0, done.stderr

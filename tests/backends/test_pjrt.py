@@ -103,6 +103,7 @@ def test_transforms_match_torch(name: str) -> None:
     close(ours(*weights()), torchs(*weights()))
 
 
+@pytest.mark.torch_xla
 def test_random_draws_equal_on_both_backends() -> None:
     draw = xf.jit(lambda k: (xf.random.normal(k, (5,)), xf.random.randint(k, (5,), 0, 99)))
     here = [x.cpu() for x in draw(xf.random.key(3))]
@@ -111,6 +112,7 @@ def test_random_draws_equal_on_both_backends() -> None:
         assert torch.equal(a, b.cpu())
 
 
+@pytest.mark.torch_xla
 def test_set_backend_own_programs_and_shared_data() -> None:
     f = xf.jit(lambda x: x * 2)
     x, Array = f(torch.ones(3)), array_type()

@@ -42,9 +42,13 @@ def test_jit_compiler_options() -> None:
             outer(torch.ones(2))
     with pytest.raises(ValueError, match="compiler_options together with memory_limit"):
         xf.jit(torch.sin, compiler_options=FAST, memory_limit=10**9)
+
+
+@pytest.mark.torch_xla
+def test_jit_compiler_options_on_torch_xla_are_refused() -> None:
     xf.config.set_backend("torch_xla")
     with pytest.raises(ValueError, match=r"no compiler options(.|\n)*backend 'pjrt'"):
-        xf.jit(torch.sin, compiler_options=FAST)(x)
+        xf.jit(torch.sin, compiler_options=FAST)(torch.ones(3))
 
 
 def test_memory_report_ignores_compiler_options() -> None:

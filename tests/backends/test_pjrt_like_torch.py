@@ -25,8 +25,9 @@ GIVEN = {
 # Uninitialised memory; what crashes torch itself; other devices; storages, which are the copy's;
 # and `apply_`, which is refused.
 LEFT_OUT = frozenset(
-    "apply_ cuda data_ptr hpu ipu mtia mvlgamma mvlgamma_ new_empty new_empty_strided pin_memory "
-    "record_stream resize resize_as share_memory_ storage untyped_storage xpu".split()
+    "apply_ const_data_ptr cuda data_ptr hpu ipu mtia mvlgamma mvlgamma_ new_empty "
+    "new_empty_strided pin_memory record_stream resize resize_as share_memory_ storage "
+    "untyped_storage xpu".split()
 )
 METHODS = [
     name

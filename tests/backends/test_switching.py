@@ -13,6 +13,8 @@ import torch
 import xfunc as xf
 from tests.support.fresh import Server
 
+pytestmark = pytest.mark.torch_xla
+
 NAMES = ("torch_xla", "pjrt")
 PAIRS = list(itertools.permutations(NAMES))
 X = torch.tensor([0.3, -1.2, 2.0, 0.0])

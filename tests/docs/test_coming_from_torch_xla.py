@@ -97,12 +97,14 @@ def test_torch_xla_page_row_has_snippet() -> None:
 
 
 @pytest.mark.sample(2, seed=0)
+@pytest.mark.torch_xla
 @pytest.mark.filterwarnings("ignore")  # of torch_xla
 @pytest.mark.parametrize("key", PAIRS)
 def test_torch_xla_row_values_equal(key: str) -> None:
     close(*PAIRS[key])
 
 
+@pytest.mark.torch_xla
 @pytest.mark.filterwarnings("ignore")
 def test_torch_xla_scan_layers_equals_scan() -> None:
     theirs = "layers.scan_layers([l.to(d) for l in layers_], x).detach()"

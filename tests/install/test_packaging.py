@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = {"xfunc": "xfunc", "transforms": "xfunc/transforms", "sharding": "xfunc/sharding"}
 DIST_INFO = {
-    f"xfunc-0.1.0.dist-info/{name}" for name in ("METADATA", "WHEEL", "RECORD", "licenses/LICENSE")
+    f"torch_xfunc-0.1.0.dist-info/{name}"
+    for name in ("METADATA", "WHEEL", "RECORD", "licenses/LICENSE")
 }
 
 TOP = {*FOLDERS, "tests", "examples", "benchmarks", "docs", "pyproject.toml", "Makefile"}
@@ -74,10 +75,10 @@ def wheel(checkout, tmp_path_factory) -> Path:
     """The wheel that is built from the sdist that is built from the checkout."""
     out = tmp_path_factory.mktemp("dist")
     python("-m", "hatchling", "build", "-t", "sdist", "-d", str(out), cwd=checkout)
-    with tarfile.open(out / "xfunc-0.1.0.tar.gz") as sdist:
+    with tarfile.open(out / "torch_xfunc-0.1.0.tar.gz") as sdist:
         sdist.extractall(out, filter="data")
-    python("-m", "hatchling", "build", "-t", "wheel", "-d", str(out), cwd=out / "xfunc-0.1.0")
-    return out / "xfunc-0.1.0-py3-none-any.whl"
+    python("-m", "hatchling", "build", "-t", "wheel", "-d", str(out), cwd=out / "torch_xfunc-0.1.0")
+    return out / "torch_xfunc-0.1.0-py3-none-any.whl"
 
 
 def test_checkout_links_are_relative():
@@ -124,9 +125,9 @@ def test_editable_install_copies_no_source(checkout, tmp_path):
     code = "import sys, hatchling.build as b; b.build_editable(sys.argv[1])"
     python("-c", code, str(tmp_path), cwd=checkout)
     (built,) = tmp_path.glob("*.whl")
-    assert names(built) == {"_xfunc.pth"} | DIST_INFO
+    assert names(built) == {"_torch_xfunc.pth"} | DIST_INFO
     with zipfile.ZipFile(built) as archive:
-        assert archive.read("_xfunc.pth").decode().split() == [str(checkout)]
+        assert archive.read("_torch_xfunc.pth").decode().split() == [str(checkout)]
 
 
 def test_generated_protobuf_suits_oldest_version():

@@ -64,6 +64,7 @@ def test_quantised_scale_keeps_nan_and_infinity(form: str) -> None:
         assert not second.isfinite().all()
 
 
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")  # of torch 2.13
 def test_int8_matches_torch() -> None:
     weight = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
     weight[2], weight[3] = 0.0, weight[3] * 1e-6
@@ -254,6 +255,6 @@ def test_nf4_without_whole_blocks_or_bitsandbytes_raises(
         Recipe(sizes, 10, tune=lora.Tune(("layers.wq",), base="nf4"))
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(
-        ValueError, match=r"needs bitsandbytes .*: pip install 'xfunc\[nf4\]', or use"
+        ValueError, match=r"needs bitsandbytes .*: pip install bitsandbytes, or use"
     ):
         tuned.begin(made, tmp_path / "run", "adapters", "train.tune.base=nf4")

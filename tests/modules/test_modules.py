@@ -226,6 +226,7 @@ assert before == (torch.nn.GRU, torch.nn.utils.clip_grad_norm_)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.torch_xla
 def test_functional_gru_of_torch_xla() -> None:
     """It stands in place of torch's where torch_xla came first. Its scan can't be traced."""
     from torch_xla.experimental import gru

@@ -198,7 +198,8 @@ STRIDED = {
 def test_as_strided_beyond_the_array_raises(name: str) -> None:
     with pytest.raises(RuntimeError, match=r"setStorage|Negative strides"):
         STRIDED[name](X)
-    with pytest.raises(RuntimeError, match="goes beyond the 9 elements of the array"):
+    says = r"goes beyond the 9 elements of the array|Negative strides"
+    with pytest.raises(RuntimeError, match=says):
         xf.jit(STRIDED[name])(X)
 
 

@@ -1,6 +1,7 @@
 """Derivatives at kinks, at ties and at the ends of the numbers, as in eager torch."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -123,26 +124,33 @@ def test_logsigmoid_of_infinities() -> None:
 
 def test_softshrink_of_nan_is_nan() -> None:
     x = torch.tensor([0.2, -0.2, NAN, 1.0, -1.0, INF, -INF])
-    for bound in (0.5, 0.0, INF):
+    for bound in (0.5, 0.0, 3e38, INF):
 
         def f(x: Tensor, bound: float = bound) -> Tensor:
             return F.softshrink(x, bound)
 
         for dtype in (torch.float32, torch.bfloat16):
-            torch.testing.assert_close(xf.jit(f)(x.to(dtype)).cpu(), f(x.to(dtype)), equal_nan=True)
+            try:
+                want = f(x.to(dtype))
+            except RuntimeError as error:  # newer torch takes no infinite bound
+                with pytest.raises(RuntimeError, match=re.escape(str(error))):
+                    xf.jit(f)(x.to(dtype))
+            else:
+                torch.testing.assert_close(xf.jit(f)(x.to(dtype)).cpu(), want, equal_nan=True)
 
 
 @pytest.mark.parametrize("bounds", [(NAN, None), (None, NAN)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
-def test_clamp_ignores_nan_as_only_bound(bounds: Any, dtype: torch.dtype) -> None:
+def test_clamp_nan_as_only_bound(bounds: Any, dtype: torch.dtype) -> None:
     """As torch does it; but the slope is zero."""
     x = torch.tensor([2.0, -1.0, 7.0]).to(dtype)
     want = x.clamp(*bounds)
     got = xf.jit(lambda x: x.clamp(*bounds))(x).cpu()
     assert got.dtype == want.dtype
-    assert torch.equal(got, want)
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
     if dtype.is_floating_point:
-        assert torch.equal(xf.jit(lambda x: x.clone().clamp_(*bounds))(x).cpu(), want)
+        got = xf.jit(lambda x: x.clone().clamp_(*bounds))(x).cpu()
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
         for one in (xf.grad, torch.func.grad):
             assert not one(lambda x: x.clamp(*bounds).sum())(x).any()
 

@@ -23,6 +23,7 @@ def backend_of_before() -> Iterator[None]:
 
 MESH = ("x", "y")
 BACKENDS = ("torch_xla", "pjrt")
+ON_EACH = [pytest.param("torch_xla", marks=pytest.mark.torch_xla), "pjrt"]
 
 
 def mesh() -> Any:
@@ -83,6 +84,7 @@ def run(backend: str, f: Callable[..., Any]) -> Any:
         return xf.jit(f)(params(), rows())
 
 
+@pytest.mark.torch_xla
 @pytest.mark.parametrize("f", PROGRAMS.values(), ids=PROGRAMS)
 def test_backends_partition_programs_alike(f: Callable[..., Any]) -> None:
     found = {name: xf.tree.leaves(run(name, f)) for name in BACKENDS}
@@ -118,7 +120,7 @@ def test_pjrt_donated_sharded_buffers_are_reused() -> None:
         _ = p["up"] + 1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ON_EACH)
 def test_donated_array_given_twice_leaves_the_next_call_alone(backend: str) -> None:
     xf.config.set_backend(backend)
     f = xf.jit(lambda x, y: (x + 1, y + 1), donate_argnums=0)
@@ -130,6 +132,7 @@ def test_donated_array_given_twice_leaves_the_next_call_alone(backend: str) -> N
         assert xf.device_get(f(x, xf.device_get(x))[0]).equal(torch.full((4, 2), 2.0))
 
 
+@pytest.mark.torch_xla
 def test_backends_take_sharded_tensors_of_each_other() -> None:
     double = xf.jit(lambda x: x * 2)
     x = rows()
@@ -164,7 +167,7 @@ def test_pjrt_device_put_copies() -> None:
     assert float(x.sum()) == float(whole.sum()) == 1024 * 64
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ON_EACH)
 def test_pure_callback_error_on_several_devices(backend: str) -> None:
     """The program runs to its end on all devices; what it returns must not be taken for results."""
 
@@ -188,7 +191,7 @@ def two_results(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("shardy", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ON_EACH)
 def test_io_callback_runs_once_on_several_devices(
     backend: str, shardy: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,7 +37,7 @@ def test_checkpoint_policy_gradients_on_a_mesh(name):
         xf.grad(lambda w, x, p=p: loss(w, x, p))(w, x)
         for p in (POLICIES[name], cp.everything_saveable)
     )
-    assert torch.equal(got.cpu(), want.cpu())
+    torch.testing.assert_close(got.cpu(), want.cpu(), rtol=2e-6, atol=2e-6)  # other fusions
     assert xf.sharding_of(got) == on(None, "x", "y")
 
 

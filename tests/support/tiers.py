@@ -33,8 +33,8 @@ def _drawn(cases: Sequence[pytest.Item], mark: pytest.Mark | None) -> set[str]:
     return draw((case.name for case in cases), mark.args[0], mark.kwargs["seed"])
 
 
-def select(items: Sequence[pytest.Item], tier: str) -> list[pytest.Item]:
-    """The tests of a tier, in their order."""
+def select(items: Sequence[pytest.Item], tier: str, also: str | None = None) -> list[pytest.Item]:
+    """The tests of a tier, in their order. Those with the mark `also` are quick, too."""
     if tier == "sweep":
         return [*items]
     selected: list[pytest.Item] = []
@@ -45,11 +45,12 @@ def select(items: Sequence[pytest.Item], tier: str) -> list[pytest.Item]:
         if tier == "quick":
             marked = [c for c in kept if c.get_closest_marker("quick")]
             names = _drawn(marked, marked[0].get_closest_marker("quick")) if marked else set()
-            kept = [c for c in marked if c.name in names]
+            kept = [c for c in kept if c.name in names or (also and c.get_closest_marker(also))]
         selected += kept
     return selected
 
 
-def may_be_quick(file: Path) -> bool:
+def may_be_quick(file: Path, also: str | None = None) -> bool:
     """Whether a file may hold quick tests, without the time that importing it takes."""
-    return "mark.quick" in file.read_text(encoding="utf-8")
+    text = file.read_text(encoding="utf-8")
+    return any(f"mark.{name}" in text for name in ("quick", also) if name)

@@ -177,7 +177,7 @@ READING: dict[str, Hostile] = {
     "untyped_storage": Hostile(lambda x: x.untyped_storage(), READ, "untyped_storage"),
     "dlpack": Hostile(lambda x: x.__dlpack__(), READ, "__dlpack__"),
     "to_dlpack": no_line(
-        lambda x: torch.utils.dlpack.to_dlpack(x), (READ, BufferError), "dlpack|xla"
+        lambda x: torch.utils.dlpack.to_dlpack(x), (READ, BufferError), "dlpack|xla|lazy"
     ),
     "pickle": Hostile(lambda x: pickle.dumps(x), READ, "__reduce_ex__"),
     "torch.save": Hostile(lambda x: torch.save(x, io.BytesIO()), READ, "__reduce_ex__"),
@@ -188,7 +188,9 @@ READING: dict[str, Hostile] = {
     "sorted": Hostile(lambda x: sorted([x[0], x[1]]), READ, "__bool__"),
     "max": Hostile(lambda x: max(x[0], x[1]), READ, "__bool__"),
     "any": Hostile(lambda x: any(x), READ, "__bool__"),
-    "choices": Hostile(lambda x: random.choices("abc", weights=x), READ, "__bool__|__float__"),
+    "choices": Hostile(
+        lambda x: random.choices("abc", weights=x), PurityError, "random.choices is called"
+    ),
     "bytes": Hostile(lambda x: bytes(range(x.sum().long())), READ, "__index__"),
     "repeat": Hostile(lambda x: "a" * x.sum().long(), READ, "__index__"),
     "in list": Hostile(lambda x: x[0] in [1.0, 2.0], READ, "__bool__"),

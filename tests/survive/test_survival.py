@@ -30,11 +30,12 @@ pytestmark = pytest.mark.usefixtures("alive_afterwards")
 # The user's lines are in this file and in that of the tables.
 HERE = r"test_survival\.py|hostile_functions\.py"
 HOSTILE = READING | PURITY | OTHERS
+MARKS = {"sync": pytest.mark.torch_xla}
 
 
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.quick(8, seed=0)
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=MARKS.get(n, ())) for n in HOSTILE])
 def test_hostile_function(name: str) -> None:
     case = HOSTILE[name]
     with pytest.raises(case.error, match=case.says) as caught:

@@ -140,18 +140,16 @@ USES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.sample(9, seed=0)
 @pytest.mark.parametrize("name", USES)
 def test_leak_is_detected_and_harmless(name: str) -> None:
-    import torch_xla
-
     fun, use = globals()[name], USES[name]
     _kept.clear()
     try:
         with pytest.raises(LeakError, match="outlived") as caught:
             xf.jit(fun)(vector())
         assert re.search(rf"{HERE}:\d+(.|\n)*Hint: ", str(caught.value))
-        torch_xla.sync()
+        assert_alive()
         with pytest.raises((LeakError, RuntimeError), match=r"outlived|outside|traced"):
             use(_kept[-1])
-        torch_xla.sync()
+        assert_alive()
         if name != "_leak_generator":  # The error above has ended it.
             with pytest.raises((LeakError, RuntimeError), match=r"outlived|outside|traced"):
                 xf.jit(lambda x: (use(_kept[-1]), x)[1])(vector())

@@ -12,13 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
-import sys
 import threading
 from collections.abc import Callable
-from importlib.machinery import PathFinder
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -30,20 +25,6 @@ _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes
 
 
 @functools.cache
-def _module(name: str) -> Any:
-    """A module of `scipy.linalg`, loaded when needed, and without the rest, which takes 0.2 s."""
-    full = f"scipy.linalg.{name}"
-    folder = Path(importlib.import_module("scipy").__path__[0], "linalg")
-    spec = PathFinder.find_spec(full, [str(folder)])
-    if spec is None or spec.loader is None or "scipy.linalg" in sys.modules:
-        return importlib.import_module(full)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules.pop(full, None)  # Whoever imports it finds this one, and its package gets the name.
-    return module
-
-
-@functools.cache
 def routine(name: str, dtype: torch.dtype) -> Callable[..., None]:
     """A routine for matrices of a dtype.
 
@@ -51,7 +32,9 @@ def routine(name: str, dtype: torch.dtype) -> Callable[..., None]:
         name: without the letter for the dtype.
         dtype: one of the four that LAPACK supports.
     """
-    found = {**_module("cython_blas").__pyx_capi__, **_module("cython_lapack").__pyx_capi__}
+    from scipy.linalg import cython_blas, cython_lapack  # takes 0.2 s
+
+    found = {**cython_blas.__pyx_capi__, **cython_lapack.__pyx_capi__}
     capsule = found[_LETTERS[dtype] + name]
     signature = _name(capsule)
     types = [ctypes.c_void_p] * (signature.count(b",") + 1)
@@ -93,7 +76,9 @@ one_thread = _OneThread()
 @functools.cache
 def _thread_count() -> tuple[Callable[[], int], Callable[[int], object]]:
     """Functions that get and set OpenBLAS's number of threads; no-ops without OpenBLAS."""
-    library = ctypes.PyDLL(_module("cython_lapack").__file__)  # and the libraries it links
+    from scipy.linalg import cython_lapack
+
+    library = ctypes.PyDLL(cython_lapack.__file__)  # and the libraries it links
     for prefix in ("scipy_openblas", "openblas"):
         if hasattr(library, f"{prefix}_set_num_threads"):
             put = getattr(library, f"{prefix}_set_num_threads")

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from xfunc.core import releases
 from xfunc.errors import PurityError, UnsupportedOpError, fail
 from xfunc.ops import registry
 from xfunc.rules import factories
@@ -36,7 +37,6 @@ def _refuse(func: Any) -> NoReturn:
         UnsupportedOpError,
         f"{func.name().removeprefix('aten::')} has no rule, and no decomposition",
         "write it with other torch operations, or use xf.pure_callback.",
-        at=None,
     )
 
 
@@ -124,6 +124,7 @@ def base_of(name: str) -> Callable[..., Any]:
 
 def install() -> None:
     """Compute operations without a rule, and register factories that are kernels."""
+    releases.functionalise_logic()
     placeholders.fallback.append(compute)
     registry.set_originals(base_of)
     for name in registry.kernels():

@@ -6,6 +6,7 @@ import cmath
 
 import torch
 
+from xfunc.core.releases import factors_transpose
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import composite, instruction, loop
@@ -90,11 +91,11 @@ def _factor_and_solve(a: Tensor, b: Tensor, *, adjoint: bool) -> tuple[Tensor, T
     return x.mT, packed.mT, pivots
 
 
-# NOTE [factors of the transpose]: torch's derivatives of solve, det and slogdet assume that the
+# NOTE [factors of the transpose]: torch's derivatives of solve, det and slogdet may assume that the
 # factors returned are those of the transposed matrix if the matrix is contiguous and real; and
 # every XLA array is contiguous.
-def _for_derivatives(a: Tensor) -> Tensor:
-    return a if a.is_complex() else a.mT
+def _for_derivatives(name: str, a: Tensor) -> Tensor:
+    return a.mT if factors_transpose(name, a.dtype) else a
 
 
 @kernel("_linalg_solve_ex")
@@ -104,8 +105,9 @@ def solve_ex(
     vector = b.ndim == 1 or (a.ndim - 1 == b.ndim and b.shape == a.shape[:-1])
     b = b.unsqueeze(-1) if vector else b
     right = not (left or vector)  # x a = b: the adjoint of a' x' = b'
-    adjoint = a.is_complex() == right
-    found = _factor_and_solve(_for_derivatives(a), b.mH if right else b, adjoint=adjoint)
+    adjoint = right != factors_transpose("_linalg_solve_ex", a.dtype)
+    given = _for_derivatives("_linalg_solve_ex", a)
+    found = _factor_and_solve(given, b.mH if right else b, adjoint=adjoint)
     x, packed, pivots = found
     x = x.mH if right else x
     return (x.squeeze(-1) if vector else x), packed, pivots, first_zero(packed)
@@ -130,14 +132,14 @@ def sign_of(pivots: Tensor, like: Tensor) -> Tensor:
 
 @kernel("_linalg_det")
 def det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    packed, pivots = lu(_for_derivatives(a))
+    packed, pivots = lu(_for_derivatives("_linalg_det", a))
     diagonal = packed.diagonal(0, -2, -1)
     return sign_of(pivots, a) * diagonal.prod(-1), packed, pivots
 
 
 @kernel("_linalg_slogdet")
 def slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    packed, pivots = lu(_for_derivatives(a))
+    packed, pivots = lu(_for_derivatives("_linalg_slogdet", a))
     diagonal = packed.diagonal(0, -2, -1)
     sign = sign_of(pivots, a) * torch.sgn(diagonal).prod(-1)
     return sign, diagonal.abs().log().sum(-1), packed, pivots

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from xfunc.core import releases
 from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail, report
 from xfunc.torchlib.promotion import result_type, wrapped
@@ -130,8 +131,8 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
         if plain == "addr" and any(isinstance(n, float) for n in numbers):
             _check_real(func, dtype)
         real = not dtype.is_complex
-        if places is _BOUNDS and real and None in numbers and any(n != n for n in numbers):
-            # torch 2.9 ignores NaN as the only bound, except in derivatives, which are zero.
+        nan = places is _BOUNDS and real and None in numbers and any(n != n for n in numbers)
+        if nan and releases.clamp_ignores_nan():  # except in derivatives, which are zero
             x: Tensor = args[0] if args else kwargs["input"]
             if plain == name:
                 return x.detach().to(dtype, copy=True)

@@ -22,8 +22,8 @@ from torch._functorch.pyfunctorch import (
 from torch.autograd import forward_ad
 
 from xfunc import tree
+from xfunc.core.releases import load_tangents_of_compositions
 from xfunc.core.types import AutogradContext
-from xfunc.torchlib.releases import load_tangents_of_compositions
 from xfunc.tree import Leaf
 
 Tensor = torch.Tensor

@@ -15,7 +15,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 from xfunc.core import device
-from xfunc.torchlib.releases import properties
+from xfunc.core.releases import properties
 
 
 class Kind(enum.Enum):

@@ -59,6 +59,7 @@ def add_one(operands: list[Tensor], results: list[Tensor]) -> None:
     torch.add(operands[0], 1, out=results[0])
 
 
+@pytest.mark.torch_xla
 def test_torch_xla_registers_no_custom_call_on_cpu() -> None:
     # See NOTE [the way into XLA's registry]: when it does, that is not needed any more.
     X = runtime.xla()

@@ -9,6 +9,7 @@ from xfunc.backends import flags
 from xfunc.backends.torch_xla import runtime
 
 
+@pytest.mark.torch_xla
 def test_environment_ignores_torch_xla_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     runtime.xla()
     ours = {name: value for name, (_, value) in runtime._set.items()}

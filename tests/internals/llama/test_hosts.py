@@ -47,8 +47,8 @@ def test_join_on_a_single_tpu_host(fresh: Server) -> None:
         ("pjrt", True, 2, False, True),
         ("pjrt", False, 1, False, False),
         ("torch_xla", True, 2, True, True),
-        ("", True, 2, True, True),
-        ("", False, 1, True, False),
+        ("", True, 2, False, True),
+        ("", False, 1, False, False),
     ],
 )
 def test_join_asks_only_torch_xla_for_the_process_count(

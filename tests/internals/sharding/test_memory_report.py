@@ -43,4 +43,4 @@ def test_memory_report_peak_per_chip_is_near_compilers(shape, policy):
     assert row.policy == policy
     assert row.peak_per_chip is not None
     assert row.peak_per_chip.arguments == pytest.approx(memory.argument_size_in_bytes, rel=0.01)
-    assert row.peak_bytes_per_chip == pytest.approx(memory.peak_memory_in_bytes, rel=0.27)
+    assert row.peak_bytes_per_chip == pytest.approx(memory.peak_memory_in_bytes, rel=0.33)

@@ -18,7 +18,10 @@ from xfunc.cache import programs
 factor = 2.0
 
 
-@pytest.fixture(params=["torch_xla", "pjrt"], autouse=True)
+ON_EACH = [pytest.param("torch_xla", marks=pytest.mark.torch_xla), "pjrt"]
+
+
+@pytest.fixture(params=ON_EACH, autouse=True)
 def _on_both(request: pytest.FixtureRequest) -> Iterator[None]:
     xf.config.set_backend(request.param)
     yield

@@ -27,9 +27,9 @@ from torch.utils._mode_utils import no_dispatch
 from xfunc.backends.pjrt import client, on_gpu
 from xfunc.backends.pjrt.shardings import sharding
 from xfunc.core.avals import AvalKey
+from xfunc.core.releases import refusing_reads
 from xfunc.errors import fail
 from xfunc.torchlib.functorch import never_compile
-from xfunc.torchlib.releases import refusing_reads
 from xfunc.torchlib.switches import lazy_conjugates
 
 if TYPE_CHECKING:

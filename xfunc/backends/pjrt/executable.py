@@ -183,7 +183,17 @@ class Executable:
         for computation in read.proto.computations:
             for i in computation.instructions:
                 i.metadata.op_name = _WITHIN.sub("", i.metadata.op_name)
-        return Optimised(read, MemoryAnalysis(**sizes))
+        memory = MemoryAnalysis(**sizes)
+        return Optimised(read, dataclasses.replace(memory, peak_memory_in_bytes=_peak(memory)))
+
+
+def _peak(memory: MemoryAnalysis) -> int | None:
+    """What is allocated at once; newer jaxlib leaves temporaries out of what it says for a CPU."""
+    used = memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes
+    said, shared = memory.peak_memory_in_bytes, memory.alias_size_in_bytes
+    if said is None or shared is None or None in used:
+        return said
+    return max(said, sum(n for n in used if n is not None) - shared)
 
 
 def _sizes(compiled: jax.stages.Compiled) -> dict[str, int | None]:

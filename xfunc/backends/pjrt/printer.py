@@ -11,6 +11,8 @@ from xfunc.backends.pjrt import client
 from xfunc.backends.tracer import Printer
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.hlo import Module
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.spmd.collectives import list_groups
 
 
 @functools.cache
@@ -46,8 +48,13 @@ class JaxPrinter:
 
     def hlo_text(self, module: Module) -> str:
         """A module as XLA prints it, whether or not it passes our own checks."""
-        read = _hlo_module().from_serialized_hlo_module_proto(module.to_bytes())
-        return read.to_string()
+        read = _hlo_module().from_serialized_hlo_module_proto
+        text = read(module.to_bytes()).to_string()
+        if "replica_groups={}" in text:  # newer jaxlib loses their compact form
+            listed = pb.HloModuleProto.FromString(module.to_bytes())
+            list_groups(listed)
+            text = read(listed.SerializeToString()).to_string()
+        return text
 
     def stablehlo_text(self, module: Module) -> str:
         """A module as StableHLO text."""
