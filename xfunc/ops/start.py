@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 
 from xfunc.core import device
-from xfunc.ops import decomposed, opmath, ordered, registry
+from xfunc.ops import opmath, ordered, registry
 
 _MODULES = (
     "conversions elementwise arithmetic unary scalars reductions indexing fft views factorisations "
@@ -18,7 +18,8 @@ def start() -> None:
     """Load all kernels and register them with the dispatcher."""
     for name in _MODULES:
         importlib.import_module(f"xfunc.ops.{name}")
-    decomposed.add()
+    if device.TRACER == "torch_xla":  # else the fallback asks for each
+        importlib.import_module("xfunc.ops.decomposed").add()
     opmath.add()
     ordered.add()
     registry.install()
