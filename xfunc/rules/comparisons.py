@@ -75,7 +75,12 @@ def _masked_fill(x: Placeholder, mask: Placeholder, value: Number) -> Node:
 
 
 @rule("masked_fill.Tensor")
-def _masked_fill_by(x: Placeholder, mask: Placeholder, value: Operand) -> Node:
+def _masked_fill_by(x: Placeholder, mask: Placeholder, value: torch.Tensor) -> Node:
+    if value.ndim:
+        raise RuntimeError(
+            "masked_fill only supports a 0-dimensional value tensor, but got tensor with "
+            f"{value.ndim} dimension(s)."
+        )
     n, m = x.node, node_of(mask)
     dims = broadcast_dims(n.type.dims, m.type.dims)
     v = build.broadcast(as_node(value, n.type.dtype), dims)

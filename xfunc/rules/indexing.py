@@ -99,14 +99,20 @@ def scattered(n: Node, dim: int, i: Node, values: Node, opcode: str) -> Node:
     return build.convert(build.reshape(made, out), dtype)
 
 
+def _of_dtype(src: Placeholder, x: Placeholder) -> Node:
+    if src.dtype is not x.dtype:
+        raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
+    return node_of(src)
+
+
 @rule("scatter_add")
 def _scatter_add(x: Placeholder, dim: int, index: Placeholder, src: Placeholder) -> Node:
-    return scattered(x.node, dim, index.node, convert(node_of(src), x.dtype), "add")
+    return scattered(x.node, dim, index.node, _of_dtype(src, x), "add")
 
 
 @rule("scatter.src")
 def _scatter(x: Placeholder, dim: int, index: Placeholder, src: Placeholder) -> Node:
-    return scattered(x.node, dim, index.node, convert(node_of(src), x.dtype), "second")
+    return scattered(x.node, dim, index.node, _of_dtype(src, x), "second")
 
 
 @rule("scatter.value")
@@ -286,6 +292,8 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Node:
+    if weight.ndim != 2:
+        raise RuntimeError("'weight' must be 2-D")
     return taken(weight.node, [from_front_only(indices.node, weight.node.type.dims[0])])
 
 

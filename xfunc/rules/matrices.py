@@ -225,6 +225,8 @@ def _convolution(
     stride, padding, dilation, output_padding = (
         each(v, space) for v in (stride, padding, dilation, output_padding)
     )
+    if any(p < 0 for p in padding):
+        raise RuntimeError("negative padding is not supported")
     sizes = w.type.dims[2:]
     how: Convolution
     straight = tuple(range(space + 2))

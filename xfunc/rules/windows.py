@@ -22,6 +22,10 @@ def pool_window(size: int, window: int, stride: int, pad: int, ceil: bool) -> Wi
     count = (-(-span // stride) if ceil else span // stride) + 1
     if ceil and (count - 1) * stride >= size + pad:
         count -= 1
+    if count < 1:
+        raise RuntimeError(
+            f"Given input size: {size}. Calculated output size: {count}. Output size is too small"
+        )
     return Window(window, stride, pad, (count - 1) * stride + window - size - pad)
 
 
