@@ -157,3 +157,33 @@ def test_complex_isnan_isinf_and_pow_at_zero_and_infinity() -> None:
 def test_float16_plus_complex_number_is_refused() -> None:
     with pytest.raises(xf.errors.UnsupportedOpError, match=r"complex numbers of float16"):
         xf.jit(lambda x: x + 1j)(torch.ones(2, dtype=torch.float16))
+
+
+KNOWN: dict[str, Callable[[], tuple[torch.Tensor, int]]] = {
+    "div by trunc": lambda: (torch.div(_seven(), _seven() - 7, rounding_mode="trunc"), -1),
+    "floor_divide": lambda: (torch.floor_divide(_seven(), _seven() - 7), -1),
+    "remainder": lambda: (torch.remainder(_seven(), _seven() - 7), 7),
+    "fmod": lambda: (torch.fmod(_seven(), _seven() - 7), 7),
+    "fmod of uint8": lambda: (torch.fmod(_seven(torch.uint8), _seven(torch.uint8) - 7), 7),
+    "least": lambda: (
+        torch.div(_seven() - 7 - 2**63, _seven() - 8, rounding_mode="trunc"),
+        -(2**63),
+    ),
+}
+
+
+def _seven(dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    return torch.full((3,), 7, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_integer_division_of_constants_by_zero(name: str) -> None:
+    """XLA computes them while it compiles, and jaxlib 0.10 ended the process."""
+    want: list[int] = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        found, wanted = KNOWN[name]()
+        want[:] = [wanted] * 3
+        return torch.cat([found, x.to(found.dtype)])
+
+    assert xf.jit(f)(torch.arange(1)).tolist() == [*want, 0]

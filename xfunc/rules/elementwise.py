@@ -185,11 +185,27 @@ def _signs_differ(rest: Node, y: Node) -> Node:
     return build.and_(apart, compare(rest, 0, "NE"))
 
 
+# NOTE [integers divided by zero]: XLA gives -1 as quotient, and the dividend as remainder. Where
+# both operands are known, jaxlib 0.10 ends the process, for the least integer divided by -1, too.
+def _of_integers(opcode: str, x: Node, y: Node) -> Node:
+    dtype = x.type.dtype
+    by = y.operands[0] if y.opcode == "broadcast" else y
+    if dtype is torch.bool or (by.opcode == "constant" and by.params not in (0, -1)):
+        return binary(opcode, x, y)
+    zero = risky = compare(y, 0, "EQ")
+    if dtype.is_signed:
+        least = compare(x, torch.iinfo(dtype).min, "EQ")
+        risky = build.or_(zero, build.and_(compare(y, -1, "EQ"), least))
+    found = binary(opcode, x, select(risky, 1, y))
+    by_zero = x if opcode == "remainder" else -1 if dtype.is_signed else torch.iinfo(dtype).max
+    return select(zero, by_zero, found)
+
+
 def _floor_of_integers(x: Node, y: Node) -> Node:
-    quotient = divide(x, y)
+    quotient = _of_integers("divide", x, y)
     if not x.type.dtype.is_signed:
         return quotient
-    down = _signs_differ(binary("remainder", x, y), y)
+    down = _signs_differ(_of_integers("remainder", x, y), y)
     down = build.and_(down, compare(y, 0, "NE"))
     return subtract(quotient, build.convert(down, x.type.dtype))
 
@@ -205,12 +221,18 @@ def _div_mode(a: Operand, b: Operand, *, rounding_mode: str | None = None) -> No
     if dtype.is_floating_point:
         out = unary_trunc(divide(x, y)) if rounding_mode == "trunc" else _floor_of_floats(x, y)
         return build.convert(out, dtype)
-    return divide(x, y) if rounding_mode == "trunc" else _floor_of_integers(x, y)
+    return _of_integers("divide", x, y) if rounding_mode == "trunc" else _floor_of_integers(x, y)
 
 
 @rule("floor_divide", "floor_divide.Scalar")
 def _floor_divide(a: Operand, b: Operand) -> Node:
     return _div_mode(a, b, rounding_mode="floor")
+
+
+def _rest(x: Node, y: Node) -> Node:
+    if x.type.dtype.is_floating_point:
+        return binary("remainder", x, y)
+    return _of_integers("remainder", x, y)
 
 
 @rule("fmod.Tensor", "fmod.Scalar")
@@ -219,7 +241,7 @@ def _fmod(a: Operand, b: Operand) -> Node:
     if dtype.is_complex:
         return NotImplemented
     x, y = wide_together(dtype, a, b)
-    return build.convert(binary("remainder", x, y), dtype)
+    return build.convert(_rest(x, y), dtype)
 
 
 @rule("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
@@ -228,7 +250,7 @@ def _remainder(a: Operand, b: Operand) -> Node:
     if dtype.is_complex:
         return NotImplemented
     x, y = wide_together(dtype, a, b)
-    rest = binary("remainder", x, y)
+    rest = _rest(x, y)
     if dtype.is_signed:
         wrong = _signs_differ(rest, y)
         if not dtype.is_floating_point:

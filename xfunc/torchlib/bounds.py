@@ -8,6 +8,7 @@ values of such tensors, and of values computed only from them.
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,14 @@ _LARGEST = 4096  # the most elements a tensor may have for its values to be kept
 _LARGEST_MASK = 1 << 20
 _COMPUTED = frozenset((Kind.PLAIN, Kind.INDEX, Kind.SIZED, Kind.MOVE))
 _FACTORIES = frozenset((torch.arange, torch.zeros, torch.ones, torch.full, torch.eye))
+
+
+_DIVIDES = re.compile("div|mod|remainder")
+
+
+def _holds_least(x: object) -> bool:
+    whole = isinstance(x, Tensor) and x.dtype is not torch.bool
+    return whole and bool((x == torch.iinfo(x.dtype).min).any())
 
 
 class Known:
@@ -83,8 +92,9 @@ class Known:
         if kind is Kind.MOVE:
             args = tuple(a for a in args if not isinstance(a, (str, torch.device)))
         with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
-            # torch_xla may support what the CPU does not.
-            try:
+            if _DIVIDES.search(func.__name__) and any(map(_holds_least, args)):
+                return  # torch ends the process when it divides the least integer by -1
+            try:  # a program may support what the CPU does not
                 value = func(*args, **kwargs)
             except (RuntimeError, TypeError, IndexError, ValueError):
                 return
