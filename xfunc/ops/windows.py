@@ -2,6 +2,9 @@
 
 NOTE [taps]: along a dimension, output k is ``sum(weights[t, k] * x[places[t, k]])``. Places and
 weights depend only on sizes. A read is a gather, and its derivative adds at the same places.
+They are computed on the device, from numbers that are polynomials or ratios of sizes: so with
+dynamic shapes they are those of the actual sizes. They are settled, because each output would
+compute its own again.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from xfunc.errors import UnsupportedOpError, fail
-from xfunc.ops.registry import below, kernel, original
-from xfunc.trace.literals import literal
+from xfunc.ops.registry import kernel, original
+from xfunc.ops.settled import settled
 
 Tensor = torch.Tensor
 
@@ -31,46 +34,53 @@ def refuse_integers(what: str, x: Tensor) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Taps:
-    """Rows of places and weights, one row for each tap: see NOTE [taps]."""
+    """Rows of places and weights, one row for each tap: see NOTE [taps].
 
-    places: list[list[int]]
-    weights: list[list[float]]
+    Attributes:
+        places: int64.
+        weights: float64; None: all are 1.
+        fewer: whether some outputs have fewer taps: the others have weight 0, and read nothing.
+    """
+
+    places: Tensor
+    weights: Tensor | None = None
+    fewer: bool = False
 
     @classmethod
-    def of(cls, outputs: Sequence[Sequence[tuple[int, float]]], size: int) -> Taps:
-        """From the (place, weight) pairs of each output."""
-        most = max((len(o) for o in outputs), default=0)
-        padded = [[*o, *[(0, 0.0)] * (most - len(o))] for o in outputs]
-        clamped = [[(min(max(p, 0), size - 1), w) for p, w in o] for o in padded]
-        return cls(
-            [[o[t][0] for o in clamped] for t in range(most)],
-            [[o[t][1] for o in clamped] for t in range(most)],
-        )
+    def of(cls, places: Tensor, weights: Tensor | None, size: int, fewer: bool = False) -> Taps:
+        """Places outside of a dimension become those of its ends."""
+        places = settled(places.clamp(0, size - 1))
+        return cls(places, None if weights is None else settled(weights), fewer)
 
-    def tensors(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        places = below(literal, torch.tensor(self.places, dtype=torch.int64, device="cpu"))
-        return places, below(literal, torch.tensor(self.weights, dtype=x.dtype, device="cpu"))
+    def _weighted(self, x: Tensor, dim: int) -> Tensor:
+        """The values times the weights, whose taps are at `dim`."""
+        if self.weights is None:
+            return x
+        weights = self.weights.to(x.dtype)
+        weights = weights.reshape(*weights.shape, *(1,) * (x.ndim - dim - 2))
+        return torch.where(weights == 0, 0, x * weights) if self.fewer else x * weights
 
     def read(self, x: Tensor, dim: int) -> Tensor:
         """Apply the taps along a dimension."""
-        whole = all(w in (0, 1) for row in self.weights for w in row)
-        if not (whole or x.is_floating_point()):
+        if self.weights is not None:
             refuse_integers("resizing by weights", x)
-        places, weights = self.tensors(x)
-        t, n = places.shape
-        shape = (*x.shape[:dim], t, n, *x.shape[dim + 1 :])
-        found = x.index_select(dim, places.reshape(-1)).reshape(shape)
-        return (found * weights.reshape(t, n, *(1,) * (x.ndim - dim - 1))).sum(dim, dtype=x.dtype)
+        shape = (*x.shape[:dim], *self.places.shape, *x.shape[dim + 1 :])
+        found = x.index_select(dim, self.places.reshape(-1)).reshape(shape)
+        return self._weighted(found, dim).sum(dim, dtype=x.dtype)
 
     def add(self, grad: Tensor, dim: int, size: int) -> Tensor:
         """The transpose of `read`, for an input of this size."""
-        places, weights = self.tensors(grad)
-        t, n = places.shape
-        spread = grad.unsqueeze(dim) * weights.reshape(t, n, *(1,) * (grad.ndim - dim - 1))
+        t, n = self.places.shape
+        spread = grad.unsqueeze(dim).expand(*grad.shape[:dim], t, *grad.shape[dim:])
+        spread = self._weighted(spread, dim)
         spread = spread.reshape(*grad.shape[:dim], t * n, *grad.shape[dim + 1 :])
         shape = (*grad.shape[:dim], size, *grad.shape[dim + 1 :])
         out = torch.zeros(shape, dtype=grad.dtype, device=grad.device)
-        return out.index_add(dim, places.reshape(-1), spread)
+        return out.index_add(dim, self.places.reshape(-1), spread)
+
+
+def _counted(n: int, device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.arange(n, dtype=dtype, device=device)
 
 
 def read(x: Tensor, taps: Sequence[Taps]) -> Tensor:
@@ -90,17 +100,22 @@ def add(grad: Tensor, taps: Sequence[Taps], sizes: Sequence[int]) -> Tensor:
 # -- average pooling ------------------------------------------------------------------------------
 
 
-def adaptive(size: int, out: int) -> Taps:
+def adaptive(size: int, out: int, device: torch.device) -> Taps:
     """The means of `out` windows that divide the inputs evenly."""
-    windows = [range(k * size // out, -(-(k + 1) * size // out)) for k in range(out)]
-    return Taps.of([[(p, 1 / len(w)) for p in w] for w in windows], size)
+    windows = [(k * size // out, -(-(k + 1) * size // out)) for k in range(out)]
+    k = _counted(out, device)
+    start, end = k * size // out, -(-(k + 1) * size // out)
+    most = max((high - low for low, high in windows), default=0)
+    places = start + _counted(most, device).unsqueeze(1)
+    return Taps.of(places, (places < end) / (end - start).double(), size, fewer=True)
 
 
 def _adaptive_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
     sizes = x.shape[-len(output_size) :]
     if x.numel() and all(n % o == 0 for n, o in zip(sizes, output_size, strict=True)):
         return original(f"_adaptive_avg_pool{len(sizes)}d")(x, output_size)
-    return read(x, [adaptive(n, o) for n, o in zip(sizes, output_size, strict=True)])
+    taps = [adaptive(n, o, x.device) for n, o in zip(sizes, output_size, strict=True)]
+    return read(x, taps)
 
 
 @kernel("_adaptive_avg_pool2d")
@@ -115,7 +130,8 @@ def adaptive_avg_pool3d(x: Tensor, output_size: Sequence[int]) -> Tensor:
 
 def _adaptive_backward(grad: Tensor, x: Tensor, spatial: int) -> Tensor:
     sizes, outs = x.shape[-spatial:], grad.shape[-spatial:]
-    return add(grad, [adaptive(n, o) for n, o in zip(sizes, outs, strict=True)], sizes)
+    taps = [adaptive(n, o, x.device) for n, o in zip(sizes, outs, strict=True)]
+    return add(grad, taps, sizes)
 
 
 @kernel("_adaptive_avg_pool2d_backward")
@@ -138,16 +154,23 @@ def pooled(size: int, window: int, stride: int, pad: int, ceil: bool) -> int:
 
 
 def _average(
-    size: int, window: int, stride: int, pad: int, ceil: bool, count_pad: bool, divide: bool
+    size: int,
+    window: int,
+    stride: int,
+    pad: int,
+    ceil: bool,
+    count_pad: bool,
+    divide: bool,
+    device: torch.device,
 ) -> Taps:
-    outputs = []
-    for k in range(pooled(size, window, stride, pad, ceil)):
-        start = k * stride - pad
-        end = min(start + window, size + pad)
-        inside = range(max(start, 0), min(end, size))
-        count = end - start if count_pad else len(inside)
-        outputs.append([(p, 1 / count if divide else 1.0) for p in inside])
-    return Taps.of(outputs, size)
+    start = _counted(pooled(size, window, stride, pad, ceil), device) * stride - pad
+    end = (start + window).clamp(max=size + pad)
+    places = start + _counted(window, device).unsqueeze(1)
+    weights = ((places >= 0) & (places < size)).double()
+    if divide:
+        count = end - start if count_pad else end.clamp(max=size) - start.clamp(min=0)
+        weights = weights / count
+    return Taps.of(places, weights, size, fewer=True)
 
 
 def several(value: Sequence[int], n: int) -> list[int]:
@@ -180,7 +203,8 @@ def check_pool(
 
 
 def _average_taps(
-    sizes: Sequence[int],
+    x: Tensor,
+    spatial: int,
     kernel_size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
@@ -188,11 +212,11 @@ def _average_taps(
     count_pad: bool,
     divide: bool,
 ) -> list[Taps]:
-    n = len(sizes)
+    n, sizes = spatial, x.shape[-spatial:]
     windows = several(kernel_size, n)
     strides, pads = several(stride, n) if stride else windows, several(padding, n)
     return [
-        _average(*args, ceil, count_pad, divide)
+        _average(*args, ceil, count_pad, divide, x.device)
         for args in zip(sizes, windows, strides, pads, strict=True)
     ]
 
@@ -215,7 +239,7 @@ def _avg_pool(spatial: int) -> Callable[..., Tensor]:
             return original(f"avg_pool{spatial}d")(x, kernel_size, stride, (0,))
         # torch_xla 2.9 gets the rest wrong.
         taps = _average_taps(
-            x.shape[-spatial:], kernel_size, stride, padding, ceil_mode, count_include_pad,
+            x, spatial, kernel_size, stride, padding, ceil_mode, count_include_pad,
             divisor_override is None,
         )  # fmt: skip
         return read(x, taps) / (divisor_override or 1)
@@ -234,12 +258,11 @@ def _avg_pool_backward(spatial: int) -> Callable[..., Tensor]:
         count_include_pad: bool,
         divisor_override: int | None,
     ) -> Tensor:
-        sizes = x.shape[-spatial:]
         taps = _average_taps(
-            sizes, kernel_size, stride, padding, ceil_mode, count_include_pad,
+            x, spatial, kernel_size, stride, padding, ceil_mode, count_include_pad,
             divisor_override is None,
         )  # fmt: skip
-        return add(grad, taps, sizes) / (divisor_override or 1)
+        return add(grad, taps, x.shape[-spatial:]) / (divisor_override or 1)
 
     return pool
 
@@ -251,69 +274,71 @@ for _n in (2, 3):
 
 # -- resizing -------------------------------------------------------------------------------------
 
-Rule = Callable[[int, int, bool, float | None], Taps]
+Rule = Callable[[int, int, bool, float | None, torch.device], Taps]
 
 
-def _nearest(size: int, out: int, align: bool, scale: float | None, exact: bool = False) -> Taps:
-    ratio = 1 / scale if scale else size / out
-    ratio = torch.tensor(ratio, dtype=torch.float32, device="cpu").item()
-    shift = 0.5 if exact else 0.0
-    return Taps.of([[(min(int((k + shift) * ratio), size - 1), 1.0)] for k in range(out)], size)
+def _nearest(
+    size: int, out: int, align: bool, scale: float | None, device: torch.device, shift: float = 0.0
+) -> Taps:
+    # In float32, as torch does.
+    at = _counted(out, device, torch.float32) + shift
+    return Taps.of((at * (1 / scale if scale else size / out)).long().unsqueeze(0), None, size)
 
 
-def _nearest_exact(size: int, out: int, align: bool, scale: float | None) -> Taps:
-    return _nearest(size, out, align, scale, True)
+def _nearest_exact(
+    size: int, out: int, align: bool, scale: float | None, device: torch.device
+) -> Taps:
+    return _nearest(size, out, align, scale, device, 0.5)
 
 
-def _source(k: int, size: int, out: int, align: bool, scale: float | None) -> float:
-    """The position in the input that output k corresponds to."""
+def _source(size: int, out: int, align: bool, scale: float | None, device: torch.device) -> Tensor:
+    """The positions in the input that the outputs correspond to."""
+    k = _counted(out, device, torch.float64)
     if align:
-        return k * (size - 1) / (out - 1) if out > 1 else 0.0
+        return k * ((size - 1) / (out - 1) if out > 1 else 0.0)
     return (k + 0.5) * (1 / scale if scale else size / out) - 0.5
 
 
-def _linear(size: int, out: int, align: bool, scale: float | None) -> Taps:
-    outputs = []
-    for k in range(out):
-        at = max(_source(k, size, out, align, scale), 0.0)
-        low = min(int(at), size - 1)
-        part = min(at - low, 1.0) if low < size - 1 else 0.0
-        outputs.append([(low, 1 - part), (low + 1, part)])
-    return Taps.of(outputs, size)
+def _linear(size: int, out: int, align: bool, scale: float | None, device: torch.device) -> Taps:
+    at = _source(size, out, align, scale, device).clamp(0, size - 1)
+    low = at.floor()
+    low, part = low.long(), at - low
+    return Taps.of(torch.stack([low, low + 1]), torch.stack([1 - part, part]), size)
 
 
-def _cubic(size: int, out: int, align: bool, scale: float | None) -> Taps:
-    outputs = []
-    for k in range(out):
-        at = _source(k, size, out, align, scale)
-        low = math.floor(at)
-        outputs.append([(low + j, _keys(at - low - j, -0.75)) for j in (-1, 0, 1, 2)])
-    return Taps.of(outputs, size)
+def _cubic(size: int, out: int, align: bool, scale: float | None, device: torch.device) -> Taps:
+    at = _source(size, out, align, scale, device)
+    low = at.floor()
+    each = _counted(4, device).unsqueeze(1) - 1
+    return Taps.of(low.long() + each, _keys(at - low - each, -0.75), size)
 
 
-def _keys(x: float, a: float) -> float:
+def _keys(x: Tensor, a: float) -> Tensor:
     """The cubic convolution kernel."""
-    x = abs(x)
-    if x <= 1:
-        return ((a + 2) * x - (a + 3)) * x * x + 1
-    return (((x - 5) * x + 8) * x - 4) * a if x < 2 else 0.0
+    x = x.abs()
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return torch.where(x <= 1, near, torch.where(x < 2, far, 0))
 
 
-def _antialiased(reach: float, weight: Callable[[float], float]) -> Rule:
-    def rule(size: int, out: int, align: bool, scale: float | None) -> Taps:
+def _triangle(x: Tensor) -> Tensor:
+    return (1 - x.abs()).clamp(min=0)
+
+
+def _antialiased(reach: float, weight: Callable[[Tensor], Tensor]) -> Rule:
+    def rule(size: int, out: int, align: bool, scale: float | None, device: torch.device) -> Taps:
         if align:
             ratio = (size - 1) / (out - 1) if out > 1 else 0.0
         else:
             ratio = 1 / scale if scale else size / out
         support = reach * max(ratio, 1.0)
-        outputs = []
-        for k in range(out):
-            centre = ratio * (k + 0.5)
-            low = max(int(centre - support + 0.5), 0)
-            high = min(int(centre + support + 0.5), size)
-            weights = [weight((p - centre + 0.5) / max(ratio, 1.0)) for p in range(low, high)]
-            outputs.append([(low + j, w / sum(weights)) for j, w in enumerate(weights)])
-        return Taps.of(outputs, size)
+        centre = (_counted(out, device, torch.float64) + 0.5) * ratio
+        low = (centre - support + 0.5).clamp(min=0).long()
+        high = (centre + support + 0.5).clamp(max=size).long()
+        places = low + _counted(2 * math.ceil(support) + 1, device).unsqueeze(1)
+        weights = weight((places - centre + 0.5) / max(ratio, 1.0))
+        weights = torch.where(places < high, weights, 0)
+        return Taps.of(places, weights / weights.sum(0), size, fewer=True)
 
     return rule
 
@@ -324,9 +349,10 @@ def _resize(
     outs: Sequence[int],
     align: bool,
     scales: Sequence[float | None],
+    device: torch.device,
 ) -> list[Taps]:
     return [
-        rule(n, o, align, s if s and s > 0 else None)
+        rule(n, o, align, s if s and s > 0 else None, device)
         for n, o, s in zip(sizes, outs, scales, strict=True)
     ]
 
@@ -340,13 +366,14 @@ def _put(name: str, spatial: int, rule: Rule, aligns: bool) -> None:
         return align, scales + [None] * (spatial - len(scales))  # pyright: ignore[reportReturnType]
 
     def forward(x: Tensor, output_size: Sequence[int], *args: object) -> Tensor:
-        return read(x, _resize(rule, x.shape[-spatial:], output_size, *split(args)))
+        return read(x, _resize(rule, x.shape[-spatial:], output_size, *split(args), x.device))
 
     def backward(
         grad: Tensor, output_size: Sequence[int], input_size: Sequence[int], *args: object
     ) -> Tensor:
         sizes = input_size[-spatial:]
-        return add(grad, _resize(rule, sizes, output_size, *split(args)), sizes)
+        taps = _resize(rule, sizes, output_size, *split(args), grad.device)
+        return add(grad, taps, sizes)
 
     kernel(name)(forward)
     kernel(f"{name}_backward")(backward)
@@ -357,5 +384,5 @@ for _n, _kind in ((1, "linear"), (2, "bilinear"), (3, "trilinear")):
     _put(f"_upsample_nearest_exact{_n}d", _n, _nearest_exact, False)
     _put(f"upsample_{_kind}{_n}d", _n, _linear, True)
 _put("upsample_bicubic2d", 2, _cubic, True)
-_put("_upsample_bilinear2d_aa", 2, _antialiased(1.0, lambda x: max(1 - abs(x), 0.0)), True)
+_put("_upsample_bilinear2d_aa", 2, _antialiased(1.0, _triangle), True)
 _put("_upsample_bicubic2d_aa", 2, _antialiased(2.0, lambda x: _keys(x, -0.5)), True)
