@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -91,7 +90,7 @@ def test_transformers_one_program_equals_exact_shapes(make: Any) -> None:
 
 @pytest.mark.slow
 def test_vit_images_of_all_sizes() -> None:
-    """Interpolated embeddings depend on the size: a program for each, and the line that says so."""
+    """The weights of interpolated embeddings are others for each size, in one program."""
     torch.manual_seed(0)
     model = vit().eval().requires_grad_(False)
     parameters = dict(model.named_parameters())
@@ -110,9 +109,7 @@ def test_vit_images_of_all_sizes() -> None:
         torch.testing.assert_close(value.cpu(), expected_value, rtol=1e-6, atol=1e-6)
         for name, g in expected.items():
             torch.testing.assert_close(gradients[name].cpu(), g, rtol=2e-5, atol=1e-6)
-    text = step.explain()
-    assert "4 calls, a program for each exact shape: another program for other sizes: " in text
-    assert re.search(r"another constant, at .*modeling_vit\.py:\d+$", text, re.MULTILINE)
+    assert "4 calls, one program" in step.explain(), step.explain()
 
 
 def _padded_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:

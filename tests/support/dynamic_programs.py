@@ -98,6 +98,9 @@ EXACT: dict[str, Program] = {
         x
     ),
     "running extremes": lambda x, w: (x.round().cummax(1), x.cummin(0)),
+    "running logarithm": lambda x, w: (x.logcumsumexp(1), w.logcumsumexp(0).sum(0)),
+    "resized": lambda x, w: (F.interpolate(x[:, None], scale_factor=2.0, mode="linear").cumsum(2),
+                             F.avg_pool1d(w.T, 3, 1, 1, count_include_pad=False)),
     "gradient of a running maximum": lambda x, w: xf.grad(
         lambda x: (x.cummax(1)[0] ** 2 * w[:, 0]).sum()
     )(x),
@@ -144,7 +147,10 @@ INEXACT: dict[str, tuple[Program, str]] = {
         lambda x, w: torch.cat([x, x.new_ones(x.shape[0], 64 - x.shape[1])], 1),
         "a dimension of size -S+64, which smaller sizes may exceed",
     ),
-    "running logarithm": (lambda x, w: x.logcumsumexp(1), "another program"),
+    "running sum of the user's": (
+        lambda x, w: xf.associative_scan(torch.add, x, axis=1),
+        "another program",
+    ),
 }
 
 _STEPS: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 from xfunc.hlo import hlo_pb2 as pb
 
 _PREFIX = "xfunc_composite_"
+_RUNNING = "xfunc_running_"
 
 
 def composite_name(operation: str) -> str:
@@ -21,3 +22,26 @@ def operation_of(c: pb.HloComputationProto) -> str | None:
     if not c.name.startswith(_PREFIX):
         return None
     return c.name.removeprefix(_PREFIX).partition(".")[0]
+
+
+def running_name(operation: str, dim: int) -> str:
+    """The name of a computation of all partial results along a dimension.
+
+    It is no composite, but programs of other sizes can tell by it what the steps compute.
+    """
+    return f"{_RUNNING}{operation}_{dim}"
+
+
+def running_of(c: pb.HloComputationProto) -> str | None:
+    """The name without its number, if it is such a computation."""
+    return c.name.partition(".")[0] if c.name.startswith(_RUNNING) else None
+
+
+def is_running(operation: str) -> bool:
+    """Whether this is such a name."""
+    return operation.startswith(_RUNNING)
+
+
+def dimension_of(operation: str) -> int:
+    """The dimension in such a name."""
+    return int(operation.rpartition("_")[2])

@@ -163,6 +163,22 @@ def remove_computations(proto: pb.HloModuleProto, which: Collection[int]) -> Non
             del proto.computations[k]
 
 
+def called_from(proto: pb.HloModuleProto, start: int) -> list[int]:
+    """The ids of the computations that one runs, itself included, callees before their callers."""
+    by_id = {c.id: c for c in proto.computations}
+    found: dict[int, None] = {}
+
+    def visit(k: int) -> None:
+        if k not in found:
+            for i in by_id[k].instructions:
+                for called in i.called_computation_ids:
+                    visit(called)
+            found[k] = None
+
+    visit(start)
+    return list(found)
+
+
 def origin(k: int, stands_for: Mapping[int, int]) -> int:
     """The id that finally stands for an id."""
     while k in stands_for:

@@ -240,18 +240,25 @@ def composite(
         inputs: tensors on the device.
         options: hashable.
     """
+    return called(composite_name(operation), step, *inputs, **options)
+
+
+def called(
+    name: str, step: Step, *inputs: torch.Tensor, **options: object
+) -> tuple[torch.Tensor, ...]:
+    """``step(*inputs, **options)``, as a call of a computation with a name; see `composite`."""
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in inputs)
-    computation = _composite(operation, step, avals, tuple(options.items()))
-    return tuple(below(tracer().apply, operation, list(inputs), computation))
+    computation = _called(name, step, avals, tuple(options.items()))
+    return tuple(below(tracer().apply, step.__name__, list(inputs), computation))
 
 
 @functools.lru_cache(4096)
-def _composite(
-    operation: str, step: Step, avals: tuple[Aval, ...], options: tuple[tuple[str, object], ...]
+def _called(
+    name: str, step: Step, avals: tuple[Aval, ...], options: tuple[tuple[str, object], ...]
 ) -> object:
     module, inputs = _lowered(step, avals, None, dict(options))
-    b = Builder(operation)
-    body = b.computation(composite_name(operation))
+    b = Builder(step.__name__)
+    body = b.computation(name)
     values = [body.parameter(hlo_shape(a)) for a in avals]
     found = body.call(b.embed(module), [values[i] for i in inputs])
     outputs = [body.get_tuple_element(found, k) for k in range(len(found.shape.elements))]

@@ -13,7 +13,8 @@ import math
 
 import torch
 
-from xfunc.ops.emit import Combine, Tensors, running
+from xfunc.hlo.composite import running_name
+from xfunc.ops.emit import Combine, Tensors, called, running
 from xfunc.torchlib.prefixes import prefixes
 
 Tensor = torch.Tensor
@@ -28,7 +29,18 @@ def scan_along(combine: Combine, x: Tensors, dim: int) -> Tensors:
 
 
 def accumulated(combine: Combine, x: Tensors, dim: int) -> Tensors:
-    """Likewise in a kernel: see NOTE [running operations]; `combine` is a module-level function."""
+    """Likewise in a kernel: see NOTE [running operations].
+
+    Args:
+        combine: a module-level function of two tuples of tensors, element by element.
+        x: tensors on the device, of one shape.
+        dim: the dimension.
+    """
+    name = running_name(combine.__name__.strip("_"), dim % x[0].ndim)
+    return called(name, _accumulated, *x, combine=combine, dim=dim)
+
+
+def _accumulated(*x: Tensor, combine: Combine, dim: int) -> Tensors:
     n = x[0].shape[dim]
     if n <= _SHORT:
         return scan_along(combine, x, dim)

@@ -37,7 +37,8 @@ from xfunc.symbolic.binding import Declared, sizes_at
 from xfunc.symbolic.box import Box
 from xfunc.symbolic.cut import narrowed
 from xfunc.symbolic.fit import NoFit, SymbolicModule, at_one_size, fit
-from xfunc.symbolic.padding.control import padded
+from xfunc.symbolic.folded import folded, unfolded
+from xfunc.symbolic.padding.control import Padded, padded
 from xfunc.symbolic.padding.values import Inexact
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
 from xfunc.trace import scopes
@@ -174,7 +175,7 @@ class Maker:
         if all(low == high for low, high in ends.values()):
             env = {n: high for n, (_, high) in ends.items()}
             found = padded(at_one_size(self._module(env), env, whole.within(**ends)))
-            entry = _entry(source, found.module, len(held), len(ends))
+            entry = _entry(source, found, len(held), len(ends))
             return Bucket(source, entry, found.outputs, ends=ends)
         symbolic, first, why, per_bucket = self._fitted_to(ends)
         top = tuple(high for _, high in ends.values())
@@ -185,7 +186,7 @@ class Maker:
         symbolic = dataclasses.replace(symbolic, box=sizes)
         self._check_held(source, symbolic)
         found = padded(symbolic)
-        entry = _entry(source, found.module, len(held), len(ends))
+        entry = _entry(source, found, len(held), len(ends))
         bucket = Bucket(source, entry, found.outputs, found.masks, "", per_bucket, first, why, ends)
         if not per_bucket:
             self._buckets[top] = bucket
@@ -289,7 +290,7 @@ class Maker:
         same = same and all(a is b or _is_equal(a.cpu(), b.cpu()) for a, b in consts)
         if not same:
             raise NoFit("it uses another tensor from outside for other sizes")
-        return lowering.module
+        return folded(lowering.module)
 
     def _check_held(self, source: Entry, symbolic: SymbolicModule) -> None:
         """Refuse tensors from outside whose sizes vary: nothing pads them."""
@@ -387,14 +388,14 @@ def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return same and bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _entry(source: Entry, module: Module, held: int, symbols: int) -> Entry:
+def _entry(source: Entry, found: Padded, held: int, symbols: int) -> Entry:
     """The entry of a padded module: after the tensors `source` holds, it takes the actual sizes."""
     lowering = source.program.lowering
     n = len(lowering.avals)
     inputs = [i if i < n else i + symbols for i in lowering.inputs]
     padded_lowering = Lowering(
         lowering.name,
-        module,
+        unfolded(found.module, lowering.module),
         (*inputs, *range(n, n + symbols)),
         (*lowering.avals, *[Aval((), torch.int64)] * symbols),
         lowering.consts,

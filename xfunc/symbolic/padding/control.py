@@ -14,6 +14,7 @@ from xfunc.hlo.passes.common import dead_code_elimination
 from xfunc.hlo.passes.offload import is_placement
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair, is_region, is_tie
 from xfunc.symbolic.fit import SymbolicModule
+from xfunc.symbolic.folded import is_folded
 from xfunc.symbolic.padding import pooling, reductions, regions, rules, sorting, windows
 from xfunc.symbolic.padding.convolution import convolution
 from xfunc.symbolic.padding.emit import S64, Emitter, array
@@ -276,6 +277,8 @@ class _Body:
         if len(arrays) == len(operands):
             if opcode in _RULES:
                 return _RULES[opcode](self.movers, i, arrays)
+            if is_folded(i.proto):
+                return sorting.running(self.movers, i, arrays)
             if i.proto.custom_call_target in regions.BORDERS:
                 return regions.BORDERS[i.proto.custom_call_target](self.movers, i, arrays)
             is_said = i.proto.custom_call_target == SHARDING and not is_tie(i.proto)

@@ -1,4 +1,4 @@
-"""The padding pass's rule for sorts.
+"""The padding pass's rules for sorts and running operations.
 
 NOTE [padding comes last]: along a padded dimension, one more array is sorted along with the others:
 which elements are valid. The comparison asks for it first, so that padding comes after all valid
@@ -10,7 +10,9 @@ from __future__ import annotations
 from xfunc.hlo import Instruction
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import copied, instruction
+from xfunc.symbolic.folded import dimension
 from xfunc.symbolic.padding.emit import PRED, Emitter, array
+from xfunc.symbolic.padding.layouts import own
 from xfunc.symbolic.padding.rules import remade, results
 from xfunc.symbolic.padding.values import Movers, State, Val
 
@@ -60,6 +62,14 @@ def _comparison(emit: Emitter, i: Instruction) -> int:
     made.root_id = root.id
     emit.computations.append(made)
     return made.id
+
+
+def running(m: Movers, i: Instruction, operands: list[Val]) -> State:
+    """See NOTE [one running operation for all sizes]."""
+    d = dimension(i.proto)
+    operands, layouts = m.alike([m.plain(x, d) for x in operands])
+    layouts[d] = own(operands[0].dims[d], operands[0].sizes[d])
+    return results(m, i, [x.id for x in operands], layouts)
 
 
 RULES = {"sort": sort}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from xfunc.hlo import Shape
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import called_from
 from xfunc.symbolic.padding.emit import array
 from xfunc.symbolic.padding.layouts import MaybeLayout, own
 from xfunc.symbolic.padding.values import State, Val
@@ -76,18 +77,8 @@ def whole(shape: Shape) -> State:
 def reachable(proto: pb.HloModuleProto) -> pb.HloModuleProto:
     """The module with only the computations its entry runs, callees before their callers."""
     by_id = {c.id: c for c in proto.computations}
-    order: dict[int, None] = {}
-
-    def visit(k: int) -> None:
-        if k not in order:
-            for i in by_id[k].instructions:
-                for called in i.called_computation_ids:
-                    visit(called)
-            order[k] = None
-
-    visit(proto.entry_computation_id)
     found = pb.HloModuleProto()
     found.CopyFrom(proto)
     del found.computations[:]
-    found.computations.extend(by_id[k] for k in order)
+    found.computations.extend(by_id[k] for k in called_from(proto, proto.entry_computation_id))
     return found
