@@ -187,19 +187,27 @@ class Emitter:
     # -- masks --------------------------------------------------------------------------------
 
     def mask(
-        self, dims: Sequence[int], layouts: Sequence[Layout], over: Sequence[int]
+        self,
+        dims: Sequence[int],
+        layouts: Sequence[Layout],
+        over: Sequence[int],
+        after: int | None = None,
     ) -> int | None:
         """A mask of the exact shape's elements along the padded dimensions among `over`.
 
-        None: all elements.
+        None: all elements. `after`: an S32 scalar that is to be computed before it.
         """
-        key = (tuple(dims), tuple((d, layouts[d]) for d in over))
+        key = (tuple(dims), tuple((d, layouts[d]) for d in over), after)
         if key not in self._masks:
-            self._masks[key] = self._mask(dims, layouts, over)
+            self._masks[key] = self._mask(dims, layouts, over, after)
         return self._masks[key]
 
     def _mask(
-        self, dims: Sequence[int], layouts: Sequence[Layout], over: Sequence[int]
+        self,
+        dims: Sequence[int],
+        layouts: Sequence[Layout],
+        over: Sequence[int],
+        after: int | None,
     ) -> int | None:
         fine: list[Factor] = []
         for d, n in enumerate(dims):
@@ -208,7 +216,7 @@ class Emitter:
         found: int | None = None
         for place, f in enumerate(fine):
             if f.is_padded:
-                inside = self.spread(self._below(f), sizes, PRED)
+                inside = self.spread(self._below(f, after), sizes, PRED)
                 self.instructions[-1].dimensions.append(place)
                 both = [x for x in (found, inside) if x is not None]
                 found = inside if found is None else self.add("and", PRED, sizes, both)
@@ -268,12 +276,15 @@ class Emitter:
                     found[todo.pop()] = i
         return list(found.values())
 
-    def _below(self, f: Factor) -> int:
+    def _below(self, f: Factor, after: int | None) -> int:
         """PRED[f.size]: which elements are valid."""
-        key = ("below", f)
+        key = ("below", f, after)
         if key not in self._scalars:
             place = self.add("iota", S32, [f.size], dimensions=[0])  # 64 bits cost more on TPUs.
-            end = self.spread(self.size(f.valid, S32), [f.size], S32)
+            end = self.size(f.valid, S32)
+            if after is not None:
+                end = self.add("clamp", S32, (), [end, after, end])
+            end = self.spread(end, [f.size], S32)
             self._scalars[key] = self.add("compare", PRED, [f.size], [place, end], direction="LT")
         return self._scalars[key]
 

@@ -97,7 +97,14 @@ def dot(m: Movers, i: Instruction, operands: list[Val]) -> Val:
         else:
             b = m.relaid(b, q, a.own(p), b.dims[q])
     lines = is_float(a.element_type) and is_float(b.element_type)
-    a, b = m.masked(a, left_sum, 0, lines), m.masked(b, right_sum, 0, lines)
+    if not lines:
+        a, b = m.masked(a, left_sum, 0), m.masked(b, right_sum, 0)
+    elif m.is_given(a) and not m.is_given(b):
+        b = m.masked(b, right_sum, 0, lines)
+        a = m.masked_late(a, left_sum, 0, lines, b)
+    else:
+        a = m.masked(a, left_sum, 0, lines)
+        b = m.masked_late(b, right_sum, 0, lines, a)
     layouts = [a.layouts[p] for p in left_batch]
     layouts += [x for d, x in enumerate(a.layouts) if d not in (*left_batch, *left_sum)]
     layouts += [x for d, x in enumerate(b.layouts) if d not in (*right_batch, *right_sum)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -176,7 +177,39 @@ def elementwise(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     found = result(m, i, [x.id for x in operands], layouts, fills, const)
     found = dataclasses.replace(found, soft={d: v for d, v in soft.items() if d not in fills})
     _note_softmax(m, i, given, found)
+    zero = _zero_at(i, operands)
+    if zero is not None and not found.soft:
+        m.pushed[found.id] = functools.partial(_zeroed, m, i, operands, found, zero)
     return found
+
+
+# NOTE [masks of operands]
+# XLA computes a mask again wherever its result is read element by element, so that it keeps the
+# value without the mask as well. What comes before a function that takes long is not computed
+# again. So the operand of such a function is masked, with the number at which the function is 0.
+_ZERO_AT = {
+    **dict.fromkeys("cbrt erf exponential-minus-one log-plus-one sine sqrt tan tanh".split(), 0.0),
+    **dict.fromkeys(("exponential", "logistic"), -math.inf),
+}
+
+
+def _zero_at(i: Instruction, operands: Sequence[Val]) -> float | None:
+    """A number for the first operand at which the result is surely 0."""
+    if not is_float(i.shape.element_type):
+        return None
+    if i.opcode in ("maximum", "minimum") and operands[1].const == 0:  # relu
+        return 0.0
+    return _ZERO_AT.get(i.opcode)
+
+
+def _zeroed(
+    m: Movers, i: Instruction, operands: Sequence[Val], found: Val, zero: float, over: Sequence[int]
+) -> Val:
+    """The value with 0 in the padding: see NOTE [masks of operands]."""
+    first, *others = operands
+    made = elementwise(m, i, [m.masked(first, over, zero), *others])
+    m.emit.note_instead(found.id, made.id)
+    return dataclasses.replace(made, fills={**made.fills, **dict.fromkeys(over, 0.0)})
 
 
 def _softened(m: Movers, i: Instruction, operands: Sequence[Val]) -> dict[int, float]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from xfunc.hlo import Instruction
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.symbolic.fit import SymbolicModule
-from xfunc.symbolic.padding.emit import S64, Emitter, array, message
+from xfunc.symbolic.padding.emit import S32, S64, Emitter, array, message
 from xfunc.symbolic.padding.layouts import Factor, Layout, MaybeLayout, is_padded, own, split
 from xfunc.symbolic.polynomial import Size, as_polynomial, product
 
@@ -125,23 +125,64 @@ class Movers:
         self.emit, self.symbolic, self._divided = emit, symbolic, divided
         self.lines: dict[int, Line] = {}  # by what holds them
         self.pushed: dict[int, Callable[[Sequence[int]], Val]] = {}  # see NOTE [softmax]
+        self._given = {i.id for i in emit.instructions}
         self._masked: dict[object, Val] = {}
         self._moves: dict[int, _Move] = {}  # by what they return
 
     # -- masks --------------------------------------------------------------------------------
 
-    def masked(self, x: Val, over: Sequence[int], fill: float, lines: bool = False) -> Val:
+    def masked(
+        self,
+        x: Val,
+        over: Sequence[int],
+        fill: float,
+        lines: bool = False,
+        after: int | None = None,
+    ) -> Val:
         """The value with `fill` in the padding along dimensions.
 
-        `lines`: all elements along these are used together, and one NaN makes the result NaN.
+        Args:
+            x: the value.
+            over: the dimensions.
+            fill: what is put there.
+            lines: all elements along these are used together, and one NaN makes the result NaN.
+            after: an S32 scalar that is to be computed before the mask.
         """
         if x.const is not None and _same(x.const, fill):
             return x
         over = [d for d in over if x.padded(d) and not self._holds(x, d, fill, lines)]
-        key = (x.id, tuple(over), repr(fill))
+        # What waits must not be used where others do not.
+        key = (x.id, tuple(over), repr(fill), after is not None)
         if over and key not in self._masked:
-            self._masked[key] = self._with_fill(x, over, fill, lines)
+            self._masked[key] = self._with_fill(x, over, fill, lines, after)
         return self._masked[key] if over else x
+
+    def masked_late(self, x: Val, over: Sequence[int], fill: float, lines: bool, other: Val) -> Val:
+        """The same for a value that is used together with another one, of a real type.
+
+        NOTE [masked late]: XLA's CPU target computes whatever it can at once. So it would begin
+        with the mask of a parameter, and keep the copy up to its use: in a backward pass, to the
+        last step. The bounds of the mask are computed from the other value, which changes nothing.
+        """
+        if not self.is_given(x) or self._divided or not other.dims or 0 in other.dims:
+            return self.masked(x, over, fill, lines)
+        return self.masked(x, over, fill, lines, self._any_of(other))
+
+    def is_given(self, x: Val) -> bool:
+        """Whether a value is a parameter of the computation, possibly in another shape."""
+        while x.id in self._moves:
+            x = self._moves[x.id].of
+        return x.id in self._given
+
+    def _any_of(self, x: Val) -> int:
+        """An S32 scalar that is computed from a value."""
+        one = [1] * len(x.dims)
+        first = self.emit.add("slice", x.element_type, one, [x.id])
+        for _ in one:
+            bounds = self.emit.instructions[-1].slice_dimensions.add()
+            bounds.start, bounds.limit, bounds.stride = 0, 1, 1
+        scalar = self.emit.add("reshape", x.element_type, (), [first])
+        return self.emit.add("convert", S32, (), [scalar])
 
     def _holds(self, x: Val, d: int, fill: float, lines: bool) -> bool:
         if _same(x.fills.get(d), fill):
@@ -154,19 +195,21 @@ class Movers:
             and all(box.at_most(1, f.valid) is True for f in x.own(d))
         )
 
-    def _with_fill(self, x: Val, over: Sequence[int], fill: float, lines: bool) -> Val:
+    def _with_fill(
+        self, x: Val, over: Sequence[int], fill: float, lines: bool, after: int | None
+    ) -> Val:
         # NOTE [masked before it is moved]
         # XLA reads the operands of products through transposes and reshapes, but not through a
         # select, for which it would write the moved array as well.
         move = self._moves.get(x.id)
         if move is not None:
-            found = move.again(self.masked(move.of, move.back(over), fill, lines))
+            found = move.again(self.masked(move.of, move.back(over), fill, lines, after))
             if all(self._holds(found, d, fill, lines) for d in over):
                 return found
         push = self.pushed.pop(x.id, None)
         if push is not None and fill == 0 and x.soft.keys().isdisjoint(over):
             return push(over)
-        return self._select(x, over, self.emit.number(fill, x.element_type), fill)
+        return self._select(x, over, self.emit.number(fill, x.element_type), fill, after)
 
     def note_move(
         self,
@@ -186,19 +229,28 @@ class Movers:
         over = [d for d in over if x.padded(d)]
         return self._select(x, over, scalar.id, None) if over else x
 
-    def _select(self, x: Val, over: Sequence[int], scalar: int, fill: float | None) -> Val:
+    def _select(
+        self,
+        x: Val,
+        over: Sequence[int],
+        scalar: int,
+        fill: float | None,
+        after: int | None = None,
+    ) -> Val:
         layouts = [x.own(d) for d in range(len(x.dims))]
         filling = self.emit.spread(scalar, x.dims, x.element_type)
         selects, id = list[int](), x.id
         # Not one mask: XLA would compute it before a loop, and keep it in memory.
         for d in over:
-            mask = self.emit.mask(x.dims, layouts, [d])
+            mask = self.emit.mask(x.dims, layouts, [d], after)
             assert mask is not None
             id = self.emit.add("select", x.element_type, x.dims, [mask, id, filling])
             selects.append(id)
         as_before = all(x.layouts[d] is not None for d in over)
         known = (*x.fills.values(), *x.soft.values())
-        stands_in = fill is not None and as_before and all(_same(v, fill) for v in known)
+        stands_in = (
+            fill is not None and after is None and as_before and all(_same(v, fill) for v in known)
+        )
         self.emit.note_mask(x.id, selects, repr(fill) if stands_in else None)
         fills, soft = (
             {d: v for d, v in found.items() if fill is not None and _same(v, fill)}
