@@ -1,4 +1,4 @@
-"""Second derivatives of products where a factor is zero, in all four orders."""
+"""Derivatives of products where factors are zero: gradients, and second ones in all orders."""
 
 from __future__ import annotations
 
@@ -48,3 +48,56 @@ def test_second_derivative_of_products_with_zero_factor(order: str) -> None:
         for at in (1.0, 0.0):
             found = ORDERS[order](f)(torch.tensor(at, dtype=D)).item()
             assert found == pytest.approx(_exact(f, at)), (f.__name__, at)
+
+
+X = torch.tensor([[2, 3, -1, 0.5], [0, 2, 3, 4], [1, 0, 3, 0], [2, 0, 5, 7], [0, 0, 1, 2]], dtype=D)
+WEIGHTS = torch.linspace(-1, 2, 20, dtype=D).reshape(5, 4)
+PLACES = torch.tensor([[0, 1, 1, 0], [2, 1, 0, 2], [2, 2, 2, 1], [0, 1, 0, 1], [1, 1, 2, 2]])
+BASE = torch.tensor([[1.5, 0, 2], [1, 2, 3], [4, 5, 6], [0, 1, 1], [2, 2, 2]], dtype=D)
+
+
+def gradients(f: Callable[..., torch.Tensor], *args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """In eager torch."""
+    leaves = [x.clone().requires_grad_() for x in args]
+    return torch.autograd.grad(f(*leaves), leaves)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_gradient_of_cumprod_with_zero_factors(dim: int) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return (x.cumprod(dim) * WEIGHTS).sum()
+
+    (want,) = gradients(f, X)
+    torch.testing.assert_close(xf.jit(xf.grad(f))(X).cpu(), want)
+    pulled = xf.jit(lambda x, ct: xf.vjp(lambda x: x.cumprod(dim), x)[1](ct)[0])(X, WEIGHTS)
+    torch.testing.assert_close(pulled.cpu(), want)
+    if dim:
+        rows = xf.vmap(xf.grad(lambda row, w: (row.cumprod(0) * w).sum()))
+        torch.testing.assert_close(xf.jit(rows)(X, WEIGHTS).cpu(), want)
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+def test_gradient_of_scattered_product_with_zero_factors(include_self: bool) -> None:
+    def row(base: torch.Tensor, src: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        found = base.scatter_reduce(-1, places, src, "prod", include_self=include_self)
+        return (found * torch.tensor([1.0, -2.0, 3.0])).sum()
+
+    want = gradients(lambda base, src: row(base, src, PLACES), BASE, X)
+    both = xf.grad(row, argnums=(0, 1))
+    for f in (xf.jit(both), xf.jit(xf.vmap(both))):
+        torch.testing.assert_close(xf.device_get(f(BASE, X, PLACES)), want)
+
+
+def test_plain_autograd_of_gradients_of_products_with_zero_factors() -> None:
+    def product(x: torch.Tensor) -> torch.Tensor:
+        scattered = BASE.scatter_reduce(1, PLACES, x, "prod")
+        return (x.cumprod(1) * WEIGHTS).sum() + scattered.square().sum()
+
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(product(x), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), x)[0]
+
+    second = xf.grad(lambda x: xf.grad(product)(x).square().sum())
+    found = xf.device_get(xf.jit(lambda x: (plain(x), second(x)))(X))
+    torch.testing.assert_close(*found)

@@ -34,3 +34,19 @@ def test_program_of_running_operation_does_not_grow_with_length(name: str) -> No
         return len(xf.jit(RUNNING[name]).lower(torch.zeros(n)).as_text("hlo").splitlines())
 
     assert size(20_003) == size(1_003) < 300
+
+
+PRODUCTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "cumprod": lambda x: x.cumprod(0),
+    "scatter_reduce": lambda x: x[:7].scatter_reduce(0, x.detach().long().clamp(0, 6), x, "prod"),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_program_of_gradient_of_products_does_not_grow_with_length(name: str) -> None:
+    slope = xf.grad(lambda x: PRODUCTS[name](x).sum())
+
+    def size(n: int) -> int:
+        return len(xf.jit(slope).lower(torch.zeros(n)).as_text("hlo").splitlines())
+
+    assert size(2_003) == size(103) < 300

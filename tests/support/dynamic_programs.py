@@ -97,6 +97,9 @@ EXACT: dict[str, Program] = {
     "gradient of a sort": lambda x, w: xf.grad(lambda x: (x.sort(1)[0] * w[:, 0]).square().sum())(
         x
     ),
+    "gradient of running products": lambda x, w: xf.grad(
+        lambda x: (x.cumprod(1) * w[:, 0]).sum()
+    )(x),
     "running extremes": lambda x, w: (x.round().cummax(1), x.cummin(0)),
     "running logarithm": lambda x, w: (x.logcumsumexp(1), w.logcumsumexp(0).sum(0)),
     "resized": lambda x, w: (F.interpolate(x[:, None], scale_factor=2.0, mode="linear").cumsum(2),

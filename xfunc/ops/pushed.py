@@ -225,13 +225,43 @@ def householder_product(reflectors: Tensor, scales: Tensor) -> Tensor:
     return start - v @ torch.linalg.solve_triangular(upper, right, upper=True, unitriangular=True)
 
 
-@composition("cumprod", when=_is_nested)
+def _is_twice(*args: object, **kwargs: object) -> bool:
+    return functorch.differentiates_twice(args)
+
+
+@composition("cumprod", when=_is_twice)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     # torch's formula divides by the elements, and is a constant where one is zero.
     x = x if dtype is None else x.to(dtype)
     if not x.ndim or not x.numel():
         return x.clone()
     return scan_along(lambda a, b: (a[0] * b[0],), (x,), dim)[0]
+
+
+@composition("cumprod_backward")
+def cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tensor:
+    """torch's formula for numbers that it can read; for those of a trace it has one for each place.
+
+    Before the first zero, a derivative is the sum of this and all later products, without the
+    element. That by the first zero goes on until the second one, and those after it are 0.
+    """
+    if not x.ndim or not x.numel():
+        return grad
+    if functorch.is_recorded(x):
+        again = scan_along(lambda a, b: (a[0] * b[0],), (x,), dim)[0]
+        return torch.autograd.grad(again, x, grad, create_graph=True)[0]
+    dtype = x.dtype
+    if dtype in (torch.bfloat16, torch.float16):
+        grad, x, output = grad.float(), x.float(), output.float()
+    zero = x == 0
+    zeros = zero.cumsum(dim)
+    leads, then = zeros == 0, zeros == 1
+    products = torch.where(leads, grad * output.conj(), 0)
+    later = products.flip(dim).cumsum(dim).flip(dim) / torch.where(zero, 1, x).conj()
+    between = torch.where(then & ~zero, x, 1).cumprod(dim).conj()
+    at_first = torch.where(then, grad * between, 0).sum(dim, keepdim=True)
+    at_first = at_first * torch.where(leads, x, 1).prod(dim, keepdim=True).conj()
+    return torch.where(leads, later, torch.where(then & zero, at_first, 0)).to(dtype)
 
 
 composition("native_batch_norm", when=_is_nested)(

@@ -7,15 +7,17 @@ as zero; for `index_reduce` and embedding bags it has no forward-mode derivative
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
+from torch.autograd import forward_ad
 
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.bounded import scattered
 from xfunc.ops.registry import composition, differentiable
 from xfunc.ops.running import scan_along
 from xfunc.ops.settled import settled
+from xfunc.torchlib import functorch
 from xfunc.torchlib.functorch import is_watched_at_this_level
 
 Tensor = torch.Tensor
@@ -54,10 +56,47 @@ def scatter_reduce(
 def _scattered_product(
     x: Tensor, dim: int, index: Tensor, src: Tensor, include_self: bool
 ) -> Tensor:
-    """Cumulative products over the sources, sorted by index: no division, so zeros are fine."""
     shape = x.shape
     x, index, src = (v if v.ndim else v.reshape(1) for v in (x, index, src))
     src = src[tuple(slice(n) for n in index.shape)]
+    if functorch.differentiates_twice((x, src)) or any(map(_is_pushed, (x, src))):
+        return _sorted_product(x, dim, index, src, include_self).reshape(shape)
+
+    def value(x: Tensor, index: Tensor, src: Tensor) -> Tensor:
+        return torch.scatter_reduce(x, dim, index, src, "prod", include_self=include_self)
+
+    def gradient(kept: Sequence[Tensor], ct: Tensor) -> Sequence[Tensor | None]:
+        x, index, src, found = kept
+        if functorch.is_recorded(x, src):
+            again = _sorted_product(x, dim, index, src, include_self)
+            wrt = [t for t in (x, src) if t.requires_grad]
+            each = iter(torch.autograd.grad(again, wrt, ct, create_graph=True))
+            by_x, by_src = (next(each) if t.requires_grad else None for t in (x, src))
+            return by_x, None, by_src
+        others = value(torch.ones_like(x), index, src)
+        if not include_self:
+            others = torch.ones_like(x).scatter(dim, index, 0)
+        # The product without a zero, if it is the only one; torch does likewise.
+        zero = src == 0
+        zeros = torch.zeros_like(x, dtype=torch.int32).scatter_add(dim, index, zero.int())
+        only = zero & (zeros.gather(dim, index) == 1)
+        without = value(x, index, torch.where(only, 1, src)) * ct
+        rest = (found * ct).gather(dim, index) / torch.where(zero, 1, src)
+        return ct * others, None, torch.where(only, without.gather(dim, index), rest)
+
+    return functorch.with_gradient(value, gradient, x, index, src).reshape(shape)
+
+
+def _is_pushed(x: Tensor) -> bool:
+    return forward_ad.unpack_dual(x, level=0).tangent is not None
+
+
+def _sorted_product(x: Tensor, dim: int, index: Tensor, src: Tensor, include_self: bool) -> Tensor:
+    """Running products over the sources, sorted by index: no division, so zeros are fine.
+
+    Its derivatives of all orders are right, and take long to compile: see NOTE [running operations]
+    in `xfunc.ops.running`.
+    """
     order = torch.argsort(index, dim=dim, stable=True)
     place, value = index.gather(dim, order), src.gather(dim, order)
     value, _ = scan_along(_product, (value, place), dim)
@@ -70,8 +109,8 @@ def _scattered_product(
     total = torch.zeros_like(x).scatter_add(dim, place, torch.where(last, value, 0))
     found = torch.zeros_like(x, dtype=torch.int32).scatter_add(dim, place, last.to(torch.int32)) > 0
     if include_self:
-        return torch.where(found, total * x, x).reshape(shape)
-    return torch.where(found, total, x).reshape(shape)
+        return torch.where(found, total * x, x)
+    return torch.where(found, total, x)
 
 
 @composition("index_reduce")

@@ -334,6 +334,43 @@ def apply_here(rule: Rule, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return here.apply(*own)
 
 
+def with_gradient(
+    value: Callable[..., Tensor],
+    gradient: Callable[[Sequence[Tensor], Tensor], Sequence[Tensor | None]],
+    *args: Tensor,
+) -> Tensor:
+    """``value(*args)``, in an autograd rule: at its level, with a derivative for reverse mode.
+
+    Args:
+        value: runs below the level.
+        gradient: takes the arguments and the result, and a cotangent; returns a gradient of each
+            argument. If that is differentiated again, then as it is composed.
+        args: tensors of the level.
+    """
+
+    def forward(ctx: AutogradContext, *args: Tensor) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            found = value(*args)
+        ctx.save_for_backward(*args, found)
+        return found
+
+    def backward(ctx: AutogradContext, ct: Tensor) -> Sequence[Tensor | None]:
+        return gradient([unwrap_if_dead(t) for t in ctx.saved_tensors], unwrap_if_dead(ct))
+
+    members: dict[str, object] = {
+        "forward": staticmethod(forward),
+        "backward": staticmethod(backward),
+    }
+    here: Any = type("WithGradient", (torch.autograd.function._SingleLevelFunction,), members)
+    with enable_single_level_autograd_function():
+        return here.apply(*args)
+
+
+def is_recorded(*tensors: Tensor) -> bool:
+    """Whether plain autograd, outside all levels, records what is computed of tensors."""
+    return not levels() and torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
 def below_jvp(
     push: Callable[[Sequence[Tensor], Sequence[Tensor | None]], Sequence[Tensor | None]],
     kept: Sequence[Tensor],
