@@ -19,3 +19,13 @@ def mesh() -> "object":
     import xfunc as xf
 
     return xf.make_mesh((4, 2), ("x", "y"))
+
+
+@pytest.fixture(params=["default", "shardy"])
+def partitioner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of XLA's partitioners; Shardy is the backend "pjrt"'s."""
+    import xfunc as xf
+
+    if request.param == "shardy":
+        request.getfixturevalue("pjrt")
+        monkeypatch.setattr(xf.config, "use_shardy_partitioner", True)

@@ -16,13 +16,6 @@ from xfunc.sharding import Mesh, NamedSharding, P, make_mesh
 MESHES = [((8,), ("a",)), ((4, 2), ("a", "b")), ((2, 2, 2), ("a", "b", "c"))]
 
 
-@pytest.fixture(params=["default", "shardy"])
-def partitioner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "shardy":
-        request.getfixturevalue("pjrt")
-        monkeypatch.setattr(xf.config, "use_shardy_partitioner", True)
-
-
 def put(x: torch.Tensor, mesh: Mesh, spec: P) -> torch.Tensor:
     return xf.device_put(x, NamedSharding(mesh, spec))
 

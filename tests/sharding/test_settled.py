@@ -14,6 +14,8 @@ import xfunc as xf
 from xfunc.sharding import NamedSharding
 from xfunc.sharding import PartitionSpec as P
 
+pytestmark = pytest.mark.usefixtures("partitioner")
+
 Tensor = torch.Tensor
 X = torch.linspace(-2, 2.5, 128).sin().reshape(8, 16)
 
@@ -40,6 +42,20 @@ def test_amax_gradient_and_argmax_partitioned(x: Tensor) -> None:
     found, place = xf.device_get(xf.jit(lambda x: (slope(x), chain(x).argmax(-1)))(x))
     torch.testing.assert_close(found.double(), exact(X), rtol=1e-4, atol=1e-6)
     assert place.tolist() == chain(X.double()).argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("kind", ["amin", "amax"])
+def test_scatter_reduce_gradient_of_computed_values(x: Tensor, kind: str) -> None:
+    places = torch.arange(8 * 16).reshape(8, 16) % 5
+
+    def loss(x: Tensor) -> Tensor:
+        y = chain(x)
+        source = y.flip(0) + y.mean(1, keepdim=True)
+        return y.scatter_reduce(1, places, source, kind).square().sum()
+
+    found = xf.device_get(xf.jit(xf.grad(loss))(x.double()))
+    want = X.double().requires_grad_()
+    torch.testing.assert_close(found, torch.autograd.grad(loss(want), want)[0])
 
 
 @pytest.mark.parametrize("axes", [{"x", "y"}, {"x"}], ids=["all axes", "one axis"])

@@ -6,7 +6,7 @@ reductions, sorts and the like are unchanged.
 
 Calls that tie two values (`annotations.tie`) stay: see the note there. So do those of a manual
 region (`shard_map`): one device's shard inside it is not a value outside. So do composites, which a
-target may replace as a whole.
+target may replace as a whole, and calls that XLA is told not to inline (`passes.barriers`).
 
 Instructions keep all their attributes. Only those of a callee's parameter (its sharding) are
 dropped with the parameter, as they are when XLA inlines the call.
@@ -56,8 +56,10 @@ def inline_calls(module: Module) -> Module:
     return Module(proto)
 
 
-def _stays(callee: pb.HloComputationProto) -> bool:
-    """Whether calls of a computation stay calls."""
+def _stays(call: pb.HloInstructionProto, callee: pb.HloComputationProto) -> bool:
+    """Whether a call of a computation stays one."""
+    if call.frontend_attributes.map.get("inlineable") == "false":
+        return True
     stays = is_pair(callee) or is_region(callee) or is_manual_body(callee)
     return stays or operation_of(callee) is not None
 
@@ -101,7 +103,7 @@ class _Caller:
             waits = [*after]
             for k in i.control_predecessor_ids[:]:
                 waits += insides.get(k) or [known[k]]
-            if opcode == "call" and not _stays(self._computations[i.called_computation_ids[0]]):
+            if opcode == "call" and not _stays(i, self._computations[i.called_computation_ids[0]]):
                 start = len(self._made)
                 known[key] = self._call(i, operands, waits)
                 insides[key] = [m.id for m in self._made[start:]]
