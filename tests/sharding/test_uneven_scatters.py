@@ -24,6 +24,12 @@ VALUES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "amax": lambda x, places, updates: x.scatter_reduce(1, places % 3, updates, "amax"),
     "prod": lambda x, places, updates: x.scatter_reduce(0, places, updates, "prod"),
     "index_add": lambda x, places, updates: x.index_add(1, places[2].int() % 3, updates),
+    # What fills the last part are zeros in an array, but not in its cosine.
+    "scatter_add of cosines": lambda x, places, updates: x.scatter_add(0, places, updates.cos()),
+    "index_add of cosines": lambda x, places, updates: x.index_add(1, places[2] % 3, updates.cos()),
+    "scatter_add of where": lambda x, places, updates: x.scatter_add(
+        1, places % 3, (updates == updates.cummax(0)[0]).float()
+    ),
 }
 DIFFERENTIATED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cummax": lambda x, places: torch.cummax(x, 0)[0],
