@@ -15,27 +15,22 @@ from tests.support.divided import spec_of
 from xfunc.sharding import Mesh, NamedSharding, P, make_mesh
 
 Tensor = torch.Tensor
+Function = Callable[[Tensor, Tensor], Tensor]
 MESHES = [((8,), ("a",)), ((4, 2), ("a", "b")), ((2, 2, 2), ("a", "b", "c"))]
 
 
-@pytest.fixture(params=["default", "shardy"])
-def partitioner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "shardy":
-        request.getfixturevalue("pjrt")
-        monkeypatch.setattr(xf.config, "use_shardy_partitioner", True)
-
-
-def check(
-    fun: Callable[[Tensor, Tensor], Tensor], args: list[Tensor], placed: list[Tensor]
-) -> None:
+def check(fun: Function, args: list[Tensor], placed: list[Tensor], on_mesh: Function) -> None:
     """The value, and the gradients by both arguments for the cotangent, which is the third."""
 
-    def loss(x: Tensor, w: Tensor, c: Tensor) -> Tensor:
-        return (fun(x, w) * c).sum()
+    def loss(fun: Function) -> Callable[..., Tensor]:
+        return lambda x, w, c: (fun(x, w) * c).sum()
 
-    found = xf.jit(lambda x, w, c: (fun(x, w), *xf.grad(loss, argnums=(0, 1))(x, w, c)))(*placed)
-    want = fun(*args[:2]), *torch.func.grad(loss, argnums=(0, 1))(*args)
-    for a, b in zip(found, want, strict=True):
+    @xf.jit
+    def both(x: Tensor, w: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        return on_mesh(x, w), *xf.grad(loss(on_mesh), argnums=(0, 1))(x, w, c)
+
+    want = fun(*args[:2]), *torch.func.grad(loss(fun), argnums=(0, 1))(*args)
+    for a, b in zip(both(*placed), want, strict=True):
         assert torch.equal(a.cpu(), b)
 
 
@@ -77,28 +72,47 @@ def test_convolution_of_sharded_operands(name: str) -> None:
     conv = convs[len(x)]
     args = [integers(*x), integers(*w)]
     args.append(integers(*conv(*args, **options).shape))
-    check(lambda x, w: conv(x, w, **options), args, put(args, mesh, specs))
-
-
-def program(draw: random.Random) -> tuple[Callable[[Tensor, Tensor], Tensor], list[Tensor]]:
-    dims, groups = draw.choice([1, 1, 2]), draw.choice([1, 1, 1, 2, 4, 8])
-    ins, outs, batch = draw.choice([8, 16]), draw.choice([8, 16]), draw.choice([2, 4, 8])
-    space = [draw.choice([8, 16]) for _ in range(dims)]
-    kernel = [draw.choice([1, 2, 3, 4]) for _ in range(dims)]
-    stride, dilation = draw.choice([1, 1, 2, 3]), draw.choice([1, 1, 2])
-    padding = draw.choice([0, 1, 2])
-    transposed = draw.random() < 0.3
-    if transposed:
-        padding = min(padding, dilation * (min(kernel) - 1))
-    of: list[Any] = [F.conv_transpose1d, F.conv_transpose2d] if transposed else [F.conv1d, F.conv2d]
-    shape = (ins, outs // groups) if transposed else (outs, ins // groups)
 
     def fun(x: Tensor, w: Tensor) -> Tensor:
-        options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-        return of[dims - 1](x, w, **options)
+        return conv(x, w, **options)
+
+    check(fun, args, put(args, mesh, specs), fun)
+
+
+FUNCTIONS: dict[bool, list[Any]] = {
+    False: [F.conv1d, F.conv2d, F.conv3d],
+    True: [F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d],
+}
+
+
+def program(draw: random.Random, dims: int) -> tuple[Function, list[Tensor]]:
+    """A convolution along so many dimensions, and its operands and a cotangent of its result."""
+    groups = draw.choice([1, 1, 1, 2, 4, 8])
+    ins, outs, batch = draw.choice([8, 16]), draw.choice([8, 16]), draw.choice([2, 4, 8])
+    space = [draw.choice([8, 16] if dims < 3 else [2, 4, 8]) for _ in range(dims)]
+    kernel = [draw.choice([1, 2, 3, 4] if dims < 3 else [1, 2, 3]) for _ in range(dims)]
+    stride, dilation, padding = ([draw.choice(n) for _ in range(dims)] for n in CHOICES)
+    transposed = draw.random() < 0.3
+    shape = (ins, outs // groups) if transposed else (outs, ins // groups)
+    options = {"stride": stride, "dilation": dilation, "groups": groups}
+    of: Any = FUNCTIONS[transposed][dims - 1]
+    for d, (n, k) in enumerate(zip(space, kernel, strict=True)):
+        reach = dilation[d] * (k - 1)
+        space[d] = n if transposed else max(n, reach + 1 - 2 * padding[d])
+        if transposed:
+            padding[d] = min(padding[d], reach, ((n - 1) * stride[d] + reach) // 2)
+    options["padding"] = padding
+    if transposed:
+        options["output_padding"] = [draw.randrange(s) for s in stride]
+
+    def fun(x: Tensor, w: Tensor) -> Tensor:
+        return of(x, w, **options)
 
     args = [integers(batch, ins, *space), integers(*shape, *kernel)]
     return fun, [*args, integers(*fun(*args).shape)]
+
+
+CHOICES = [1, 1, 2, 3], [1, 1, 2], [0, 1, 2]  # strides, dilations, paddings
 
 
 @pytest.mark.sample(100, seed=0)
@@ -108,5 +122,44 @@ def test_convolutions_of_random_shardings(number: int, seed: int) -> None:
     draw = random.Random(f"{seed} {number}")
     sizes, names = draw.choice(MESHES)
     mesh = make_mesh(sizes, names)
-    fun, args = program(draw)
-    check(fun, args, put(args, mesh, [spec_of(draw, tuple(x.shape), mesh, 0.75) for x in args]))
+    fun, args = program(draw, draw.choice([1, 1, 2]))
+    specs = [spec_of(draw, tuple(x.shape), mesh, 0.75) for x in args]
+    check(fun, args, put(args, mesh, specs), fun)
+
+
+@pytest.mark.sample(100, seed=0)
+@pytest.mark.usefixtures("partitioner")
+@pytest.mark.parametrize("number", range(100))
+def test_convolutions_in_three_dimensions_of_random_shardings(number: int, seed: int) -> None:
+    draw = random.Random(f"three {seed} {number}")
+    sizes, names = draw.choice(MESHES)
+    mesh = make_mesh(sizes, names)
+    fun, args = program(draw, 3)
+    specs = [spec_of(draw, tuple(x.shape), mesh, 0.75) for x in args]
+    check(fun, args, put(args, mesh, specs), fun)
+
+
+def check_in_region(number: int, seed: int) -> None:
+    """Each device along one axis has a part of the batch, and XLA divides it along the others."""
+    draw = random.Random(f"region {seed} {number}")
+    sizes, names = draw.choice(MESHES[1:])
+    mesh = make_mesh(sizes, names)
+    fun, args = program(draw, draw.choice([1, 1, 2, 3]))
+    own = draw.choice([n for n in names if args[0].shape[0] % mesh.shape[n] == 0])
+    each = xf.shard_map(fun, mesh=mesh, in_specs=(P(own), P()), out_specs=P(own), axis_names={own})
+    specs = [spec_of(draw, tuple(x.shape), mesh, 0.75) for x in args]
+    check(fun, args, put(args, mesh, specs), each)
+
+
+# Wrong, and the end of the process, where XLA divided positions.
+@pytest.mark.usefixtures("partitioner")
+@pytest.mark.parametrize("number", [26, 40])
+def test_convolution_in_partly_manual_region(number: int) -> None:
+    check_in_region(number, 0)
+
+
+@pytest.mark.sample(200, seed=0)
+@pytest.mark.usefixtures("partitioner")
+@pytest.mark.parametrize("number", range(200))
+def test_convolutions_in_partly_manual_regions(number: int, seed: int) -> None:
+    check_in_region(number, seed)

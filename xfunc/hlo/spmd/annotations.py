@@ -147,6 +147,15 @@ def is_region(c: pb.HloComputationProto) -> bool:
     return any(i.custom_call_target == "SPMDShardToFullShape" for i in c.instructions)
 
 
+def manual_of(c: pb.HloComputationProto) -> pb.OpSharding | None:
+    """The sharding of one of the values in a manual region that a computation enters and leaves."""
+    for i in c.instructions:
+        if i.custom_call_target == "SPMDShardToFullShape":
+            by_id = {x.id: x for x in c.instructions}
+            return by_id[i.operand_ids[0]].sharding
+    return None
+
+
 def is_manual_body(c: pb.HloComputationProto) -> bool:
     """Whether a computation is one device's program, written for Shardy."""
     return c.name.startswith(MANUAL_BODY)
