@@ -117,3 +117,27 @@ def test_householder_gradient_has_one_size(of: str) -> None:
 
     sizes = {xf.jit(xf.grad(f)).lower(torch.ones(n, n)).as_text().count(" = ") for n in (4, 9)}
     assert len(sizes) == 1
+
+
+SOLVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "solve": lambda a: torch.linalg.solve(a, a[0]),
+    "solve of a transpose": lambda a: torch.linalg.solve(a.mT, a[:, :2]),
+    "solve from the right": lambda a: torch.linalg.solve(a, a[:2], left=False),
+    "det": lambda a: torch.linalg.det(a.mT),
+    "slogdet": lambda a: torch.linalg.slogdet(a)[1],
+}
+
+
+@pytest.mark.parametrize("of", [torch.clone, _complex])
+@pytest.mark.parametrize("name", SOLVES)
+def test_solve_and_det_gradients_in_every_release(
+    name: str, of: Callable[[Tensor], Tensor]
+) -> None:
+    """Releases of torch differ in the factors that their derivatives take."""
+
+    def loss(a: Tensor) -> Tensor:
+        return SOLVES[name](of(a)).abs().sin().sum()
+
+    want = torch.func.grad(loss)(A)
+    torch.testing.assert_close(xf.device_get(xf.grad(loss)(A)), want)
+    torch.testing.assert_close(xf.device_get(xf.vmap(xf.grad(loss))(A[None]))[0], want)
