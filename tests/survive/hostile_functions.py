@@ -15,6 +15,7 @@ import itertools
 import linecache
 import math
 import operator
+import os
 import pickle
 import queue
 import random
@@ -410,5 +411,6 @@ OTHERS: dict[str, Hostile] = {
         TreeMismatchError,
         "carry",
     ),
-    "thread in trace": no_line(_in_thread, RuntimeError, "waiting for"),
 }
+if os.environ.get("XFUNC_TRACER", "own") != "own":
+    OTHERS["thread in trace"] = no_line(_in_thread, RuntimeError, "waiting for")

@@ -53,7 +53,7 @@ set_printer(_text_of)
 def runtime() -> Runtime:
     """The runtime that programs run on; the first call chooses it.
 
-    It stays the same for a thread that holds `xfunc.backends.lock.lock`.
+    It stays the same for a thread that holds `xfunc.backends.lock.lock`, or is `staying_on` it.
     """
     if _kept and (kept := _kept.get(threading.get_ident())) is not None:
         return kept
@@ -121,7 +121,7 @@ def use(name: str) -> Runtime:
             "the backend 'torch_xla' needs torch_xla, which is not installed",
             "pip install torch==2.9.0 torch_xla==2.9.0, or use the backend 'pjrt'.",
         )
-    if _runtime is not None and _runtime.name != name and lock.is_held_here():
+    if _runtime is not None and _runtime.name != name and _is_in_call():
         fail(
             RuntimeError,
             f"the backend was to change to {name!r} inside of a call that runs on another",
@@ -130,8 +130,19 @@ def use(name: str) -> Runtime:
     found: Runtime = importlib.import_module(f"xfunc.backends.{name}.backend").make_runtime()
     with lock:  # A call in another thread ends on the runtime that it began on.
         _runtime = found
+        lock.is_shared = may_share(found)
         ambient.note_backend(None if name == NAMES[0] else name)
     return found
+
+
+def may_share(where: Runtime) -> bool:
+    """Whether several threads may use a runtime, and trace, at once."""
+    return device.TRACER == "own" and where.name != NAMES[0]
+
+
+def _is_in_call() -> bool:
+    """Whether this thread traces or runs something."""
+    return lock.is_held_here() or lock.is_tracing_here() or threading.get_ident() in _kept
 
 
 def _cut_off() -> None:

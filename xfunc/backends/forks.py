@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from xfunc.backends.lock import lock
+from xfunc.backends import lock
 from xfunc.errors import fail
 
 _begins: list[Callable[[], None]] = []
@@ -47,8 +47,7 @@ def check() -> None:
 
 def _begin() -> None:
     global _is_cut_off
-    if not lock.is_held_here():  # Another thread held it, if any did, and is not in the fork.
-        lock.renew()
+    lock.renew()
     if not _is_cut_off and _had_started():
         _is_cut_off = True
         _end_at_once()

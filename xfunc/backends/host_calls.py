@@ -9,7 +9,8 @@ NOTE [host calls and the interpreter's lock]: the function needs the interpreter
 and runs in a thread of XLA. torch_xla 2.9 holds that lock while it launches a program, and the
 launch waits until the previous program has been launched completely: a deadlock. So a program that
 calls functions must end before anything else is launched (`Executable`), and launches happen under
-`xfunc.backends.lock.lock`. At exit nothing may still be running: see `stop_at_exit`.
+`xfunc.backends.lock.lock`, or under `launches` if that is shared. At exit nothing may still be
+running: see `stop_at_exit`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 
 from xfunc.backends import ffi
 from xfunc.backends.active import runtime
-from xfunc.backends.lock import lock
+from xfunc.backends.lock import launches, lock
 from xfunc.core.locations import user_location
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import ComputationBuilder, Shape, Value
@@ -286,6 +287,8 @@ def stop_at_exit() -> None:
 
 def _stop() -> None:
     lock.__enter__()
+    lock.is_shared = False
+    launches.acquire()
     if threading.active_count() > 1:
         # What just left the lock may be in C++, freeing results. Python 3.11 to 3.13 end a thread
         # that comes back from there to an interpreter that is gone, and C++ ends the process.

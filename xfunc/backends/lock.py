@@ -1,4 +1,15 @@
-"""The lock that guards the process-wide switches of torch_xla."""
+"""The lock that guards what all threads share, and whose turn it is to make something.
+
+NOTE [threads]: torch_xla's tracer and its runtime have process-wide switches. With either, one
+thread at a time traces, compiles or launches, and holds `lock` meanwhile. Else the lock is
+*shared*: a thread holds it while it looks for a program, and lets go of it while it traces,
+compiles or runs one, which is when the user's code runs. Another thread that needs what is being
+made waits for its turn (`turn`), and finds it made. If the maker waits for that very thread,
+directly or not, the thread makes it for itself.
+
+What a trace switches for the whole process is counted (`xfunc.torchlib.switches`): the first of the
+traces that are open switches it, and the last one back.
+"""
 
 from __future__ import annotations
 
@@ -8,43 +19,85 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
+
+from xfunc.core import device
 
 R = TypeVar("R")
 
 _RLock: Any = type(threading.RLock())
+_WAITING = (os.sep + "threading.py", os.sep + "queue.py", os.sep + "_base.py")
+_POLL = 0.05  # seconds between two looks at a thread that is waited for
+_MOST_MAKERS = 16  # of one thing, each of which waits for the next
+
+
+class _Thread(threading.local):
+    is_refused = False
+    traces = 0
 
 
 class _Lock(_RLock):
-    """One lock for everything that touches process-wide switches of torch_xla: traces and runs.
+    """One lock for what is shared between threads: see NOTE [threads].
 
     A thread that the holder of the lock waits for would wait forever; it is refused instead.
 
     Attributes:
         refusing: an entry for each thread to refuse.
+        is_shared: whether others may have it while its holder traces, compiles or runs.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._refused = threading.local()
+        self._thread = _Thread()
         self.refusing: list[None] = []
+        self.is_shared = device.TRACER == "own"
 
     @contextlib.contextmanager
     def refused(self) -> Iterator[None]:
         """Refuse the lock to this thread, which a running program is waiting for."""
-        before = self._is_refused()
-        self._refused.now = True
+        before = self._thread.is_refused
+        self._thread.is_refused = True
         self.refusing.append(None)
         try:
             yield
         finally:
             self.refusing.pop()
-            self._refused.now = before
+            self._thread.is_refused = before
 
     def unless_refused(self) -> contextlib.AbstractContextManager[object]:
         """The lock, or nothing in a thread that is refused it."""
-        return contextlib.nullcontext() if self._is_refused() else self
+        return contextlib.nullcontext() if self._thread.is_refused else self
+
+    def for_run(self) -> contextlib.AbstractContextManager[object]:
+        """The lock for a block that launches programs; nothing if it is shared."""
+        if not self.is_shared:
+            return self
+        self._check()
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def for_trace(self) -> Iterator[None]:
+        """A block that traces: with the lock, or without if it is shared."""
+        self._thread.traces += 1
+        try:
+            with self.let_go() if self.is_shared else self:
+                self._check()
+                yield
+        finally:
+            self._thread.traces -= 1
+
+    @contextlib.contextmanager
+    def let_go(self) -> Iterator[None]:
+        """A block in which other threads may have the lock, if it is shared."""
+        if not (self.is_shared and self._is_owned()):
+            yield
+            return
+        count = self._release_save()
+        try:
+            yield
+        finally:
+            self._acquire_restore(count)
 
     def renew(self) -> None:
         """Let nobody hold it, in a fork: the threads that did are not in it."""
@@ -55,36 +108,151 @@ class _Lock(_RLock):
         """Whether this thread holds it."""
         return self._is_owned()
 
-    def _is_refused(self) -> bool:
-        return getattr(self._refused, "now", False)
+    def is_tracing_here(self) -> bool:
+        """Whether this thread traces."""
+        return self._thread.traces > 0
 
-    def __enter__(self) -> None:
+    def _check(self) -> None:
         # JAX may run a program in the thread that holds the lock.
-        if self.refusing and self._is_refused():
+        if self.refusing and self._thread.is_refused:
             raise RuntimeError(
                 "xfunc was called from a callback that a running program is waiting for"
                 "\nHint: compute there with numpy, or with torch on the CPU."
             )
+
+    def __enter__(self) -> None:
+        self._check()
         if not self.acquire(False):
             self._wait()
 
     def _wait(self) -> None:
         while not self.acquire(timeout=1.0):
-            if self._holder_waits_for_a_thread():
-                raise RuntimeError(
-                    "xfunc was called from a thread that a function being traced in another "
-                    "thread is waiting for\nHint: make the call in the thread that traces, "
-                    "or start the thread outside the traced function."
-                )
+            owner = re.search(r"owner=(\d+)", repr(self))
+            if owner is not None and _waits_for_a_thread(int(owner[1])):
+                raise _waited_for()
 
-    def _holder_waits_for_a_thread(self) -> bool:
-        owner = re.search(r"owner=(\d+)", repr(self))
-        frame = sys._current_frames().get(int(owner[1])) if owner else None
-        waiting = (os.sep + "threading.py", os.sep + "queue.py", os.sep + "_base.py")
-        return frame is not None and frame.f_code.co_filename.endswith(waiting)
+
+def _waited_for() -> RuntimeError:
+    return RuntimeError(
+        "xfunc was called from a thread that a function being traced in another "
+        "thread is waiting for\nHint: make the call in the thread that traces, "
+        "or start the thread outside the traced function."
+    )
+
+
+def _waits_for_a_thread(number: int) -> bool:
+    """Whether a thread waits for another, as far as this can be seen."""
+    frame = sys._current_frames().get(number)
+    return frame is not None and frame.f_code.co_filename.endswith(_WAITING)
 
 
 lock = _Lock()
+
+launches = threading.RLock()
+"""Held over launches whose order counts, or of which one at a time is possible: on several devices,
+and of programs that call functions of Python."""
+
+
+class _Turn:
+    """That a thread makes something."""
+
+    def __init__(self) -> None:
+        self.thread, self.done = threading.get_ident(), threading.Event()
+
+
+class _Turns:
+    """Who makes what, and who waits for whom."""
+
+    def __init__(self) -> None:
+        self._guard = threading.RLock()  # What is made may have a hash of the user's.
+        self._taken: dict[Hashable, list[_Turn]] = {}
+        self._awaited: dict[int, _Turn] = {}  # by the thread that waits
+
+    def take(self, what: Hashable, alone: bool) -> _Turn:
+        """Wait for the turn to make something; `alone`: only one thread ever can."""
+        own = _Turn()
+        with self._guard:
+            if what not in self._taken:
+                self._taken[what] = [own]
+                return own
+        with lock.let_go():
+            blocked = 0
+            while True:
+                with self._guard:
+                    makers = self._taken.get(what, [])
+                    again = any(m.thread == own.thread for m in makers)
+                    if blocked > 1 and (alone or len(makers) > _MOST_MAKERS):
+                        raise _waited_for()
+                    if not makers or again or blocked > 1:
+                        self._taken[what] = [*makers, own]
+                        return own
+                    last = self._awaited[own.thread] = makers[-1]
+                try:
+                    last.done.wait(_POLL)
+                    blocked = blocked + 1 if self._is_blocked(last.thread, own.thread) else 0
+                finally:
+                    del self._awaited[own.thread]
+
+    def give(self, what: Hashable, own: _Turn) -> None:
+        """It is made, or could not be."""
+        with self._guard:
+            makers = self._taken.pop(what)
+            if len(makers) > 1:
+                self._taken[what] = [m for m in makers if m is not own]
+        own.done.set()
+
+    def renew(self) -> None:
+        """Forget the other threads, in a fork."""
+        self._guard._at_fork_reinit()  # type: ignore[attr-defined]
+        here = threading.get_ident()
+        kept = {k: [m for m in makers if m.thread == here] for k, makers in self._taken.items()}
+        self._taken = {k: makers for k, makers in kept.items() if makers}
+        self._awaited.clear()
+
+    def _is_blocked(self, thread: int, by: int) -> bool:
+        """Whether a thread waits for another one, or for somebody who is not known."""
+        seen = set[int]()
+        while thread not in seen and thread != by:
+            seen.add(thread)
+            awaited = self._awaited.get(thread)
+            if awaited is None:
+                return _waits_for_a_thread(thread)
+            thread = awaited.thread
+        return True
+
+
+_turns = _Turns()
+
+
+@contextlib.contextmanager
+def turn(what: Hashable, alone: bool = False) -> Iterator[None]:
+    """A block that makes something, in one thread at a time: look first whether it is made now.
+
+    If the thread that makes it waits for this one, the block is run at once.
+
+    Args:
+        what: identifies it.
+        alone: it must not be made twice at once.
+
+    Raises:
+        RuntimeError: the thread that makes it waits for this one, and only one at a time can.
+    """
+    if not lock.is_shared:  # One thread at a time makes anything.
+        yield
+        return
+    own = _turns.take(what, alone)
+    try:
+        yield
+    finally:
+        _turns.give(what, own)
+
+
+def renew() -> None:
+    """Forget the other threads, which are not in a fork."""
+    if not lock.is_held_here():  # Another thread held it, if any did.
+        lock.renew()
+    launches._at_fork_reinit()  # type: ignore[attr-defined]
+    _turns.renew()
 
 
 def once(make: Callable[[], R]) -> functools._lru_cache_wrapper[R]:

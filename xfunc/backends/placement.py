@@ -87,7 +87,7 @@ def divided(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
     Raises:
         ShardingError: the sharding is for another number of devices.
     """
-    with lock:
+    with lock.for_run():
         where = runtime()
         count = where.device_count()
         if count == 1:

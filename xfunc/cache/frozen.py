@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from xfunc.backends.lock import lock
 from xfunc.cache import views
 from xfunc.cache.valuation import Walk, consists_of_attributes
 from xfunc.core.locations import function_name
@@ -78,7 +79,8 @@ class AsItWas:
     def _look(self) -> tuple[object, list[Any]]:
         walk = Walk()
         walk.refuses = False
-        return walk.value(tuple(self._copies.originals)), walk.tensors
+        with lock.unless_refused():
+            return walk.value(tuple(self._copies.originals)), walk.tensors
 
 
 class _Copies:

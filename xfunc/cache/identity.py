@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from xfunc.backends.lock import lock
 from xfunc.cache import changes, classes, volatile
 from xfunc.cache.changes import Changed
 from xfunc.cache.own_classes import Same
@@ -113,7 +114,8 @@ def let_change(fun: object) -> bool:
 
 def function_value(fun: object) -> tuple[Hashable, list[torch.Tensor]]:
     """A function's value, and the tensors that it holds."""
-    return _walked(fun, Walk())
+    with lock.unless_refused():  # It looks at classes, whose states are shared.
+        return _walked(fun, Walk())
 
 
 def _walked(fun: object, walk: Walk) -> tuple[Hashable, list[torch.Tensor]]:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from xfunc.backends.lock import lock
 from xfunc.cache.identity import forget_changes, root_of, skeleton
 from xfunc.cache.misses import Key, difference, differences
 from xfunc.core import locations
@@ -41,15 +42,13 @@ class Latest:
     Attributes:
         key: its key.
         entry: the program, or several (`Guarded`).
-        caller: identifies who found it, if `again` is set.
         again: how to find and run it again (`xfunc.stages.again`).
     """
 
-    __slots__ = ("again", "caller", "entry", "key")
+    __slots__ = ("again", "entry", "key")
 
     def __init__(self, key: Hashable, entry: Any):
         self.key, self.entry = key, entry
-        self.caller: object = None
         self.again: Any = None
 
 
@@ -183,7 +182,7 @@ _also_cleared: list[Callable[[], None]] = [locations.forget]
 
 def clear_caches() -> None:
     """Forget all programs, compiled or not, and reset all counters."""
-    with _guard:
+    with lock.unless_refused(), _guard:
         for cache in _all():
             cache.clear()
         forget_changes()

@@ -154,7 +154,7 @@ class Exported:
         leaves = self._leaves_of and self._leaves_of((args, kwargs))
         if leaves is None or self._latest is None or not self._latest.are_like(leaves):
             leaves = self._checked(args, kwargs)
-        with lock:
+        with lock.for_run():
             return tree.unflatten(self._outputs, self._run(leaves))
 
     def _checked(self, args: PyTree, kwargs: PyTree) -> list[torch.Tensor]:

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
+from xfunc.backends.lock import turn
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.locations import Location
@@ -47,6 +48,15 @@ Memo: TypeAlias = dict[Hashable, Any]  # the key determines the value's type
 def differentiable(x: Shaped) -> bool:
     """Whether gradients with respect to `x` exist."""
     return x.dtype.is_floating_point or x.dtype.is_complex
+
+
+def made_once(memo: Memo, key: Hashable, make: Callable[[], T]) -> T:
+    """What `make` returns, made once per key, in one thread at a time."""
+    if key not in memo:
+        with turn((id(memo), key)):
+            if key not in memo:
+                memo[key] = make()
+    return memo[key]
 
 
 @dataclasses.dataclass(eq=False)
@@ -112,48 +122,46 @@ class Joint:
 
     def memo(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returns, made once per key."""
-        if key not in self._memo:
-            self._memo[key] = make()
-        return self._memo[key]
+        return made_once(self._memo, key, make)
 
     def batched(self, dims: tuple[int | None, ...], n: int) -> Joint:
         """vmap over inputs and all cotangents: gradients are per example."""
-        key = ("batched", dims, n, batching.axes_of(n))
-        if key not in self._memo:
+
+        def make() -> Joint:
             # Outputs and gradients through torch.func can be batched any number of times.
             program = self.as_program().batched((*dims, *(0 for _ in self.cts)), n)
             outputs = program.outputs[: len(self.outputs)]
-            batched = dataclasses.replace(
-                self, source=program, lowering=program.lowering, outputs=outputs, _memo={}
+            return dataclasses.replace(
+                self,
+                source=program,
+                lowering=program.lowering,
+                outputs=outputs,
+                _memo={"program": program},
             )
-            batched._memo["program"] = program
-            self._memo[key] = batched
-        return self._memo[key]
+
+        return self.memo(("batched", dims, n, batching.axes_of(n)), make)
 
     def as_program(self) -> Program:
         """The joint function as a separate program."""
-        if "program" not in self._memo:
-            n, cts, wrt, fn = self.n_inputs, self.cts, self.wrt, self.source.fn
+        n, cts, wrt, fn = self.n_inputs, self.cts, self.wrt, self.source.fn
 
-            def joint(*flat: torch.Tensor) -> list[torch.Tensor]:
-                args = list(flat[:n])
+        def joint(*flat: torch.Tensor) -> list[torch.Tensor]:
+            args = list(flat[:n])
 
-                def outputs_of(*diff: torch.Tensor) -> tuple[Tensors, Tensors]:
-                    for i, d in zip(wrt, diff, strict=True):
-                        args[i] = d
-                    outs = fn(*args)
-                    return tuple(outs[i] for i in cts), tuple(outs)
+            def outputs_of(*diff: torch.Tensor) -> tuple[Tensors, Tensors]:
+                for i, d in zip(wrt, diff, strict=True):
+                    args[i] = d
+                outs = fn(*args)
+                return tuple(outs[i] for i in cts), tuple(outs)
 
-                if not wrt:
-                    return fn(*args)
-                _, pull, outs = functorch.vjp(outputs_of, *(args[i] for i in wrt))
-                return [*outs, *pull(tuple(flat[n:]))]
+            if not wrt:
+                return fn(*args)
+            _, pull, outs = functorch.vjp(outputs_of, *(args[i] for i in wrt))
+            return [*outs, *pull(tuple(flat[n:]))]
 
-            avals = [*self.source.avals, *(self.outputs[i] for i in cts)]
-            self._memo["program"] = self.source.related(
-                f"joint of {self.source.name}", joint, avals
-            )
-        return self._memo["program"]
+        avals = [*self.source.avals, *(self.outputs[i] for i in cts)]
+        name = f"joint of {self.source.name}"
+        return self.memo("program", lambda: self.source.related(name, joint, avals))
 
 
 class Program:
@@ -203,25 +211,32 @@ class Program:
     def outputs(self) -> tuple[Aval, ...]:
         """Avals of the results."""
         if not self._traced:
-            self.trace()
+            with turn(self):
+                if not self._traced:
+                    self.trace()
         return self._outputs
 
     @property
     def lowering(self) -> Lowering:
         """The HLO of the function itself."""
         if self._lowering is None:
-            joint = next((m for m in self._memo.values() if isinstance(m, Joint)), None)
-            if joint is None:
-                self.trace()
-            else:  # The joint program contains it: no need to run the function again.
-                self._lowering = primal(
-                    joint.lowering,
-                    n_inputs=joint.n_inputs,
-                    n_outputs=len(joint.outputs),
-                    name=self.name,
-                )
+            with turn(self):
+                if self._lowering is None:
+                    self._lower()
         assert self._lowering is not None
         return self._lowering
+
+    def _lower(self) -> None:
+        joint = next((m for m in [*self._memo.values()] if isinstance(m, Joint)), None)
+        if joint is None:
+            self.trace()
+        else:  # The joint program contains it: no need to run the function again.
+            self._lowering = primal(
+                joint.lowering,
+                n_inputs=joint.n_inputs,
+                n_outputs=len(joint.outputs),
+                name=self.name,
+            )
 
     def trace(self) -> None:
         """Run the function on placeholders."""
@@ -247,11 +262,9 @@ class Program:
         On the first run `wrt` covers the arguments; captures are differentiated if they are being
         watched. Inputs in `zeros` get a gradient of zeros where they have none.
         """
-        key = ("joint", wrt, zeros)
-        if key not in self._memo:
-            self._memo[key] = self._trace_joint(wrt, zeros)
-            self._memo["joint", self._extend(wrt), zeros] = self._memo[key]
-        return self._memo[key]
+        made = self.memo(("joint", wrt, zeros), lambda: self._trace_joint(wrt, zeros))
+        self._memo["joint", self._extend(wrt), zeros] = made
+        return made
 
     def _extend(self, wrt: tuple[bool, ...]) -> tuple[bool, ...]:
         """`wrt` for the captures too, if it covers the arguments only."""
@@ -315,9 +328,7 @@ class Program:
 
     def memo(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returns, made once per key."""
-        if key not in self._memo:
-            self._memo[key] = make()
-        return self._memo[key]
+        return made_once(self._memo, key, make)
 
     def derive(self, key: Hashable, name: str, fn: Flat, avals: Sequence[Aval]) -> Program:
         """A program traced from `fn`, made once per key."""

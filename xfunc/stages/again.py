@@ -9,7 +9,7 @@ since) goes the long way, `xfunc.stages.staging.run_staged`, which notes what to
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from xfunc.stages.entry import Entry
     from xfunc.stages.staging import Staged
 
+Guards: TypeAlias = tuple[tuple[Callable[[], Hashable], Hashable], ...]
 MISSED: Any = object()
 """The result of `call` if a call is not like the last one."""
 
@@ -40,6 +41,7 @@ class Again:
     """What a call is compared with, and what it runs if it is the same.
 
     Args:
+        caller: identifies who calls.
         entry: the program.
         structure: of the arguments.
         avals: of their leaves.
@@ -51,6 +53,7 @@ class Again:
     __slots__ = (
         "avals",
         "avals_of",
+        "caller",
         "donated",
         "executable",
         "guards",
@@ -65,15 +68,16 @@ class Again:
 
     def __init__(
         self,
+        caller: object,
         entry: Entry,
         structure: tree.Structure,
         avals: tuple[AvalKey, ...],
         modes: ambient.Modes,
         is_unchanged: Callable[[], bool],
-        guards: tuple[tuple[Callable[[], Hashable], Hashable], ...],
+        guards: Guards,
     ):
         assert entry.executable is not None
-        n = len(avals)
+        self.caller, n = caller, len(avals)
         are_leaves = structure == tree.structure_of_leaves(n)
         self.leaves_of = None if are_leaves else matcher(structure)
         self.avals, self.avals_of = avals, active.runtime().avals
@@ -87,35 +91,55 @@ class Again:
 
 def call(staged: Staged, args: tuple[Leaf, ...], kwargs: dict[str, object]) -> PyTree:
     """The result of a call, if it is like the last one; else `MISSED`."""
-    latest = staged.cache.latest
-    if latest.caller is not staged.caller or _refusing or not _acquire(False):
+    again: Again | None = staged.cache.latest.again
+    if again is None or again.caller is not staged.caller or _refusing:
+        return MISSED
+    if lock.is_shared:  # Nothing here changes what is shared, but for the guards.
+        return _call(again, staged, args, kwargs)
+    if not _acquire(False):
         return MISSED
     try:
-        again: Again = latest.again
-        leaves: Sequence[Leaf] | None = args
-        if again.leaves_of is not None:
-            leaves = again.leaves_of((args, kwargs))
-            if leaves is None:
-                return MISSED
-        elif kwargs:
+        return _call(again, staged, args, kwargs)
+    finally:
+        _release()
+
+
+def _call(
+    again: Again, staged: Staged, args: tuple[Leaf, ...], kwargs: dict[str, object]
+) -> PyTree:
+    leaves: Sequence[Leaf] | None = args
+    if again.leaves_of is not None:
+        leaves = again.leaves_of((args, kwargs))
+        if leaves is None:
             return MISSED
-        if (
-            not ambient.are_plain(again.modes)  # First: torch.jit.trace makes sizes tensors.
-            or again.avals_of(leaves) != again.avals
-            or not again.is_unchanged()
-            or _is_transformed()
-            or (_any_requires_grad(*leaves) and torch.is_grad_enabled())
-        ):
-            return MISSED
-        for guard, value in again.guards:
+    elif kwargs:
+        return MISSED
+    if (
+        not ambient.are_plain(again.modes)  # First: torch.jit.trace makes sizes tensors.
+        or again.avals_of(leaves) != again.avals
+        or not again.is_unchanged()
+        or _is_transformed()
+        or (_any_requires_grad(*leaves) and torch.is_grad_enabled())
+        or (again.guards and not _are_same(again.guards))
+    ):
+        return MISSED
+    staged.cache.hits += 1
+    if again.donated:
+        outs = run_donating(again.executable, leaves, again.donated, again.name)
+    else:
+        outs = again.run([leaves[i] for i in again.inputs] if again.inputs else leaves)
+    return outs[0] if again.unflatten is None else again.unflatten(outs)
+
+
+def _are_same(guards: Guards) -> bool:
+    """Whether guards have the same values."""
+    if not _acquire(False):
+        return False
+    try:
+        for guard, value in guards:  # noqa: SIM110 (a generator would cost more)
             if guard() != value:
-                return MISSED
-        staged.cache.hits += 1
-        if again.donated:
-            outs = run_donating(again.executable, leaves, again.donated, again.name)
-        else:
-            outs = again.run([leaves[i] for i in again.inputs] if again.inputs else leaves)
-        return outs[0] if again.unflatten is None else again.unflatten(outs)
+                return False
+        return True
     finally:
         _release()
 
@@ -136,5 +160,4 @@ def note(
     modes, check = ambient.plain_modes(), staged.function_value.check()
     if guards is None or modes is None or check is None or not entry.runs_alone():
         return
-    latest.again = Again(entry, structure, avals, modes, check, guards)
-    latest.caller = staged.caller
+    latest.again = Again(staged.caller, entry, structure, avals, modes, check, guards)

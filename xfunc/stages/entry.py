@@ -10,6 +10,7 @@ import torch
 from xfunc import tree
 from xfunc.backends import active
 from xfunc.backends.donated import check_given_once, run_donating
+from xfunc.backends.lock import lock
 from xfunc.backends.placement import hand_on_mesh
 from xfunc.backends.protocol import Executable, Runtime
 from xfunc.core import ambient
@@ -48,7 +49,6 @@ class Entry:
     compiler: CompilerOptions = ()
     executable: Executable | None = None
     _runtime: Runtime | None = None  # that of the last run
-    _inputs: tuple[int, ...] = ()
     _consts: tuple[torch.Tensor, ...] = ()
 
     @property
@@ -86,6 +86,12 @@ class Entry:
         Where the result is going to be inspected, with the arguments, the donated ones are left
         to `take_over`.
         """
+        if lock.is_shared and lock.is_held_here():
+            with lock.let_go():
+                return self._run(leaves, held)
+        return self._run(leaves, held)
+
+    def _run(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         flat = self.inputs(leaves, held) if self.captures else leaves
         if _is_differentiated(flat):
             # An autograd engine that ran before the device client started has no thread for it.
@@ -96,7 +102,7 @@ class Entry:
             lowering = self.program.lowering
             if not lowering.outputs:
                 return []
-            self._runtime, self._consts, self.executable = where, lowering.held(), None
+            self._consts, self.executable, self._runtime = lowering.held(), None, where
         if self._consts:
             flat = [*flat, *self._consts]
         several = where.device_count() > 1
@@ -107,13 +113,14 @@ class Entry:
             if several:
                 hand_on_mesh(flat, outputs)
             return outputs
-        if self.executable is None or several:
-            self.executable = self._executable(where, flat, self.donated)
-            self._inputs = self.executable.inputs
+        run = self.executable
+        if run is None or several:
+            run = self._executable(where, flat, self.donated)
+            self.executable = run
         if self.donated:
-            outputs = run_donating(self.executable, flat, self.donated, self.program.name)
+            outputs = run_donating(run, flat, self.donated, self.program.name)
         else:
-            outputs = self.executable([flat[i] for i in self._inputs])
+            outputs = run([flat[i] for i in run.inputs])
         if several:
             hand_on_mesh(flat, outputs)
         return outputs

@@ -18,7 +18,8 @@ import torch
 
 from xfunc import tree
 from xfunc.backends import active
-from xfunc.backends.lock import lock
+from xfunc.backends.lock import lock, turn
+from xfunc.backends.protocol import Runtime
 from xfunc.cache import draws, frozen, identity, programs
 from xfunc.cache.changes import Changed
 from xfunc.cache.globals import Guards
@@ -136,11 +137,12 @@ class Staged:
 
         See `make` for `wrt` and `may_keep`.
         """
-        key, held = self.key_of(structure, avals, options)
-        entry = self.cache.find(key)
-        if entry is None:
-            entry = self.make(key, held, wrt, options, may_keep)
-        return entry, held
+        with lock:
+            key, held = self.key_of(structure, avals, options)
+            entry = self.cache.find(key)
+            if entry is None:
+                entry = self.make(key, held, wrt, options, may_keep)
+            return entry, held
 
     def make(
         self,
@@ -150,7 +152,9 @@ class Staged:
         options: Options,
         may_keep: bool = False,
     ) -> Entry:
-        """Trace the function for a new key.
+        """Trace the function for a new key, unless another thread is doing so: then wait for that.
+
+        The caller holds `lock`.
 
         Args:
             key_parts: the fields of `Key`.
@@ -162,11 +166,23 @@ class Staged:
         """
         check_surroundings(self.name)
         key = Key(*key_parts)
+        recursion.check(self.name, self.cache, key)
+        with turn((self.cache, key)):
+            found = self.cache.find(key) if lock.is_shared else None
+            return found or self._made(key, held, wrt, options, may_keep)
+
+    def _made(
+        self,
+        key: Key,
+        held: list[torch.Tensor],
+        wrt: tuple[bool, ...] | None,
+        options: Options,
+        may_keep: bool,
+    ) -> Entry:
         run, fixed = [options.call or self.fun], options.fixed
         allowed = options.effects_allowed  # The program must not hold `options`: see `frozen`.
         later = frozen.frozen(run[0])
         store, name = self.cache, self.name
-        recursion.check(self.name, store, key)
         store.missed(key, self.parameters)
         avals = [Aval(tuple(shape), dtype) for shape, dtype in key.avals]
         labels = self.labels(key.tree, fixed)
@@ -283,39 +299,56 @@ def run_staged(
 ) -> PyTree:
     """Call a staged function with real tensors."""
     check_surroundings(staged.name)
+    where = active.runtime()
+    if lock.is_shared and active.may_share(where):
+        return active.staying_on(where, _run_staged, where, staged, args, kwargs, options)
     with lock:
-        # Plain tensors are the common case of small functions, where the cost of flattening shows.
-        where = active.runtime()
-        avals = None if kwargs else where.avals(args)
-        if avals is not None:
-            leaves: list[Leaf] = list(args)
-            structure = tree.structure_of_leaves(len(args))
-        else:
-            given: PyTree = (args, kwargs)
-            leaves, structure = optree.tree_flatten(given, namespace=tree.NAMESPACE)
-            avals = where.avals(leaves)
-        usual = avals is not None and staged.repeats
-        if avals is None:
-            if tree.adopt(leaves):
-                leaves, structure = tree.flatten((args, kwargs))
-            leaves, fixed = prepare(staged, leaves, structure)
-            if fixed:
-                options = options._replace(fixed=fixed)
-            avals = tuple(map(_AVAL, leaves))
+        if not lock.is_shared:
+            return _run_staged(active.runtime(), staged, args, kwargs, options)
+    return run_staged(staged, args, kwargs, options)  # The runtime has changed meanwhile.
+
+
+def _run_staged(
+    where: Runtime,
+    staged: Staged,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    options: Options,
+) -> PyTree:
+    # Plain tensors are the common case of small functions, where the cost of flattening shows.
+    avals = None if kwargs else where.avals(args)
+    if avals is not None:
+        leaves: list[Leaf] = list(args)
+        structure = tree.structure_of_leaves(len(args))
+    else:
+        given: PyTree = (args, kwargs)
+        leaves, structure = optree.tree_flatten(given, namespace=tree.NAMESPACE)
+        avals = where.avals(leaves)
+    usual = avals is not None and staged.repeats
+    if avals is None:
+        if tree.adopt(leaves):
+            leaves, structure = tree.flatten((args, kwargs))
+        leaves, fixed = prepare(staged, leaves, structure)
+        if fixed:
+            options = options._replace(fixed=fixed)
+        avals = tuple(map(_AVAL, leaves))
+    store = staged.cache
+    with lock:
         key, held = staged.key_of(structure, avals, options)
-        store = staged.cache
         entry = store.find(key)
         if entry is None:
             options = options._replace(effects_allowed=True)
             entry = staged.make(key, held, watched(leaves), options, may_keep=True)
-        if entry.executable is None or where.device_count() > 1:
-            result = first_run(store, entry, leaves, held)
-        else:
-            result = entry.result(entry.run(leaves, held))
-            if usual and not entry.captures and options.is_usual:
-                again.note(staged, store.latest, entry, structure, avals)
-        inspected(staged, args, kwargs, options, result, entry, leaves, held)
-        return result
+        latest = store.latest
+    if entry.executable is None or where.device_count() > 1:
+        result = first_run(store, entry, leaves, held)
+    else:
+        result = entry.result(entry.run(leaves, held))
+        if usual and not entry.captures and options.is_usual:
+            with lock:
+                again.note(staged, latest, entry, structure, avals)
+    inspected(staged, args, kwargs, options, result, entry, leaves, held)
+    return result
 
 
 def inspected(

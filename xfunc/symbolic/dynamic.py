@@ -10,7 +10,7 @@ import torch
 
 from xfunc import tree
 from xfunc.backends.devices import device_count
-from xfunc.backends.lock import lock
+from xfunc.backends.lock import lock, turn
 from xfunc.core import ambient
 from xfunc.core.avals import AvalKey
 from xfunc.errors import TreeMismatchError, fail, shown
@@ -115,13 +115,14 @@ class Dynamic:
                     return self._launch(seen, *found, given)
             if self._limit is None:
                 return self._call(key, declared, leaves, structure, env, ends, given)
-            plans = self._plans_of(declared, leaves, structure, options, wanted)
-            largest = {n: high for n, (_, high) in ends.items()}
-            padded = any(low < high for low, high in ends.values())
-            if padded and not plans.fits(largest, padded):
-                # The program of its own size may fit where the bucket's does not.
-                ends, padded = {n: (s, s) for n, s in env.items()}, False
-            plan = plans.choose({n: high for n, (_, high) in ends.items()}, padded)
+            with turn(self):
+                plans = self._plans_of(declared, leaves, structure, options, wanted)
+                largest = {n: high for n, (_, high) in ends.items()}
+                padded = any(low < high for low, high in ends.values())
+                if padded and not plans.fits(largest, padded):
+                    # The program of its own size may fit where the bucket's does not.
+                    ends, padded = {n: (s, s) for n, s in env.items()}, False
+                plan = plans.choose({n: high for n, (_, high) in ends.items()}, padded)
             with ambient.overridden(plan.override):
                 return self._call(key, declared, leaves, structure, env, ends, given)
 
@@ -208,7 +209,8 @@ class Dynamic:
                 flat, _ = prepare(self._staged, wide, structure)
                 avals = avals_of(flat)
                 whole = declared if rung is None else declared.where(ends)
-                bucket, held = self._bucket(whole, structure, avals, ends, options)
+                with turn(self):
+                    bucket, held = self._bucket(whole, structure, avals, ends, options)
                 why = bucket if bucket.entry is None else None
                 if bucket.is_watched(held):
                     why = _WATCHED

@@ -11,7 +11,7 @@ import torch
 
 from xfunc import tree
 from xfunc.backends.devices import default_backend
-from xfunc.backends.lock import lock
+from xfunc.backends.lock import lock, turn
 from xfunc.core import ambient
 from xfunc.core.ambient import Override
 from xfunc.core.avals import ShapeDtypeStruct
@@ -159,15 +159,18 @@ class Limit:
         """
         leaves, structure = tree.flatten((call.args, call.kwargs))
         kinds = tuple([(x.shape, x.dtype) if _is_array(x) else type(x) for x in leaves])
-        function = self._staged.function_value()[0]
+        with lock:
+            function = self._staged.function_value()[0]
         where = target and (target.device, str(target.options))
         key = (function, structure, kinds, call.options.static, ambient.modes(), where)
         plans = self._plans.get(key)
         if plans is None:
-            with lock:
-                plans = self._plans_of(call.without_data(), target)
-                plans.choose({})
-            self._plans[key] = plans
+            with lock, turn((self, key)):
+                plans = self._plans.get(key)
+                if plans is None:
+                    plans = self._plans_of(call.without_data(), target)
+                    plans.choose({})
+                    self._plans[key] = plans
         return plans.choose({}).override
 
     def lowered(self, call: Call) -> Planned:

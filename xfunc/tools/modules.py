@@ -15,8 +15,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
+import threading
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from xfunc import tree
 from xfunc.backends.devices import to_device
-from xfunc.backends.lock import lock
+from xfunc.backends.lock import lock, turn
 from xfunc.cache.valuation import StateWalk
 from xfunc.cache.watch import Watch, lent
 from xfunc.core import guards
@@ -84,7 +85,8 @@ class Apply(Wrapper):
 
     def __init__(self, module: nn.Module):
         self.module = module
-        self.fun, self.options = _forward(module), StateWalk().value(module)
+        with lock.unless_refused():
+            self.fun, self.options = _forward(module), StateWalk().value(module)
         self.__name__ = self.__qualname__ = f"functional({type(module).__name__})"
         self._guard = _Guard(module)
 
@@ -95,7 +97,7 @@ class Apply(Wrapper):
         if tracing.current() is None:
             args, kwargs = _beside((params, buffers), args, kwargs)
         outside = _Replacing() if tracing.current() is None else contextlib.nullcontext()
-        with lock, _on_loan(self.module), outside:
+        with lock.for_run(), _alone(self.module), _on_loan(self.module), outside:
             self._lend("_parameters", params)
             places = self._lend("_buffers", self._own(buffers, (args, kwargs, params)))
             out = self.module(*args, **kwargs)
@@ -146,14 +148,16 @@ class _Guard:
         self._state: guards.State | None = None
 
     def __call__(self) -> Hashable:
-        if self._module in lent:  # these are values of the trace: do not keep them
+        # What is on loan has values of a trace, which a watch would hold.
+        if lent and not lent.keys().isdisjoint(self._module.modules()):
             return self._look()[0]
         if self._watch is None or not self._watch.same():
-            self._state, self._watch = self._look()
+            self._state, walk = self._look()
+            self._watch = walk.watch()
         return self._state
 
-    def _look(self) -> tuple[guards.State, Watch]:
-        """The state of the module, and a watch on it."""
+    def _look(self) -> tuple[guards.State, StateWalk]:
+        """The state of the module, and the visit to it."""
         walk, values = StateWalk(), []
         for name, module in self._module.named_modules():
             own = lent.get(module, vars(module))
@@ -166,7 +170,38 @@ class _Guard:
         state = self._states.setdefault(value, guards.State(value))
         if len(self._states) > guards.MAX_STATES:
             del self._states[next(iter(self._states))]
-        return state, walk.watch()
+        return state, walk
+
+
+_users: dict[nn.Module, tuple[int, nn.Module]] = {}
+"""By module on loan, the thread that has it and the module that it is a part of."""
+
+
+@contextlib.contextmanager
+def _alone(module: nn.Module) -> Iterator[None]:
+    """A block in which no other thread has a part of the module on loan."""
+    if not lock.is_shared:
+        yield
+        return
+    here, parts = threading.get_ident(), [*module.modules()]
+    with contextlib.ExitStack() as stack:
+        while True:
+            with lock:
+                users = filter(None, map(_users.get, parts))
+                other = next((whole for thread, whole in users if thread != here), None)
+                if other is None:
+                    new = [p for p in parts if p not in _users]
+                    _users.update(dict.fromkeys(new, (here, module)))
+                    break
+            with turn(("a loan", id(other)), alone=True):
+                pass
+        try:
+            stack.enter_context(turn(("a loan", id(module)), alone=True))
+            yield
+        finally:
+            with lock:
+                for part in new:
+                    del _users[part]
 
 
 @contextlib.contextmanager
@@ -175,23 +210,30 @@ def _on_loan(module: nn.Module) -> Iterator[None]:
     before = {m: dict(vars(m)) for m in module.modules()}
     new = before.keys() - lent.keys()
     try:
-        lent.update((m, before[m]) for m in new)
-        for part in before:
-            now = vars(part)
-            for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-                now[kind] = now[kind].copy()
-            now.pop("_compiled_call_impl", None)  # it is compiled for other devices
-            # torch_xla's GRU, which replaces torch's if torch_xla was imported first.
-            scanned = getattr(sys.modules.get("torch_xla.experimental.gru"), "GRU", None)
-            if scanned is not None and type(part).forward is scanned.forward:
-                now["forward"] = super(scanned, part).forward  # its own scan can't be traced
+        with lock:  # Other threads look at modules with the lock, and at `lent`.
+            lent.update((m, before[m]) for m in new)
+            _detach(before)
         yield
     finally:
-        for part, old in before.items():
-            vars(part).clear()
-            vars(part).update(old)
-        for part in new:
-            del lent[part]
+        with lock:
+            for part, old in before.items():
+                vars(part).clear()
+                vars(part).update(old)
+            for part in new:
+                del lent[part]
+
+
+def _detach(modules: Iterable[nn.Module]) -> None:
+    """Let what is assigned to modules leave what they held as it was."""
+    for part in modules:
+        now = vars(part)
+        for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            now[kind] = now[kind].copy()
+        now.pop("_compiled_call_impl", None)  # it is compiled for other devices
+        # torch_xla's GRU, which replaces torch's if torch_xla was imported first.
+        scanned = getattr(sys.modules.get("torch_xla.experimental.gru"), "GRU", None)
+        if scanned is not None and type(part).forward is scanned.forward:
+            now["forward"] = super(scanned, part).forward  # its own scan can't be traced
 
 
 class _Replacing(TorchFunctionMode):

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch._C import _functorch
-from torch._functorch import autograd_function
+from torch._functorch import autograd_function, eager_transforms
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch._functorch.pyfunctorch import (
     retrieve_current_functorch_interpreter,
@@ -22,8 +22,10 @@ from torch._functorch.pyfunctorch import (
 from torch.autograd import forward_ad
 
 from xfunc import tree
+from xfunc.core.counted import Counted
 from xfunc.core.releases import load_tangents_of_compositions
 from xfunc.core.types import AutogradContext
+from xfunc.torchlib import switches
 from xfunc.tree import Leaf
 
 Tensor = torch.Tensor
@@ -205,6 +207,7 @@ def own_gradient() -> Iterator[None]:
     """A block in which xfunc itself, not the user's code, takes a gradient."""
     before = takes_own_gradient()
     _thread.own_gradient = True
+    switches.put_filters_first()  # Another thread may have left a `catch_warnings` meanwhile.
     try:
         yield
     finally:
@@ -214,6 +217,46 @@ def own_gradient() -> Iterator[None]:
 def takes_own_gradient() -> bool:
     """Whether this thread is in such a block."""
     return _thread.own_gradient
+
+
+# NOTE [the level of forward mode]: torch has one level of forward mode for all threads, which the
+# outermost jvp opens and ends, and with it the tangents of all others. It counts the jvps of all
+# threads, too. So of several threads the first one opens the level, and the last one ends it.
+@contextlib.contextmanager
+def _opened_forward_level() -> Iterator[None]:
+    if eager_transforms.JVP_NESTING:  # It is open.
+        yield
+        return
+    forward_ad.enter_dual_level()
+    eager_transforms.JVP_NESTING += 1  # So torch does not open it.
+    try:
+        yield
+    finally:
+        eager_transforms.JVP_NESTING -= 1
+        forward_ad.exit_dual_level()
+
+
+_forward_level = Counted(_opened_forward_level)
+
+
+@contextlib.contextmanager
+def one_forward_level() -> Iterator[None]:
+    """A block in which several threads may use forward mode: see NOTE [the level of forward mode].
+
+    It is about all threads.
+    """
+    nesting = eager_transforms.jvp_increment_nesting
+
+    @contextlib.contextmanager
+    def jvp_increment_nesting() -> Iterator[int]:
+        with _forward_level, nesting() as level:
+            yield level
+
+    eager_transforms.jvp_increment_nesting = jvp_increment_nesting
+    try:
+        yield
+    finally:
+        eager_transforms.jvp_increment_nesting = nesting
 
 
 def jvp(

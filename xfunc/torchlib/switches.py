@@ -1,23 +1,60 @@
-"""Settings of torch, torch_xla and Python that are changed in a block."""
+"""Settings of torch, torch_xla and Python that are changed in a block.
+
+NOTE [switches of the process]: some settings of Python and torch are the same for all threads. They
+are changed while any trace is open: by the first of several, and back by the last one. Where torch
+or Python calls a function of ours, threads that do not trace get the original result.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import re
 import sys
+import threading
+import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.nn.modules import transformer
 
+from xfunc.core.counted import Counted
 from xfunc.core.garbage import has_frozen
 
 _BETWEEN_COLLECTIONS = 50_000  # new objects; Python's own number is 700
 
 
+class _Thread(threading.local):
+    is_tracing = is_loading = False
+
+
+_thread = _Thread()
+
+
 @contextlib.contextmanager
-def young_garbage_only() -> Iterator[None]:
+def while_tracing(more: contextlib.AbstractContextManager[object]) -> Iterator[None]:
+    """Change the settings in a block that traces; `more`: changes further ones."""
+    with _settings, _filters, more:
+        _validates.install()
+        _find_no_nan()
+        _thread.is_tracing = True
+        try:
+            put_filters_first()
+            yield
+        finally:
+            _thread.is_tracing = False
+
+
+def is_tracing() -> bool:
+    """Whether this thread is in such a block."""
+    return _thread.is_tracing
+
+
+@contextlib.contextmanager
+def _young_garbage_only() -> Iterator[None]:
     """Restrict garbage collection to objects created from now on, and let it run less often.
 
     Half of all traces leave reference cycles behind. Collecting them takes 4 ms this way, but
@@ -38,26 +75,78 @@ def young_garbage_only() -> Iterator[None]:
         gc.set_threshold(first, *others)
 
 
-@contextlib.contextmanager
-def derivatives_or_errors() -> Iterator[None]:
-    """Make torch raise, instead of warn, when a backward pass meets an operation without a rule.
-
-    torch would go on with zeros. Its own error mode for this is not implemented in torch 2.9.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", NO_RULE, UserWarning)
-        # vmap runs an operation without a rule one example at a time. In a program that need
-        # not be slower, and users could not avoid it.
-        warnings.filterwarnings("ignore", "There is a performance drop because", UserWarning)
-        yield
-
-
 NO_RULE = r"(\S+): an autograd kernel was not registered to the Autograd key"
 """torch's message about an operation that it cannot differentiate."""
 
 
+class _Message:
+    """A pattern of a filter of warnings, for those of some threads."""
+
+    def __init__(self, pattern: str, applies: Callable[[], bool]):
+        self._pattern, self._applies = re.compile(pattern), applies
+
+    def match(self, text: str) -> bool:
+        """Whether the filter is for a warning."""
+        return self._applies() and self._pattern.match(text) is not None
+
+
+class _Nothing(Warning):
+    """Nobody warns of this."""
+
+
+# torch warns where a backward pass meets an operation without a rule, and goes on with zeros. Its
+# own error mode for this is not implemented in torch 2.9. vmap runs an operation without a rule one
+# example at a time: in a program that need not be slower, and users could not avoid it.
+_FILTERS: list[Any] = [
+    (action, _Message(pattern, applies), UserWarning, None, 0)
+    for action, pattern, applies in (
+        ("ignore", "There is a performance drop because", is_tracing),
+        ("error", NO_RULE, is_tracing),
+        ("ignore", "Some donated buffers were not usable", lambda: _thread.is_loading),
+    )
+]
+
+
+def put_filters_first() -> None:
+    """Python's ``catch_warnings`` replaces all filters, so those of ours may be there or not."""
+    filters: Any = warnings.filters
+    if filters[: len(_FILTERS)] != _FILTERS and (_thread.is_tracing or _thread.is_loading):
+        with _changing:
+            warnings.simplefilter("ignore", _Nothing)  # So Python knows that they are others now.
+            filters = warnings.filters
+            rest = [f for f in filters if f not in _FILTERS and f[2] is not _Nothing]
+            filters[:] = [*_FILTERS, *rest]
+
+
 @contextlib.contextmanager
-def reading_nothing() -> Iterator[None]:
+def _own_filters() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with _changing:
+            filters: Any = warnings.filters
+            filters[:] = [f for f in filters if f not in _FILTERS]
+
+
+_changing: Any = threading.RLock()
+os.register_at_fork(after_in_child=_changing._at_fork_reinit)
+_filters = Counted(_own_filters)
+
+
+@contextlib.contextmanager
+def while_loading() -> Iterator[None]:
+    """Let JAX not warn, in a block that compiles a program, of buffers donated for nothing."""
+    with _filters:
+        before, _thread.is_loading = _thread.is_loading, True
+        put_filters_first()
+        try:
+            yield
+        finally:
+            _thread.is_loading = before
+
+
+@contextlib.contextmanager
+def _reading_nothing() -> Iterator[None]:
     """Make modules skip code that inspects data.
 
     Where ``torch.compiler.is_compiling()``, many models skip checks of their inputs, and build an
@@ -67,8 +156,17 @@ def reading_nothing() -> Iterator[None]:
     """
     compiling, detect = torch.compiler.is_compiling, transformer._detect_is_causal_mask
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.compiler.is_compiling = _is_compiling
-    transformer._detect_is_causal_mask = _is_said_to_be_causal
+
+    def is_compiling() -> bool:
+        return _is_compiling(sys._getframe(1)) if _thread.is_tracing else compiling()
+
+    def detect_is_causal_mask(mask: Any, is_causal: bool | None = None, size: Any = None) -> bool:
+        if _thread.is_tracing:
+            return is_causal is True
+        return detect(mask, is_causal, size)
+
+    torch.compiler.is_compiling = is_compiling
+    transformer._detect_is_causal_mask = detect_is_causal_mask
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
@@ -78,19 +176,70 @@ def reading_nothing() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _is_compiling() -> bool:
-    """For ``torch.compiler.is_compiling``.
+def _is_compiling(caller: types.FrameType) -> bool:
+    """For ``torch.compiler.is_compiling``, called in a frame.
 
     Optimizers would expect dynamo, but for the function that computes a step: it asks whether it
     must know the device.
     """
-    caller = sys._getframe(1)
     is_optimizer = caller.f_globals.get("__name__", "").startswith("torch.optim")
     return not is_optimizer or caller.f_code.co_name.startswith("_single_tensor_")
 
 
-def _is_said_to_be_causal(mask: object, is_causal: bool | None = None, size: object = None) -> bool:
-    return is_causal is True
+class _Validates:
+    """Keeps torch.distributions from checking traced parameters, unless it is told to.
+
+    Their values are unknown; torch would read them. It is an attribute of torch's class, at all
+    times, since the state of a class is a part of the values of its instances.
+    """
+
+    def __init__(self) -> None:
+        self._usual: bool = False
+
+    def __get__(self, instance: object, owner: object = None) -> bool:
+        return self._usual and not _thread.is_tracing
+
+    def install(self) -> None:
+        """Stand for the setting of the class, unless that is False."""
+        base: Any = torch.distributions.Distribution
+        if vars(base)["_validate_args"] is True:
+            self._usual, base._validate_args = True, self
+
+
+_validates = _Validates()
+_validates.install()
+
+
+@contextlib.contextmanager
+def _finding_nan_again() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if _found_nan:
+            _found_nan.clear()
+            torch.set_anomaly_enabled(torch.is_anomaly_enabled(), check_nan=True)
+
+
+_found_nan: list[None] = []  # One if anomaly mode did.
+
+
+def _find_no_nan() -> None:
+    """Keep torch's anomaly mode from reading traced gradients.
+
+    Those that a program returns are searched, by the backward pass that runs it.
+    """
+    if torch.is_anomaly_check_nan_enabled():
+        _found_nan[:] = [None]
+        torch.set_anomaly_enabled(torch.is_anomaly_enabled(), check_nan=False)
+
+
+@contextlib.contextmanager
+def _all_settings() -> Iterator[None]:
+    with _young_garbage_only(), _reading_nothing(), _finding_nan_again():
+        yield
+
+
+_settings = Counted(_all_settings)
 
 
 @contextlib.contextmanager
@@ -109,38 +258,6 @@ def no_saved_tensors_hooks() -> Iterator[None]:
     finally:
         for pack, unpack in reversed(taken):
             hooks._push_saved_tensors_default_hooks(pack, unpack)
-
-
-@contextlib.contextmanager
-def no_search_for_nan() -> Iterator[None]:
-    """Keep torch's anomaly mode from reading traced gradients.
-
-    Those that a program returns are searched, by the backward pass that runs it.
-    """
-    if not torch.is_anomaly_check_nan_enabled():
-        yield
-        return
-    is_enabled = torch.is_anomaly_enabled()
-    torch.set_anomaly_enabled(is_enabled, check_nan=False)
-    try:
-        yield
-    finally:
-        torch.set_anomaly_enabled(is_enabled, check_nan=True)
-
-
-@contextlib.contextmanager
-def no_validation_of_distributions() -> Iterator[None]:
-    """Keep torch.distributions from checking traced parameters, unless it is told to.
-
-    Their values are unknown; torch would read them.
-    """
-    base = torch.distributions.Distribution
-    before = base._validate_args
-    base._validate_args = False
-    try:
-        yield
-    finally:
-        base._validate_args = before
 
 
 @contextlib.contextmanager

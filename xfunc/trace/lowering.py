@@ -12,7 +12,7 @@ import torch
 
 from xfunc import config
 from xfunc.backends import active
-from xfunc.backends.lock import lock
+from xfunc.backends.lock import lock, turn
 from xfunc.backends.placement import Placement
 from xfunc.backends.protocol import Executable, Runtime
 from xfunc.core import ambient, device
@@ -118,7 +118,7 @@ class Lowering:
         trace = tracing.current()
         flat = [*args, *self.held()]
         if trace is None:
-            with lock:  # A backward pass gets here without passing through a transform.
+            with lock.for_run():  # A backward pass gets here without passing through a transform.
                 run = self.executable(donated, active.runtime().placements(flat), options)
                 return run([flat[i] for i in run.inputs])
         lifted = [trace.lift(flat[i]) for i in self.inputs]
@@ -168,29 +168,38 @@ class Lowering:
             key = (*key, placements, config.shard_as_in_scan, config.use_shardy_partitioner)
         found = self._executables.get(key)
         if found is None:
-            tiles = (
-                [p and p.tiles for p in map(placements.__getitem__, self.inputs)]
-                if placements
-                else []
-            )
+            with turn((id(self), key)), lock.let_go():
+                found = self._executables.get(key) or self._made(key, donated, placements, options)
+        return found
 
-            def made() -> Module:  # anew each time: the backend may change what it is given
-                return finished(self.module, tiles=tiles)
+    def _made(
+        self,
+        key: object,
+        donated: frozenset[int],
+        placements: Sequence[Placement | None],
+        options: tuple[tuple[str, object], ...],
+    ) -> Executable:
+        where = active.runtime()
+        taken = map(placements.__getitem__, self.inputs) if placements else ()
+        tiles = [p and p.tiles for p in taken]
 
-            avals = [*self.avals, *(aval_of(t) for t in self.held())]
+        def made() -> Module:  # anew each time: the backend may change what it is given
+            return finished(self.module, tiles=tiles)
 
-            def load(module: Module) -> Executable:
-                shardy = config.use_shardy_partitioner
-                how = avals, donated, placements, options, shardy
-                loaded = where.load(self.name, module, self.inputs, *how)
-                compiled()
-                return loaded
+        avals = [*self.avals, *(aval_of(t) for t in self.held())]
 
-            found = load(made())
-            if self.recompiled and where.platform() == "cpu" and where.device_count() == 1:
-                numbers = [k for k, i in enumerate(self.inputs) if i in donated]
-                found = self.recompiled(found, made, numbers, load)
-            self._executables[key] = found
+        def load(module: Module) -> Executable:
+            shardy = config.use_shardy_partitioner
+            how = avals, donated, placements, options, shardy
+            loaded = where.load(self.name, module, self.inputs, *how)
+            compiled()
+            return loaded
+
+        found = load(made())
+        if self.recompiled and where.platform() == "cpu" and where.device_count() == 1:
+            numbers = [k for k, i in enumerate(self.inputs) if i in donated]
+            found = self.recompiled(found, made, numbers, load)
+        self._executables[key] = found
         return found
 
 

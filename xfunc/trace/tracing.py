@@ -48,6 +48,7 @@ from xfunc.backends.active import tracer
 from xfunc.backends.lock import lock
 from xfunc.core import ambient, device
 from xfunc.core.avals import Aval, short
+from xfunc.core.counted import Counted
 from xfunc.core.locations import Location, raised_at, user_location
 from xfunc.core.types import Shaped
 from xfunc.core.weak import WeakTable
@@ -150,6 +151,15 @@ def _noting_arrays() -> Iterator[None]:
         torch.from_numpy = plain
 
 
+@contextlib.contextmanager
+def _further_changes() -> Iterator[None]:
+    with _noting_arrays(), functorch.one_forward_level():
+        yield
+
+
+_changes = Counted(_further_changes)
+
+
 class Trace:
     """One run of a function on placeholders; a context manager.
 
@@ -201,16 +211,11 @@ class Trace:
 
     def __enter__(self) -> Trace:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(lock)
+            stack.enter_context(lock.for_trace())
             self._parent = current()
             if self._parent is None:
                 self._leftovers = stack.enter_context(tracer().recording())
-                stack.enter_context(switches.young_garbage_only())
-                stack.enter_context(switches.derivatives_or_errors())
-                stack.enter_context(switches.no_validation_of_distributions())
-                stack.enter_context(switches.no_search_for_nan())
-                stack.enter_context(_noting_arrays())
-                stack.enter_context(switches.reading_nothing())
+                stack.enter_context(switches.while_tracing(_changes))
             stack.enter_context(switches.no_saved_tensors_hooks())
             stack.enter_context(functorch.bottom_level())
             stack.callback(ambient.restore, ambient.restore(self.around))

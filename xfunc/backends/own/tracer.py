@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from xfunc.backends.lock import lock
 from xfunc.backends.tracer import Computation, Leftovers, Tracer
 from xfunc.core.types import Shaped
 from xfunc.graph import build
@@ -25,14 +26,17 @@ class Nodes:
     """See `xfunc.backends.tracer.Tracer`."""
 
     def __init__(self) -> None:
-        self._has_rules = False
+        self._has_rules = self._is_starting = False
         self._at_start: list[Callable[[], None]] = []
 
     def _start(self) -> None:
         if not self._has_rules:
-            self._has_rules = True
-            for do in self._at_start:
-                do()
+            with lock.unless_refused():  # Other threads wait for the first.
+                if not self._is_starting:
+                    self._is_starting = True
+                    for do in self._at_start:
+                        do()
+                    self._has_rules = True
 
     # -- the device ---------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from xfunc.backends import flags, forks
 from xfunc.backends.errors import run_error
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.backends.lock import once
+from xfunc.core.counted import Counted
 from xfunc.core.garbage import uncollected
 from xfunc.errors import ShardingError, fail
 from xfunc.torchlib.arrays import BITS, copied
@@ -254,18 +255,21 @@ _started_with: list[str | None] = []
 
 
 @contextlib.contextmanager
-def flags_of_start() -> Iterator[None]:
-    """Show JAX, in a block, the XLA_FLAGS that it started with.
-
-    torch_xla adds to them when it is loaded. They are part of the key of JAX's cache of compiled
-    programs, and a process that traces nothing would not find them.
-    """
+def _flags_of_start() -> Iterator[None]:
     now = os.environ.get("XLA_FLAGS")
     _set_flags(_started_with[0])
     try:
         yield
     finally:
         _set_flags(now)
+
+
+flags_of_start = Counted(_flags_of_start)
+"""Shows JAX, in a block, the XLA_FLAGS that it started with.
+
+torch_xla adds to them when it is loaded. They are part of the key of JAX's cache of compiled
+programs, and a process that traces nothing would not find them.
+"""
 
 
 def _set_flags(flags: str | None) -> None:

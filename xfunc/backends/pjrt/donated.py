@@ -49,9 +49,9 @@ class Results:
     def __init__(self, avals: Sequence[AvalKey]):
         self._avals, self._makers = tuple(avals), makers(avals)
         self.tensors = self._only if len(self._avals) == 1 else self._all
-        self._spare: list[list[Array]] = []  # What the last call took over; at most one.
-        self._given: tuple[AvalKey, ...] = ()  # the avals of that
-        self._places: list[int | None] = []  # which of them becomes each result
+        # What the last call took over, at most one, and which of it becomes each result.
+        self._spare: list[tuple[list[Array], list[int | None]]] = []
+        self._given: tuple[tuple[AvalKey, ...], list[int | None]] = (), []
 
     def take_over(self, tensors: Sequence[torch.Tensor]) -> None:
         """Make tensors unusable whose buffers the program has taken over."""
@@ -63,9 +63,10 @@ class Results:
         if len(spare) < len(tensors):
             take_over(tensors)
         if avals:
-            if avals != self._given:
-                self._given, self._places = avals, _places(avals, self._avals)
-            self._spare[:] = [spare]
+            given = self._given  # Other threads may change it.
+            if avals != given[0]:
+                given = self._given = avals, _places(avals, self._avals)
+            self._spare[:] = [(spare, given[1])]
 
     def _only(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
         if self._spare:
@@ -73,11 +74,11 @@ class Results:
         return [self._makers[0](arrays[0])]
 
     def _all(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
-        spare = self._spare.pop() if self._spare else None
-        if spare is None or not _are_forgotten(spare):
+        spare, places = _taken(self._spare)
+        if not spare or not _are_forgotten(spare):
             return [make(array) for make, array in zip(self._makers, arrays, strict=True)]
         found: list[torch.Tensor] = []
-        for place, array, make in zip(self._places, arrays, self._makers, strict=True):
+        for place, array, make in zip(places, arrays, self._makers, strict=True):
             if place is None:
                 found.append(make(array))
                 continue
@@ -86,6 +87,13 @@ class Results:
             tensor._jax_array = array
             found.append(tensor)
         return found
+
+
+def _taken(spare: list[tuple[list[Array], list[int | None]]]) -> Any:
+    try:
+        return spare.pop()
+    except IndexError:  # Another thread was faster.
+        return [], []
 
 
 def _places(given: Sequence[AvalKey], wanted: Sequence[AvalKey]) -> list[int | None]:

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from xfunc.backends.analysis import MemoryAnalysis, Optimised
 from xfunc.backends.donated import check_given_once, fail_given_twice
 from xfunc.backends.errors import compile_error, run_error
 from xfunc.backends.host_calls import failures
+from xfunc.backends.lock import launches
 from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
 from xfunc.backends.pjrt import callbacks, client, meeting, stored
@@ -34,6 +34,7 @@ from xfunc.core.avals import Aval
 from xfunc.errors import XfuncError
 from xfunc.hlo import Module
 from xfunc.hlo.spmd.common_mesh import CommonMesh
+from xfunc.torchlib.switches import while_loading
 
 if TYPE_CHECKING:
     import jax
@@ -97,8 +98,7 @@ class Executable:
         # Only of several devices: else `run` would compile again, with JAX's usual partitioner.
         around = partitioner(shardy=mesh is not None) if placements else contextlib.nullcontext()
         self._x64 = client.x64()
-        with warnings.catch_warnings(), around, client.flags_of_start(), self._x64(True):
-            warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+        with while_loading(), around, client.flags_of_start, self._x64(True):
             returned = [_shaped(a) for a in outputs]
             of_jax = calls_host and callbacks.through_jax()
             place = None  # JAX does not serialize its callbacks.
@@ -132,6 +132,7 @@ class Executable:
         self._checked = frozenset(donated) if placements else frozenset[int]()
         # With JAX 0.7.1 programs of several processes hang on the CPU if one overtakes another.
         self._calls_host, self._waits = calls_host, calls_host or meeting.is_needed()
+        self._is_alone = self._waits or bool(placements)  # See `launches`.
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Run on tensors, wherever they are."""
@@ -144,8 +145,12 @@ class Executable:
             arrays = [array_of(x if type(x) is Array else self._upload(x)) for x in inputs]
         if self._checked:
             check_given_once(arrays, self._checked, self._name)
-        if self._waits:
-            return self._wait(arrays)
+        if self._is_alone:
+            with launches:
+                return self._wait(arrays) if self._waits else self._launch(arrays)
+        return self._launch(arrays)
+
+    def _launch(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
         try:
             return self._tensors(self._run(*arrays))
         except (RuntimeError, ValueError) as error:
