@@ -45,7 +45,8 @@ def page() -> str:
             parts.append(f"{section.intro}\n")
         for case in section.cases:
             error = case.message.partition(":")[0]
-            message = re.sub(r"\bexample\.py:\d+", "docs/errors.md:...", case.message)
+            message = re.sub(r"(?<=lambda at )example\.py:\d+", "errors.md:...", case.message)
+            message = re.sub(r"\bexample\.py:\d+", "docs/errors.md:...", message)
             parts.append(f"{case.what}\n")
             parts.append(f"```python raises={error}\n{case.broken}```\n")
             parts.append(f"```text\n{message}\n```\n")

@@ -36,9 +36,6 @@ BUILTINS = {
 }
 
 
-ABOUT_TORCH_XLA = pytest.mark.torch_xla
-
-
 def run(code: str, namespace: dict[str, object], file: str) -> None:
     """Run code of an example under a name of its own, so that messages can quote its lines."""
     linecache.cache[file] = (len(code), None, code.splitlines(True), file)
@@ -47,11 +44,7 @@ def run(code: str, namespace: dict[str, object], file: str) -> None:
 
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.quick(2, seed=0)
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(c, marks=ABOUT_TORCH_XLA if "torch_xla" in c.broken else ()) for c in CASES],
-    ids=lambda case: case.what,
-)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
 def test_error_message(case: Case) -> None:
     name = case.message.partition(":")[0]
     namespace: dict[str, object] = {"torch": torch, "xf": xf, "__name__": "example"}

@@ -11,18 +11,16 @@ COMPILATION = Section(
         Case(
             "A kernel for the TPU runs on the CPU.",
             """\
-import torch_xla
-
 @xf.jit
 def attention(q):
-    kernel = torch_xla._XLAC._xla_tpu_custom_call
-    return kernel([q], "a kernel of Pallas", [[3]], [torch.float32])[0]
+    kernel = "jax.experimental.pallas.ops.tpu.flash_attention:flash_attention"
+    return xf.call_jax(kernel, q, q, q, platform="tpu")[0]
 
-attention(torch.ones(3))
+attention(torch.ones(1, 1, 128, 128))
 """,
             """\
 CompileError: XLA could not compile attention: No registered implementation for untyped custom call to tpu_custom_call for Host
-  at example.py:8 in <module>: attention(torch.ones(3))
+  at example.py:6 in <module>: attention(torch.ones(1, 1, 128, 128))
 Hint: rewrite the operation that it names; if it names none, please report the program.""",
             """\
 @xf.jit
@@ -31,23 +29,6 @@ def attention(q):
 
 attention(torch.ones(3))
 """,
-        ),
-        Case(
-            "A custom kernel is not registered on the device.",
-            """\
-import torch_xla
-
-@xf.jit
-def mine(x):
-    call = torch_xla._XLAC._xla_custom_call
-    return call([x], "my_kernel", [[3]], [torch.float32], False, "", 1, {})[0]
-
-mine(torch.ones(3))
-""",
-            """\
-CompileError: XLA could not compile mine: No registered implementation for untyped custom call to my_kernel for Host
-  at example.py:8 in <module>: mine(torch.ones(3))
-Hint: rewrite the operation that it names; if it names none, please report the program.""",
         ),
     ],
 )
