@@ -152,7 +152,7 @@ def test_memory_report_peak_near_compiler_peak():
     args = model.shapes(config, F32), model.Batch(tokens, tokens)
     (row,) = xf.memory_report(loss, *args, policies=[]).rows
     compiled = xf.jit(xf.value_and_grad(loss)).lower(*args).compile().memory_analysis()
-    assert row.peak_bytes == pytest.approx(compiled.peak_memory_in_bytes, rel=0.19)
+    assert row.peak_bytes == pytest.approx(compiled.peak_memory_in_bytes, rel=0.21)
 
 
 # -- per chip -------------------------------------------------------------------------------------
