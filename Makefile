@@ -49,7 +49,7 @@ oldest:
 	needed = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]["dependencies"]
 	print(*(need.partition(",")[0].replace(">=", "==") for need in needed), sep="\n")
 	' > build/oldest.txt
-	$(MAKE) --no-print-directory env VENV=$(OLDEST) WANTED="--editable .[dev,torch_xla] --requirement build/oldest.txt"
+	$(MAKE) --no-print-directory env VENV=$(OLDEST) PINNED=1 WANTED="--editable .[dev,torch_xla] --requirement build/oldest.txt"
 
 # Half a GB that few tests need, in an environment on top of the other.
 EXTRAS := $(abspath build/extras)
@@ -120,7 +120,7 @@ env:
 		rm -f $(VENV)/.xfunc-made-*
 		pip="$(BIN)/python -m pip --disable-pip-version-check"
 		# A torch that lies on this machine, perhaps a build for CPUs: those on the index are for GPUs.
-		if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && ! $(BIN)/python -c 'import torch' 2>/dev/null; then
+		if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null && [ -z "$(PINNED)" ] && ! $(BIN)/python -c 'import torch' 2>/dev/null; then
 			$$pip install --quiet --no-index --no-deps 'torch>=2.9' 2>/dev/null || true
 		fi
 		$$pip install $(WANTED)

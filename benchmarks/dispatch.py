@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch_xla
+import torch_xla  # pyright: ignore[reportMissingImports]
 
 import xfunc as xf
 from benchmarks.timing import Contender, Row, race, table, wait

@@ -82,8 +82,8 @@ def joint_graph() -> tuple[fx.GraphModule, int]:
     rope = torch.empty(SEQ, CONFIG.head_dim), torch.empty(SEQ, CONFIG.head_dim)
     traced = aot_function(
         layer,
-        fw_compiler=as_it_is,
-        bw_compiler=as_it_is,
+        fw_compiler=as_it_is,  # pyright: ignore[reportArgumentType]
+        bw_compiler=as_it_is,  # pyright: ignore[reportArgumentType]
         partition_fn=keep,
         decompositions=select_decomp_table(),
     )

@@ -16,9 +16,11 @@ import functools
 from collections.abc import Callable
 
 import torch
-import torch_xla
-from torch_xla.debug import metrics
-from torch_xla.experimental.scan import scan as torch_xla_scan
+import torch_xla  # pyright: ignore[reportMissingImports]
+from torch_xla.debug import metrics  # pyright: ignore[reportMissingImports]
+from torch_xla.experimental.scan import (  # pyright: ignore[reportMissingImports]
+    scan as torch_xla_scan,
+)
 
 import xfunc as xf
 from benchmarks import llama

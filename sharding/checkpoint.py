@@ -240,7 +240,8 @@ def _json(extra: object) -> bytes:
 @functools.cache
 def _group_beside(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup | None:
     """The same processes as a separate group, because threads must not mix their collectives."""
-    return distributed.new_group(distributed.get_process_group_ranks(group), backend="gloo")
+    made: Any = distributed.new_group(distributed.get_process_group_ranks(group), backend="gloo")
+    return made
 
 
 def _write(

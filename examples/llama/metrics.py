@@ -235,7 +235,7 @@ def chip() -> str | None:
     """The kind of chip that programs run on, such as `v6e`; None if it is unknown."""
     if xf.default_backend() == "cpu":
         return None
-    from torch_xla._internal import tpu
+    from torch_xla._internal import tpu  # pyright: ignore[reportMissingImports]
 
     try:
         kind = tpu.get_tpu_type()

@@ -32,7 +32,7 @@ def activity(f: Callable[[], Any]) -> set[str]:
     """Which transfers, executions and compilations the runtime records during a call."""
     if os.environ.get("XFUNC_BACKEND") == "pjrt":
         return activity_of_jax(f)
-    import torch_xla.debug.metrics as metrics
+    import torch_xla.debug.metrics as metrics  # pyright: ignore[reportMissingImports]
 
     metrics.clear_all()
     f()

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-import torch_xla  # noqa: F401  (slow to import: once, and not in each life)
+import jax  # noqa: F401  (slow to import: once, and not in each life)
 from torch.distributed import checkpoint  # noqa: F401  (likewise)
 
 from examples.llama import __main__ as program

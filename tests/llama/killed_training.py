@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import jax  # noqa: F401  (slow to import: once, and not in each life)
 import torch
-import torch_xla  # noqa: F401  (slow to import: once, and not in each life)
 from torch.distributed import checkpoint  # noqa: F401  (likewise)
 
 import xfunc as xf

@@ -229,7 +229,7 @@ assert before == (torch.nn.GRU, torch.nn.utils.clip_grad_norm_)
 @pytest.mark.torch_xla
 def test_functional_gru_of_torch_xla() -> None:
     """It stands in place of torch's where torch_xla came first. Its scan can't be traced."""
-    from torch_xla.experimental import gru
+    from torch_xla.experimental import gru  # pyright: ignore[reportMissingImports]
 
     module = nn.modules.GRU(4, 6)
     theirs = gru.GRU(4, 6)

@@ -80,7 +80,7 @@ def test_addressable_shards_of_permuted_devices() -> None:
 @pytest.mark.torch_xla
 def test_addressable_shards_of_padded_torch_xla_tensor() -> None:
     """It pads what it cannot divide; some devices then hold nothing."""
-    from torch_xla.distributed import spmd
+    from torch_xla.distributed import spmd  # pyright: ignore[reportMissingImports]
 
     mesh = spmd.Mesh([*range(8)], (8,), ("x",))
     whole = torch.arange(20.0).reshape(10, 2)

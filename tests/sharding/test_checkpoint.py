@@ -158,7 +158,7 @@ def test_save_and_load_checkpoint_of_jit_results(tmp_path, mesh):
 
 @pytest.mark.torch_xla
 def test_save_and_load_checkpoint_of_torch_xla_tensors(tmp_path, mesh):
-    from torch_xla.distributed import spmd
+    from torch_xla.distributed import spmd  # pyright: ignore[reportMissingImports]
 
     theirs = spmd.Mesh(list(range(8)), (4, 2), ("x", "y"))
     value = torch.arange(30.0).reshape(10, 3)

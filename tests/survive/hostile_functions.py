@@ -65,7 +65,7 @@ def assert_alive() -> None:
     assert xf.jit(lambda x, k=n: x * 2 + k)(x).tolist() == (x * 2 + n).tolist()
     if "torch_xla" not in sys.modules:
         return
-    import torch_xla
+    import torch_xla  # pyright: ignore[reportMissingImports]
 
     lazy = x.to(torch_xla.device()) + 1
     torch_xla.sync()
@@ -283,7 +283,7 @@ def _backward(x: torch.Tensor) -> torch.Tensor:
 
 
 def _sync(x: torch.Tensor) -> torch.Tensor:
-    import torch_xla
+    import torch_xla  # pyright: ignore[reportMissingImports]
 
     torch_xla.sync()  # bad
     return x

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -24,6 +26,10 @@ _pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer.restype, _pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
 
 
+def _module(name: str) -> Any:
+    return importlib.import_module(f"scipy.linalg.{name}")  # takes 0.2 s
+
+
 @functools.cache
 def routine(name: str, dtype: torch.dtype) -> Callable[..., None]:
     """A routine for matrices of a dtype.
@@ -32,9 +38,8 @@ def routine(name: str, dtype: torch.dtype) -> Callable[..., None]:
         name: without the letter for the dtype.
         dtype: one of the four that LAPACK supports.
     """
-    from scipy.linalg import cython_blas, cython_lapack  # takes 0.2 s
-
-    found = {**cython_blas.__pyx_capi__, **cython_lapack.__pyx_capi__}
+    blas, lapack = map(_module, ("cython_blas", "cython_lapack"))
+    found = {**blas.__pyx_capi__, **lapack.__pyx_capi__}
     capsule = found[_LETTERS[dtype] + name]
     signature = _name(capsule)
     types = [ctypes.c_void_p] * (signature.count(b",") + 1)
@@ -76,9 +81,7 @@ one_thread = _OneThread()
 @functools.cache
 def _thread_count() -> tuple[Callable[[], int], Callable[[int], object]]:
     """Functions that get and set OpenBLAS's number of threads; no-ops without OpenBLAS."""
-    from scipy.linalg import cython_lapack
-
-    library = ctypes.PyDLL(cython_lapack.__file__)  # and the libraries it links
+    library = ctypes.PyDLL(_module("cython_lapack").__file__)  # and the libraries it links
     for prefix in ("scipy_openblas", "openblas"):
         if hasattr(library, f"{prefix}_set_num_threads"):
             put = getattr(library, f"{prefix}_set_num_threads")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -84,7 +85,7 @@ def _start_on_pod() -> None:
     if where.process_count() == 1:
         return
     if not distributed.is_initialized():
-        import torch_xla.distributed.xla_backend  # It knows xla://.  # noqa: F401
+        importlib.import_module("torch_xla.distributed.xla_backend")  # It knows xla://.
 
         distributed.init_process_group("gloo", init_method="xla://")
     host = socket.gethostname()

@@ -1,5 +1,7 @@
 """What differs between releases of torch: all that asks for its version, or for what some lack."""
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import functools
@@ -69,7 +71,7 @@ def functionalise_logic() -> None:
                 _aten.impl(full.removeprefix("aten::"), write, kind)
 
 
-_aten = torch.library.Library("aten", "IMPL")
+_aten: Any = torch.library.Library("aten", "IMPL")
 
 
 def refusing_reads(kind: type[torch.Tensor], message: str) -> Callable[[Any], object]:

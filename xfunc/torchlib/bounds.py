@@ -36,8 +36,9 @@ _DIVIDES = re.compile("div|mod|remainder")
 
 
 def _holds_least(x: object) -> bool:
-    whole = isinstance(x, Tensor) and x.dtype is not torch.bool
-    return whole and bool((x == torch.iinfo(x.dtype).min).any())
+    if not isinstance(x, Tensor) or x.dtype is torch.bool or x.is_floating_point():
+        return False
+    return bool((x == torch.iinfo(x.dtype).min).any())
 
 
 class Known:

@@ -65,7 +65,7 @@ def test_worker_environment(worker, monkeypatch):
 @pytest.mark.torch_xla
 @pytest.mark.parametrize("version", [5, 6])
 def test_worker_flags_equal_torch_xla(version, monkeypatch):
-    import torch_xla
+    import torch_xla  # pyright: ignore[reportMissingImports]
 
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
     ours = client._flags(f"v{version}e").split()

@@ -28,8 +28,8 @@ def lower(device: torch.device) -> Lower:
     Parameter k is argument k, used or not.
     """
     del device
-    import torch_xla
-    from torch_xla.core import xla_builder
+    import torch_xla  # pyright: ignore[reportMissingImports]
+    from torch_xla.core import xla_builder  # pyright: ignore[reportMissingImports]
 
     def lower(fun: Callable[..., Sequence[torch.Tensor]], args: Sequence[torch.Tensor]) -> Module:
         inputs = [xla_builder.create_placeholder_tensor(a.shape, a.dtype) for a in args]
@@ -54,8 +54,8 @@ def lower(device: torch.device) -> Lower:
 @pytest.fixture
 def run(device: torch.device) -> Run:
     """Run a module whose entry returns a tuple on CPU tensors."""
-    import torch_xla
-    from torch_xla.core import xla_builder
+    import torch_xla  # pyright: ignore[reportMissingImports]
+    from torch_xla.core import xla_builder  # pyright: ignore[reportMissingImports]
 
     def run(module: Module, args: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         handle = xla_builder.computation_from_module_proto(module.name, module.to_bytes())

@@ -71,7 +71,7 @@ def run(program: Generated, inputs: dict[str, Any]) -> Results:
 
 def in_float64(program: Generated, inputs: dict[str, Any]) -> tuple[Results, Results]:
     """The same in float64, and once more with other inputs near by."""
-    from jax.experimental import enable_x64  # pyright: ignore[reportMissingImports]
+    from jax.experimental import enable_x64  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
     near = {k: scaled(v, 1 + 1e-5) if k.startswith("x") else v for k, v in inputs.items()}
     with enable_x64():

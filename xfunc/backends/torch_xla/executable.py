@@ -75,7 +75,9 @@ class Executable:
                 "set the environment variable XLA_COMPILATION_CACHE_SIZE (now "
                 f"{size}) before the first trace",
             )
-        from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
+        from torch_xla.utils.buffer_donor_context import (  # pyright: ignore[reportMissingImports]
+            alias_with_buffer_donor_config,
+        )
 
         bare = [placeholder(a) for a in self._avals]
         for i in self._donated:

@@ -131,13 +131,13 @@ def _make_room_for_devices() -> None:
 
 def _use_all_devices() -> None:
     """Make torch_xla run one program on all devices; see NOTE [virtual devices]."""
-    from torch_xla import _XLAC as X
+    from torch_xla import _XLAC as X  # pyright: ignore[reportAttributeAccessIssue]
     from torch_xla import runtime as xr
 
     if X._xla_num_global_devices() == 1:
         os.environ.pop("XLA_USE_SPMD", None)  # a parent process's
-    elif not xr.is_spmd():
-        xr.use_spmd()
+    elif not xr.is_spmd():  # pyright: ignore[reportAttributeAccessIssue]
+        xr.use_spmd()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @functools.cache
@@ -162,7 +162,7 @@ def device() -> torch.device:
 def builder() -> ModuleType:
     """torch_xla's bindings for HLO computations."""
     xla()
-    from torch_xla.core import xla_builder
+    from torch_xla.core import xla_builder  # pyright: ignore[reportMissingImports]
 
     return xla_builder
 

@@ -36,8 +36,8 @@ _strangers = _Strangers(weakref.WeakValueDictionary())
 
 
 def _watch() -> None:
-    from torch_xla import _XLAC as X
-    from torch_xla.core import xla_builder as builder
+    from torch_xla import _XLAC as X  # pyright: ignore[reportAttributeAccessIssue]
+    from torch_xla.core import xla_builder as builder  # pyright: ignore[reportMissingImports]
 
     make: Callable[..., torch.Tensor] = builder.create_placeholder_tensor
     _strangers.unknown = not loading.is_ours()  # Before, nobody watched.
