@@ -34,6 +34,21 @@ def _constant(tensor: Tensor, val: float) -> Tensor:
         return tensor.fill_(val)
 
 
+def truncated_normal(
+    tensor: Tensor,
+    mean: float,
+    std: float,
+    a: float,
+    b: float,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Draw by the inverse of the distribution: newer torch draws until all values lie within."""
+    low, high = (math.erf((x - mean) / (std * math.sqrt(2.0))) for x in (a, b))
+    with torch.no_grad():
+        tensor.uniform_(low, high, generator=generator)
+        return tensor.erfinv_().mul_(std * math.sqrt(2.0)).add_(mean).clamp_(min=a, max=b)
+
+
 def _kaiming_uniform(
     tensor: Tensor,
     a: float = 0,

@@ -53,7 +53,7 @@ from xfunc.core.locations import Location, raised_at, user_location
 from xfunc.core.types import Shaped
 from xfunc.core.weak import WeakTable
 from xfunc.errors import PurityError, XfuncError, fail, kind_of
-from xfunc.torchlib import batching, bounds, functorch, switches
+from xfunc.torchlib import batching, bounds, functorch, initialisers, switches
 from xfunc.torchlib.eager import disable_jit
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import FLOAT8, check_array, is_tracked
@@ -152,8 +152,26 @@ def _noting_arrays() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _drawing_at_once() -> Iterator[None]:
+    """Let `torch.nn.init.trunc_normal_` of traced code draw without asking for values."""
+    names = vars(torch.nn.init)
+    plain = names["_no_grad_trunc_normal_"]
+
+    @functools.wraps(plain)
+    def draw(*args: Any, **kwargs: Any) -> torch.Tensor:
+        run = plain if _thread.trace is None else initialisers.truncated_normal
+        return run(*args, **kwargs)
+
+    names["_no_grad_trunc_normal_"] = draw
+    try:
+        yield
+    finally:
+        names["_no_grad_trunc_normal_"] = plain
+
+
+@contextlib.contextmanager
 def _further_changes() -> Iterator[None]:
-    with _noting_arrays(), functorch.one_forward_level():
+    with _noting_arrays(), _drawing_at_once(), functorch.one_forward_level():
         yield
 
 
