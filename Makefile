@@ -49,7 +49,7 @@ oldest:
 	needed = tomllib.loads(pathlib.Path("pyproject.toml").read_text())["project"]["dependencies"]
 	print(*(need.partition(",")[0].replace(">=", "==") for need in needed), sep="\n")
 	' > build/oldest.txt
-	$(MAKE) --no-print-directory env VENV=$(OLDEST) PINNED=1 WANTED="--editable .[dev,torch_xla] --requirement build/oldest.txt"
+	$(MAKE) --no-print-directory env VENV=$(OLDEST) PINNED=1 WANTED="--editable .[dev,torch-xla] --requirement build/oldest.txt"
 
 # Half a GB that few tests need, in an environment on top of the other.
 EXTRAS := $(abspath build/extras)
