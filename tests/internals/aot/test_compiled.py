@@ -48,17 +48,7 @@ def lower_plain(rows):
 def test_memory_analysis_holes_count_once():
     compiled = lower_plain(rows=6144).compile("v6e-1")
     memory, said = compiled.memory_analysis(), vars(compiled.program)["result"].report["memory"]
-    if xf.config.tpu_compiler != "pinned":
-        # Newer ones count as we do, and round up somewhat otherwise.
-        assert said["temp_size_in_bytes"] == pytest.approx(memory.temp_size_in_bytes, rel=1e-5)
-        return
-    # By libtpu's own figures it would not fit, and yet libtpu compiles it.
-    own = said["argument_size_in_bytes"] + said["temp_size_in_bytes"]
-    peak, topology = memory.peak_memory_in_bytes, compiled.topology
-    assert peak is not None
-    assert topology is not None
-    assert topology.memory is not None
-    assert peak < topology.memory < own
+    assert said["temp_size_in_bytes"] == pytest.approx(memory.temp_size_in_bytes, rel=1e-5)
 
 
 DOES_NOT_FIT = r"plain_step does not fit in the memory of a v6e chip, .* takes \d+\.\d GiB, results"
