@@ -1,7 +1,11 @@
 """Runs exported programs in JAX, and writes down what comes out; the tests need no JAX.
 
-PYTHONPATH=. python tests/export/test_export.py      # writes tests/data/export/*.xfunc
-python tests/record/export_in_jax.py          # a Python with jax==0.7.1: writes results.json
+With XFUNC_TRACER=torch_xla and PYTHONPATH=. these write tests/data/export/*.xfunc, and, by a Python
+with jax==0.7.1, results.json:
+
+python tests/export/test_export.py
+python tests/dynamic_shapes/test_exported.py
+python tests/record/export_in_jax.py
 """
 
 import json
