@@ -137,3 +137,13 @@ def test_generated_protobuf_suits_oldest_version():
     (version,) = re.findall(r"^# Protobuf Python Version: (\S+)$", code, re.MULTILINE)
     assert f"protobuf>={version}" in requirements
     assert "ValidateProtobufRuntimeVersion" not in code
+
+
+def test_no_page_installs_a_package_of_somebody_else():
+    """On the package index the name xfunc is not ours."""
+    asks = re.compile(r"pip install [^\n]*(?<![\w/-])xfunc(?![\w/.])")
+    files = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    files += [path for path in sources().values() if path.suffix == ".py"]
+    files += (ROOT / "examples").rglob("*.py")
+    found = [str(path) for path in files if asks.search(path.read_text(encoding="utf-8"))]
+    assert found == []

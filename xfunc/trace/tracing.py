@@ -128,50 +128,43 @@ def _same_constant(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _noting_arrays() -> Iterator[None]:
+def _in_traces(module: Any, name: str, run: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Let ``run(plain, ...)`` take the place of a function of torch in threads that trace."""
+    plain = getattr(module, name)
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return plain(*args, **kwargs) if _thread.trace is None else run(plain, *args, **kwargs)
+
+    setattr(module, name, call)
+    try:
+        yield
+    finally:
+        setattr(module, name, plain)
+
+
+def _noted(plain: Callable[..., torch.Tensor], array: np.ndarray[Any, Any]) -> torch.Tensor:
     """Note the values of tensors that traced code makes with ``torch.from_numpy``.
 
     torch shows no mode these calls. Such a tensor is an input of the program; but where its values
     decide a shape, they count as constants: the function's value tells arrays by their contents.
     """
-    plain = torch.from_numpy
-
-    @functools.wraps(plain)
-    def from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
-        made, trace = plain(array), _thread.trace
-        if trace is not None:
-            with torch._C.DisableTorchFunction():
-                trace.known.put(made, made.clone())
-        return made
-
-    torch.from_numpy = from_numpy
-    try:
-        yield
-    finally:
-        torch.from_numpy = plain
+    made, trace = plain(array), _thread.trace
+    assert trace is not None
+    with torch._C.DisableTorchFunction():
+        trace.known.put(made, made.clone())
+    return made
 
 
-@contextlib.contextmanager
-def _drawing_at_once() -> Iterator[None]:
-    """Let `torch.nn.init.trunc_normal_` of traced code draw without asking for values."""
-    names = vars(torch.nn.init)
-    plain = names["_no_grad_trunc_normal_"]
-
-    @functools.wraps(plain)
-    def draw(*args: Any, **kwargs: Any) -> torch.Tensor:
-        run = plain if _thread.trace is None else initialisers.truncated_normal
-        return run(*args, **kwargs)
-
-    names["_no_grad_trunc_normal_"] = draw
-    try:
-        yield
-    finally:
-        names["_no_grad_trunc_normal_"] = plain
+def _drawn_at_once(_: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Newer torch asks for values in ``torch.nn.init.trunc_normal_``."""
+    return initialisers.truncated_normal(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def _further_changes() -> Iterator[None]:
-    with _noting_arrays(), _drawing_at_once(), functorch.one_forward_level():
+    drawing = _in_traces(torch.nn.init, "_no_grad_trunc_normal_", _drawn_at_once)
+    with _in_traces(torch, "from_numpy", _noted), drawing, functorch.one_forward_level():
         yield
 
 

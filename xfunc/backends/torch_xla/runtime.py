@@ -88,8 +88,7 @@ def _without(error: ModuleNotFoundError) -> str:
     return report(
         f"tracing a function needs torch_xla, which is not installed ({error}); so does the "
         "backend 'torch_xla'",
-        "pip install xfunc with its dependencies; or trace elsewhere, and run here what "
-        "xf.export has written, with the backend 'pjrt'.",
+        "pip install torch==2.9.0 torch_xla==2.9.0, or unset XFUNC_TRACER and XFUNC_BACKEND.",
     )
 
 
