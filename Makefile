@@ -38,8 +38,8 @@ OLDEST := $(abspath $(or $(XFUNC_OLDEST_VENV),build/oldest))
 test-oldest: oldest ## run the tests with the oldest releases of what xfunc needs
 	$(OLDEST)/bin/python -m tests $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
-test-torch-xla: oldest ## run the tests with the tracer and the runtime of torch_xla
-	$(OLDEST)/bin/python -m tests $(PYTEST_SPREAD) --tracer torch_xla $(PYTEST_ARGS)
+test-torch-xla: oldest ## run the tests on the runtime of torch_xla
+	$(OLDEST)/bin/python -m tests $(PYTEST_SPREAD) --backend torch_xla $(PYTEST_ARGS)
 
 oldest:
 	@$(find_python)

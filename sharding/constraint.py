@@ -11,7 +11,6 @@ import torch
 
 from xfunc import tree
 from xfunc.backends import placement
-from xfunc.backends.active import tracer
 from xfunc.backends.devices import to_device
 from xfunc.core import ambient
 from xfunc.core.avals import NUMBERS, aval_of, batched
@@ -30,7 +29,7 @@ from xfunc.stages.checks import arrays, as_tensors, labels_in
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.dataless import check_surroundings
 from xfunc.torchlib.eager import is_eager
-from xfunc.trace import tracing
+from xfunc.trace import recorder, tracing
 from xfunc.tree import PyTree
 
 T = TypeVar("T")
@@ -89,7 +88,7 @@ class Constraint(Annotation):
         if tracing.current() is None:
             return super().emit(args)
         (x,), (tiles, free) = args, self._tiles_and_free
-        return tracer().custom_call([x], self.avals, SHARDING, unspecified(free), recorded(tiles))
+        return recorder.custom_call([x], self.avals, SHARDING, unspecified(free), recorded(tiles))
 
     def batched(self, n: int) -> Constraint:
         mesh, spec = self.sharding.mesh, self.sharding.spec
@@ -146,7 +145,7 @@ def _put(leaf: object, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor
     sharding, path = wanted
     t = _tensor(leaf, path)
     if sharding is None:
-        return to_device(t) if tracing.current() is None else tracer().to_device(t)
+        return to_device(t) if tracing.current() is None else recorder.to_device(t)
     sharding.check(tuple(t.shape), path)
     if tracing.current() is not None or is_eager() or functorch.levels():
         return with_sharding_constraint(t, sharding)

@@ -38,7 +38,6 @@ LEFT_OUT = pytest.StashKey[bool]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=tiers.TIERS, default="test", help="which tests to run")
     parser.addoption("--backend", choices=("torch_xla", "pjrt"), help="the runtime of programs")
-    parser.addoption("--tracer", choices=("torch_xla", "own"), help="what makes programs")
     parser.addoption("--device-count", type=int, help="the number of virtual devices")
     parser.addoption("--seed", type=int, default=0, help="the seed of what sweeps draw")
     parser.addoption("--sharded", choices=("only", "none"), help="only tests on 8 devices, or none")
@@ -51,23 +50,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "quick(n, seed): in `make quick`, too, or one case in n")
     config.addinivalue_line("markers", "torch_xla: takes torch_xla's runtime, and is quick with it")
     config.addinivalue_line("markers", "one_device: about one device; left out on several")
-    config.addinivalue_line("markers", "own: about the tracer of our own; not for torch_xla's")
     flags = os.environ.get("XLA_FLAGS", "").split()
     given = {flag.partition("=")[0] for flag in flags}
     wanted = FAST if config.getoption("--tier") == "sweep" else [*FAST, *FASTER]
     flags += [flag for flag in wanted if flag.partition("=")[0] not in given]
     os.environ["XLA_FLAGS"] = " ".join(flags)
-    for option, variable in (("--backend", "XFUNC_BACKEND"), ("--tracer", "XFUNC_TRACER")):
-        if choice := config.getoption(option):
-            os.environ[variable] = choice
-    if _is_own():
-        os.environ.setdefault("XFUNC_BACKEND", "pjrt")
+    if choice := config.getoption("--backend"):
+        os.environ["XFUNC_BACKEND"] = choice
+    os.environ.setdefault("XFUNC_BACKEND", "pjrt")
     _choose_devices(config)
-
-
-def _is_own() -> bool:
-    """Whether xfunc itself traces."""
-    return os.environ.get("XFUNC_TRACER", "own") == "own"
 
 
 def _choose_devices(config: pytest.Config) -> None:
@@ -140,12 +131,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is for another backend; and what is of another tier, unless it is named."""
     kept = [*items]
-    if os.environ.get("XFUNC_BACKEND", "torch_xla") != "torch_xla":
+    if os.environ["XFUNC_BACKEND"] != "torch_xla":
         kept = [item for item in kept if not item.get_closest_marker("torch_xla")]
-    if not _is_own():
-        kept = [item for item in kept if not item.get_closest_marker("own")]
-    else:  # torch_xla's device has no kernels of ours
-        kept = [item for item in kept if "device" not in getattr(item, "fixturenames", ())]
     if os.environ["CPU_NUM_DEVICES"] != "1":
         kept = [item for item in kept if not _is_of_one_device(item)]
     named = any("::" in arg for arg in config.args)
@@ -199,19 +186,6 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("fresh"))
     yield server
     server.stop()
-
-
-@pytest.fixture(scope="session")
-def device() -> "object":
-    """torch_xla's device, with the kernels that xfunc gives it."""
-    import torch
-
-    import xfunc as xf
-
-    xf.config.set_backend("torch_xla")
-    device = xf.device_put(torch.zeros(())).device
-    xf.config.set_backend(os.environ.get("XFUNC_BACKEND", "torch_xla"))
-    return device
 
 
 @pytest.fixture

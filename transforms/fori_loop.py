@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import torch
 
-from xfunc.backends.active import tracer
 from xfunc.core.avals import short
 from xfunc.core.locations import described
 from xfunc.core.types import ArrayLike
@@ -16,7 +15,7 @@ from xfunc.errors import fail, kind_of
 from xfunc.stages.checks import Fun, check_callable, is_integer
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.eager import is_eager
-from xfunc.trace import tracing
+from xfunc.trace import recorder, tracing
 from xfunc.transforms.scan.scan import scan
 from xfunc.transforms.while_loop import while_loop
 from xfunc.tree import PyTree
@@ -66,7 +65,7 @@ def fori_loop(
     for bound, which in ((lo, "lower"), (hi, "upper")):
         _check(bound, which, body_fun)
     if isinstance(lo, int) and isinstance(hi, int):
-        where = tracer().device() if tracing.current() is not None and not is_eager() else None
+        where = recorder.device() if tracing.current() is not None and not is_eager() else None
         steps = torch.arange(lo, max(lo, hi), device=where)
         return scan(_Step(body_fun), init_val, steps, unroll=1 if unroll is None else unroll)[0]
     if unroll not in (None, False, 1):

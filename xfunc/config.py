@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from xfunc.backends import active
+from xfunc.backends import active, forks
 from xfunc.backends.pjrt import client
 from xfunc.errors import fail, shown
 
@@ -141,7 +141,7 @@ def _absolute(setting: str, folder: str | os.PathLike[str] | None) -> str | None
 
 
 def _check_not_started(setting: str) -> None:
-    if active.tracer().has_started() or client.has_started():
+    if client.has_started() or forks.is_torch_xla_running():
         fail(
             RuntimeError,
             f"config.{setting} came after the device client had started",

@@ -28,7 +28,7 @@ def entries() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
-    if device.TRACER == "own" and not hasattr(torch, "_lazy"):
+    if not hasattr(torch, "_lazy"):
         # torch's samples that set a seed end a step of the tracer that the device "lazy" was for.
         torch._lazy = SimpleNamespace(mark_step=lambda: None)  # type: ignore[attr-defined]
     return {full_name(op): op for op in op_db}

@@ -129,7 +129,6 @@ def test_running_operation_along_dim_ignores_padding() -> None:
     assert "4 calls, one program" in jitted.explain(), jitted.explain()
 
 
-@pytest.mark.own
 def test_dim_that_equals_other_numbers_at_some_sizes() -> None:
     """A tracer makes equal constants once, which says nothing about the function."""
     S = xf.Dim("S", min=3, max=6)

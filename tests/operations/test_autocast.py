@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import xfunc as xf
 
-DEVICES = ["xla", pytest.param("cpu", marks=pytest.mark.own)]
+DEVICES = ["xla", "cpu"]
 A = torch.randn(4, 4)
 
 # Functions that CUDA's list and the CPU's treat alike.
@@ -67,7 +67,6 @@ def test_autocast_gradients_have_dtypes_of_parameters(kind: str) -> None:
     torch.testing.assert_close(xf.vmap(xf.grad(loss))(rows)[0].cpu(), want, rtol=5e-2, atol=1e-2)
 
 
-@pytest.mark.own  # torch_xla has a list of its own
 def test_autocast_float32_functions_and_explicit_dtype() -> None:
     low = A.bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):

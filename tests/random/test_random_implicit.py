@@ -254,7 +254,6 @@ def test_draw_without_key_found_in_lowering_is_refused() -> None:
         xf.jit(lambda x: torch.ops.aten.bernoulli.p(x, 0.5))(ONES)
 
 
-@pytest.mark.own
 def test_draw_inside_of_a_torch_function_is_refused() -> None:
     """Its decomposition comes back as itself."""
     pool: Any = F.fractional_max_pool3d_with_indices

@@ -1,6 +1,6 @@
 """Runs exported programs in JAX, and writes down what comes out; the tests need no JAX.
 
-With XFUNC_TRACER=torch_xla and PYTHONPATH=. these write tests/data/export/*.xfunc, and, by a Python
+With PYTHONPATH=. these write tests/data/export/*.xfunc, and, by a Python
 with jax==0.7.1, results.json:
 
 python tests/export/test_export.py

@@ -10,8 +10,6 @@ import torch
 
 import xfunc as xf
 
-pytestmark = pytest.mark.own
-
 
 def test_threads_running_collectives_at_once() -> None:
     """Each device gets the programs in one order: otherwise they would wait for each other."""

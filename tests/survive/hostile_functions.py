@@ -15,7 +15,6 @@ import itertools
 import linecache
 import math
 import operator
-import os
 import pickle
 import queue
 import random
@@ -412,5 +411,3 @@ OTHERS: dict[str, Hostile] = {
         "carry",
     ),
 }
-if os.environ.get("XFUNC_TRACER", "own") != "own":
-    OTHERS["thread in trace"] = no_line(_in_thread, RuntimeError, "waiting for")

@@ -1,4 +1,4 @@
-"""With the tracer of our own, threads trace, compile and run beside each other."""
+"""Threads trace, compile and run beside each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 import xfunc as xf
 from tests.support.functions import vector
 
-pytestmark = [pytest.mark.own, pytest.mark.usefixtures("alive_afterwards")]
+pytestmark = pytest.mark.usefixtures("alive_afterwards")
 
 WAIT = 60
 X = torch.linspace(0.1, 1, 6)

@@ -1,9 +1,7 @@
-"""The tracer that records programs, and the runtime they run on."""
+"""The runtime that programs run on."""
 
 from __future__ import annotations
 
-import functools
-import glob
 import importlib
 import os
 import threading
@@ -12,42 +10,21 @@ from typing import TypeVar
 
 from xfunc.backends import forks
 from xfunc.backends.lock import lock
+from xfunc.backends.pjrt import printer
 from xfunc.backends.protocol import Runtime
-from xfunc.backends.tracer import Printer, Tracer
 from xfunc.core import ambient, device
 from xfunc.errors import fail, shown
-from xfunc.hlo import Module, set_printer
+from xfunc.hlo import set_printer
 
 NAMES = ("torch_xla", "pjrt")
 AUTO = "auto"
+_DEFAULT = "pjrt"
 R = TypeVar("R")
 _runtime: Runtime | None = None
 _kept: dict[int, Runtime] = {}  # by thread, in `staying_on`
 
 
-# Imported by name at first use, because backends import this module. Programs are traced by
-# the same tracer, whatever runs them.
-@functools.cache
-def tracer() -> Tracer:
-    """The tracer that records programs."""
-    forks.check()
-    own = device.TRACER == "own"
-    name = "xfunc.backends.own.tracer" if own else "xfunc.backends.torch_xla.tracer"
-    return importlib.import_module(name).TRACER
-
-
-@functools.cache
-def printer() -> Printer:
-    """The printer of modules."""
-    package = "torch_xla" if device.TRACER == "torch_xla" else "pjrt"
-    return importlib.import_module(f"xfunc.backends.{package}.printer").PRINTER
-
-
-def _text_of(module: Module) -> str:
-    return printer().hlo_text(module)
-
-
-set_printer(_text_of)
+set_printer(printer.hlo_text)
 
 
 def runtime() -> Runtime:
@@ -57,7 +34,7 @@ def runtime() -> Runtime:
     """
     if _kept and (kept := _kept.get(threading.get_ident())) is not None:
         return kept
-    return _runtime or use(os.environ.get("XFUNC_BACKEND") or _default())
+    return _runtime or use(os.environ.get("XFUNC_BACKEND") or _DEFAULT)
 
 
 def chosen() -> str | None:
@@ -68,7 +45,7 @@ def chosen() -> str | None:
 def asked_for() -> str | None:
     """The name of the runtime that has been chosen, or that the environment asks for."""
     name = chosen() or os.environ.get("XFUNC_BACKEND")
-    return _for_this_machine() if name == AUTO else name
+    return _DEFAULT if name == AUTO else name
 
 
 def staying_on(where: Runtime, run: Callable[..., R], *args: object) -> R:
@@ -85,17 +62,6 @@ def staying_on(where: Runtime, run: Callable[..., R], *args: object) -> R:
             _kept[thread] = before
 
 
-def _default() -> str:
-    """torch_xla where it traces, too."""
-    return NAMES[0] if NAMES[0] == device.TRACER else NAMES[1]
-
-
-def _for_this_machine() -> str:
-    """pjrt for a GPU that JAX has a plugin for; else the default."""
-    plugins = map(device.is_installed, ("jax_cuda12_plugin", "jax_cuda13_plugin"))
-    return NAMES[1] if glob.glob("/dev/nvidia[0-9]*") and any(plugins) else _default()
-
-
 def use(name: str) -> Runtime:
     """Run programs on another runtime from here on.
 
@@ -107,7 +73,7 @@ def use(name: str) -> Runtime:
     """
     global _runtime
     forks.check()
-    name = _for_this_machine() if name == AUTO else name
+    name = _DEFAULT if name == AUTO else name
     if name not in NAMES:
         fail(
             ValueError,
@@ -131,13 +97,13 @@ def use(name: str) -> Runtime:
     with lock:  # A call in another thread ends on the runtime that it began on.
         _runtime = found
         lock.is_shared = may_share(found)
-        ambient.note_backend(None if name == NAMES[0] else name)
+        ambient.note_backend(None if name == _DEFAULT else name)
     return found
 
 
 def may_share(where: Runtime) -> bool:
-    """Whether several threads may use a runtime, and trace, at once."""
-    return device.TRACER == "own" and where.name != NAMES[0]
+    """Whether several threads may use a runtime at once."""
+    return where.name != NAMES[0]
 
 
 def _is_in_call() -> bool:
@@ -146,11 +112,10 @@ def _is_in_call() -> bool:
 
 
 def _cut_off() -> None:
-    """Forget the runtime and the tracer: asked for again, they are an error."""
+    """Forget the runtime: asked for again, it is an error."""
     global _runtime
     _runtime = None
     _kept.clear()
-    tracer.cache_clear()
     ambient.note_backend("of another process")  # No call is like the last one.
 
 

@@ -1,8 +1,8 @@
 """Processes forked from one whose devices had started.
 
 A fork has one thread. Those of the device's client, which compile programs, run them and move data,
-are missing: whatever waits for them would wait forever. So in a fork the runtime and the tracer are
-replaced by an error; nothing asks on the way of an ordinary call whether this is a fork.
+are missing: whatever waits for them would wait forever. So in a fork the runtime is replaced by an
+error, and nothing can be traced; nothing asks on the way of an ordinary call whether this is one.
 
 Only the fork itself is of use without them: what it computes with torch or NumPy, and its end.
 """
@@ -57,11 +57,15 @@ def _begin() -> None:
 
 def _had_started() -> bool:
     """Whether a device's client runs, whoever started it."""
-    torch_xla = sys.modules.get("torch_xla")
-    if torch_xla is not None and torch_xla._XLAC._xla_runtime_is_initialized():
-        return True
     # Not by JAX's function, which takes a lock.
-    return bool(getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", None))
+    has_jax = bool(getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", None))
+    return has_jax or is_torch_xla_running()
+
+
+def is_torch_xla_running() -> bool:
+    """Whether torch_xla's client runs, whoever started it."""
+    torch_xla = sys.modules.get("torch_xla")
+    return torch_xla is not None and torch_xla._XLAC._xla_runtime_is_initialized()
 
 
 # NOTE [the end of a fork]

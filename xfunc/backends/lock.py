@@ -1,11 +1,10 @@
 """The lock that guards what all threads share, and whose turn it is to make something.
 
-NOTE [threads]: torch_xla's tracer and its runtime have process-wide switches. With either, one
-thread at a time traces, compiles or launches, and holds `lock` meanwhile. Else the lock is
-*shared*: a thread holds it while it looks for a program, and lets go of it while it traces,
-compiles or runs one, which is when the user's code runs. Another thread that needs what is being
-made waits for its turn (`turn`), and finds it made. If the maker waits for that very thread,
-directly or not, the thread makes it for itself.
+NOTE [threads]: the lock is *shared*: a thread holds it while it looks for a program, and lets go of
+it while it traces, compiles or runs one, which is when the user's code runs. Another thread that
+needs what is being made waits for its turn (`turn`), and finds it made. If the maker waits for that
+very thread, directly or not, the thread makes it for itself. torch_xla's runtime has process-wide
+switches: with it, one thread at a time traces, compiles or launches, and holds the lock meanwhile.
 
 What a trace switches for the whole process is counted (`xfunc.torchlib.switches`): the first of the
 traces that are open switches it, and the last one back.
@@ -21,8 +20,6 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
-
-from xfunc.core import device
 
 R = TypeVar("R")
 
@@ -51,7 +48,7 @@ class _Lock(_RLock):
         super().__init__()
         self._thread = _Thread()
         self.refusing: list[None] = []
-        self.is_shared = device.TRACER == "own"
+        self.is_shared = True
 
     @contextlib.contextmanager
     def refused(self) -> Iterator[None]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from xfunc.errors import ShardingError, fail
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
-from xfunc.hlo.passes.accumulate import compute_wide
 from xfunc.hlo.passes.barriers import hold_barriers
 from xfunc.hlo.passes.convolutions import keep_space_whole
 from xfunc.hlo.passes.limits import reach_limits
@@ -16,6 +15,7 @@ from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 from xfunc.hlo.passes.scatters import divide_evenly, hide_positions
+from xfunc.hlo.passes.wide import compute_wide
 from xfunc.hlo.spmd.collectives import DEVICES, list_groups
 from xfunc.hlo.spmd.tiles import Order
 

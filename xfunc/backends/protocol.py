@@ -1,7 +1,7 @@
 """The seam between programs and what runs them.
 
-A `Tracer` (`xfunc.backends.tracer`) makes HLO of functions. A `Runtime` runs it; there are two:
-`xfunc.backends.torch_xla.backend`, and JAX's in `xfunc.backends.pjrt.backend`.
+There are two: JAX's runtime in `xfunc.backends.pjrt.backend`, and torch_xla's in
+`xfunc.backends.torch_xla.backend`.
 """
 
 from __future__ import annotations

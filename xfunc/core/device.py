@@ -1,7 +1,6 @@
-"""The device type of traced tensors, and torch's dispatch keys for it, by the tracer in use.
+"""The device type of traced tensors, and torch's dispatch keys for it.
 
 Attributes:
-    TRACER: "own", or "torch_xla" where the environment variable ``XFUNC_TRACER`` says so.
     TYPE: the device type.
     KEY, AUTOGRAD: dispatch keys.
     AUTOCAST: the device types whose blocks of ``torch.autocast`` count, the first one first.
@@ -13,7 +12,6 @@ Attributes:
 from __future__ import annotations
 
 import importlib.util
-import os
 
 
 def is_installed(package: str) -> bool:
@@ -24,9 +22,8 @@ def is_installed(package: str) -> bool:
         return False
 
 
-TRACER = os.environ.get("XFUNC_TRACER") or "own"
-KEY = "Lazy" if TRACER == "own" else "XLA"
+KEY = "Lazy"
 TYPE = KEY.lower()
 AUTOCAST = ("cuda", "xla", "cpu")
 AUTOGRAD = f"Autograd{KEY}"
-AUTOGRAD_WRAPPED = "AutogradOther" if TRACER == "own" else AUTOGRAD
+AUTOGRAD_WRAPPED = "AutogradOther"

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from xfunc.backends.active import printer
+from xfunc.backends.pjrt import printer
 from xfunc.core.archive import SUMS, check_names, packed, unpacked
 from xfunc.core.avals import Aval
 from xfunc.core.structures import encode
@@ -141,7 +141,7 @@ def _parts(lowered: Any) -> dict[str, bytes]:
     return {
         _HEADER: json.dumps(header, indent=1).encode(),
         _HLO: module.to_bytes(),
-        _STABLEHLO: printer().stablehlo_bytecode(module),
+        _STABLEHLO: printer.stablehlo_bytecode(module),
     }
 
 

@@ -1,7 +1,7 @@
-"""Kernels for the operations that torch_xla does not lower, or lowers incorrectly."""
+"""Operations that are written with torch operations, or with loops of HLO."""
 
-from xfunc.backends.active import tracer
 from xfunc.ops.registry import kernel as kernel
 from xfunc.ops.start import start
+from xfunc.trace import recorder
 
-tracer().at_start(start)
+recorder.start.load = start

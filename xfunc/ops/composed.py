@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._decomp import decomposition_table
 
-from xfunc.core import device
 from xfunc.ops.registry import batched, composition
 from xfunc.torchlib.unbatched import distances
 
@@ -208,15 +207,14 @@ def native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
     return grad * mask * scale
 
 
-if device.TRACER == "own":  # torch reads the labels, except on the devices that it knows.
-
-    @composition("one_hot")
-    def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
-        if x.dtype is not torch.int64:
-            raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
-        if num_classes == -1:
-            num_classes = int(x.max().item()) + 1
-        elif num_classes < 1:
-            raise RuntimeError("num_classes should be positive")
-        classes = torch.arange(num_classes, device=x.device)
-        return (x.unsqueeze(-1) == classes).to(torch.int64)
+@composition("one_hot")
+def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
+    # torch reads the labels, except on the devices that it knows.
+    if x.dtype is not torch.int64:
+        raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
+    if num_classes == -1:
+        num_classes = int(x.max().item()) + 1
+    elif num_classes < 1:
+        raise RuntimeError("num_classes should be positive")
+    classes = torch.arange(num_classes, device=x.device)
+    return (x.unsqueeze(-1) == classes).to(torch.int64)

@@ -59,17 +59,6 @@ def number(x: complex, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), x, dtype=dtype, device=device)
 
 
-def _bitwise(name: str) -> None:
-    @kernel(f"{name}.Scalar", f"{name}.Scalar_Tensor")
-    def bits(x: Tensor | int, y: Tensor | int) -> Tensor:
-        # torch_xla 2.9 keeps booleans beside an integer.
-        return getattr(torch, name)(*together(x, y))
-
-
-for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
-    _bitwise(_name)
-
-
 def _shift(body: ComputationBuilder, x: Value, by: Value, opcode: str) -> Value:
     return body.instruction(opcode, x.shape, [x, by])[0]
 
@@ -100,12 +89,6 @@ def right_shift(x: Tensor, by: Tensor | int) -> Tensor:
     x, by = _integers("bitwise_right_shift", x, by)
     opcode = "shift-right-arithmetic" if x.dtype.is_signed else "shift-right-logical"
     return instruction(_shift, x, by, opcode=opcode)
-
-
-@kernel("abs")
-def abs_(x: Tensor) -> Tensor:
-    # torch_xla 2.9 returns the magnitude of a complex number as complex.
-    return torch.hypot(x.real, x.imag) if x.is_complex() else original("abs")(x)
 
 
 @kernel("signbit")
@@ -181,15 +164,6 @@ def angle(x: Tensor) -> Tensor:
     return torch.where(x.isnan(), x, (x < 0).to(x.dtype) * math.pi)
 
 
-@kernel("complex")
-def complex_(real: Tensor, imag: Tensor) -> Tensor:
-    if real.dtype != imag.dtype or not real.is_floating_point():
-        dtypes = f"{real.dtype} and {imag.dtype}"
-        raise RuntimeError(f"complex: expected two tensors of one floating dtype, but got {dtypes}")
-    real, imag = floating(real, imag)
-    return torch.view_as_complex(torch.stack([real, imag], -1))
-
-
 @composition("polar")
 def polar(size: Tensor, angle: Tensor) -> Tensor:
     # torch's reverse rule takes the direction from the result, which has none where the size is 0.
@@ -228,11 +202,6 @@ def view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     if torch.bool in (x.dtype, dtype):  # A boolean has one bit in XLA, eight in torch.
         return x.to(dtype)
     return instruction(_bits, x, dtype=dtype)
-
-
-@kernel("_conj_physical")
-def conj_physical(x: Tensor) -> Tensor:
-    return torch.complex(x.real, -x.imag)
 
 
 @bare("_efficientzerotensor")

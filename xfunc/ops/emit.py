@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 
-from xfunc.backends.active import tracer
 from xfunc.backends.host_calls import host_call
 from xfunc.backends.lock import lock
-from xfunc.core import device
 from xfunc.core.avals import Aval, hlo_shape
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
 from xfunc.hlo.composite import composite_name
 from xfunc.hlo.computation import Function
 from xfunc.ops.registry import below
+from xfunc.trace import recorder
 
 Emit = Callable[..., Value]
 
@@ -34,26 +33,14 @@ def instruction(emit: Emit, *inputs: torch.Tensor, **options: object) -> Any:
     """
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in inputs)
     computation, single = _computation(emit, avals, tuple(options.items()))
-    outputs = below(tracer().apply, emit.__name__, list(inputs), computation)
+    outputs = below(recorder.apply, emit.__name__, list(inputs), computation)
     return outputs[0] if single else tuple(outputs)
-
-
-def widened(x: torch.Tensor) -> torch.Tensor:
-    """Convert an array that torch_xla 2.9 made as uint32 but treats as int64 to int64."""
-    if device.TRACER == "own":
-        return x
-    computation, _ = _computation(_as_int64, (Aval(tuple(x.shape), torch.uint32),), ())
-    return below(tracer().apply, "widened", [x], computation)[0]
-
-
-def _as_int64(body: ComputationBuilder, x: Value) -> Value:
-    return body.convert(x, torch.int64)
 
 
 @functools.lru_cache(4096)
 def _computation(
     emit: Emit, avals: tuple[Aval, ...], options: tuple[tuple[str, object], ...]
-) -> tuple[object, bool]:
+) -> tuple[recorder.Computation, bool]:
     b = Builder(emit.__name__)
     body = b.computation(emit.__name__)
     out = emit(body, *[body.parameter(hlo_shape(a)) for a in avals], **dict(options))
@@ -61,7 +48,7 @@ def _computation(
     if single:
         out = body.tuple([out])
     module = b.build(body.build(out))
-    return tracer().computation(b.name, module.to_bytes()), single
+    return recorder.Computation(module), single
 
 
 def lapack(routine: str, *inputs: torch.Tensor, result: Shape) -> Any:
@@ -131,7 +118,7 @@ def _looped(
         return state
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in (*state, *held))
     computation = _loop(step, length, halves, avals, len(state), tuple(options.items()))
-    outputs = below(tracer().apply, step.__name__, [*state, *held], computation)
+    outputs = below(recorder.apply, step.__name__, [*state, *held], computation)
     return tuple(outputs)
 
 
@@ -143,7 +130,7 @@ def _loop(
     avals: tuple[Aval, ...],
     n: int,
     options: tuple[tuple[str, object], ...],
-) -> object:
+) -> recorder.Computation:
     index = Aval((), torch.int64)
     module, inputs = _lowered(step, (index, *avals), n, dict(options))
     b = Builder(step.__name__)
@@ -172,13 +159,13 @@ def _loop(
 
 def _while(
     b: Builder, carry: Sequence[Shape], first: int, again: Function, once: Function, n: int
-) -> object:
+) -> recorder.Computation:
     """A module that runs a loop, from the first value of its index on, and returns n values."""
     entry = b.computation(b.name)
     start = [entry.constant(first, torch.int64), *(entry.parameter(s) for s in carry[1:])]
     found = entry.while_(again, once, entry.tuple(start))
     result = entry.tuple([entry.get_tuple_element(found, i + 1) for i in range(n)])
-    return tracer().computation(b.name, b.build(entry.build(result)).to_bytes())
+    return recorder.Computation(b.build(entry.build(result)))
 
 
 def running(step: Combine, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -190,12 +177,12 @@ def running(step: Combine, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ..
         xs: tensors of one size along the first axis.
     """
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in xs)
-    outputs = below(tracer().apply, step.__name__, list(xs), _running(step, avals))
+    outputs = below(recorder.apply, step.__name__, list(xs), _running(step, avals))
     return tuple(outputs)
 
 
 @functools.lru_cache(4096)
-def _running(step: Combine, avals: tuple[Aval, ...]) -> object:
+def _running(step: Combine, avals: tuple[Aval, ...]) -> recorder.Computation:
     index = Aval((), torch.int64)
     slices = [Aval(a.shape[1:], a.dtype) for a in avals]
 
@@ -249,13 +236,13 @@ def called(
     """``step(*inputs, **options)``, as a call of a computation with a name; see `composite`."""
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in inputs)
     computation = _called(name, step, avals, tuple(options.items()))
-    return tuple(below(tracer().apply, step.__name__, list(inputs), computation))
+    return tuple(below(recorder.apply, step.__name__, list(inputs), computation))
 
 
 @functools.lru_cache(4096)
 def _called(
     name: str, step: Step, avals: tuple[Aval, ...], options: tuple[tuple[str, object], ...]
-) -> object:
+) -> recorder.Computation:
     module, inputs = _lowered(step, avals, None, dict(options))
     b = Builder(step.__name__)
     body = b.computation(name)
@@ -263,7 +250,7 @@ def _called(
     found = body.call(b.embed(module), [values[i] for i in inputs])
     outputs = [body.get_tuple_element(found, k) for k in range(len(found.shape.elements))]
     made = b.build(body.build(body.tuple(outputs)))
-    return tracer().computation(b.name, made.to_bytes())
+    return recorder.Computation(made)
 
 
 def _lowered(
@@ -273,12 +260,10 @@ def _lowered(
 
     If `n` is given, the results must match the `n` inputs after the first.
     """
-    with lock, tracer().numbers_as_constants():
-        inputs = [tracer().placeholder(a) for a in avals]
+    with lock:
+        inputs = [recorder.placeholder(a) for a in avals]
         outputs = list(step(*inputs, **options))
         for found, aval in zip(outputs, avals[1 : n + 1] if n else (), strict=bool(n)):
             assert (tuple(found.shape), found.dtype) == (aval.shape, aval.dtype), step
-        hlo, parameters = tracer().recorded(step.__name__, inputs, outputs)
-    order = [p for p in parameters if isinstance(p, int)]
-    assert len(order) == len(parameters), f"{step.__name__} makes data outside the trace"
-    return Module.from_bytes(hlo), order
+        hlo, parameters = recorder.recorded(step.__name__, inputs, outputs)
+    return Module.from_bytes(hlo), parameters

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from xfunc.core import device
 from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import composite, instruction, lapack, loop
-from xfunc.ops.registry import batched, kernel, original
+from xfunc.ops.registry import batched, kernel
 from xfunc.trace import tracing
 
 Tensor = torch.Tensor
@@ -279,25 +278,6 @@ def _values_alone(a: Tensor) -> tuple[Tensor]:
 
 
 def _svd(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
-    if device.TRACER == "own":
-        return _svd_by_eigenvectors(a, full)
-    *batch, m, n = a.shape
-    k = min(m, n)
-    # torch_xla 2.9 gets the shapes wrong for more than one matrix.
-    flat = a.reshape(-1, m, n)
-    if flat.shape[0] == 1:
-        u, s, v = (x[None] for x in _one_svd(flat[0], full))
-    else:
-        rows, columns = (m, n) if full else (k, k)
-        state = [flat.new_zeros((flat.shape[0], *d)) for d in ((m, rows), (n, columns))]
-        real = a.dtype.to_real() if a.is_complex() else a.dtype
-        state.append(torch.zeros(flat.shape[0], k, dtype=real, device=a.device))
-        u, v, s = loop(_svd_step, flat.shape[0], state, [flat], full=full)
-    u, v = (x.reshape(*batch, *x.shape[1:]) for x in (u, v))
-    return u, s.reshape(*batch, k), v.mH.clone()
-
-
-def _svd_by_eigenvectors(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
     """From the eigenvectors ``[u, v]`` and ``[u, -v]`` of ``[[0, a], [a^H, 0]]``.
 
     Where singular values are zero up to rounding, u and v are any; QR makes them orthogonal.
@@ -319,27 +299,6 @@ def _orthogonal(x: Tensor, full: bool) -> Tensor:
     sign = torch.where(r.diagonal(0, -2, -1) < 0, -1, 1).to(x.dtype)
     sign = torch.nn.functional.pad(sign, (0, q.shape[-1] - sign.shape[-1]), value=1)
     return q * sign.unsqueeze(-2)
-
-
-def _one_svd(a: Tensor, full: bool) -> tuple[Tensor, Tensor, Tensor]:
-    m, n = a.shape
-    k = min(m, n)
-    u, s, v = original("svd")(a, not full, True)
-    return (u, s[:k], v) if full else (u[:, :k], s[:k], v[:, :k])
-
-
-def _svd_step(
-    i: Tensor, u: Tensor, v: Tensor, s: Tensor, a: Tensor, *, full: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the SVD of matrix i."""
-    found = _one_svd(a.index_select(0, i.reshape(1))[0], full)
-    here = torch.arange(a.shape[0], device=a.device) == i
-    wide = here[:, None, None]
-    return (
-        torch.where(wide, found[0], u),
-        torch.where(wide, found[2], v),
-        torch.where(here[:, None], found[1], s),
-    )
 
 
 @kernel("svd")

@@ -15,24 +15,6 @@ from xfunc.ops.registry import batched, below, composition, kernel, original
 Tensor = torch.Tensor
 
 
-@kernel("gather")
-def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    shape = index.shape
-    if not index.numel():
-        return x.new_zeros(shape)
-    x, index = (v if v.ndim else v.reshape(1) for v in (x, index))
-    return original("gather")(x, dim, index, sparse_grad=sparse_grad).reshape(shape)
-
-
-@kernel("scatter_add")
-def scatter_add(x: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
-    if not index.numel():
-        return x.clone()
-    inputs = (v if v.ndim else v.reshape(1) for v in (x, index, src))
-    x1, index, src = inputs
-    return original("scatter_add")(x1, dim, index, src).reshape(x.shape)
-
-
 @kernel("index_fill.int_Scalar")
 @composition("index_fill.int_Tensor")
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
@@ -93,18 +75,9 @@ def scatter_value(x: Tensor, dim: int, index: Tensor, value: float, *, reduce: s
 _REDUCE = {"add": "sum", "multiply": "prod"}
 
 
-def _alike_or_few(x: Tensor, indices: Sequence[Tensor | None]) -> bool:
-    return len({i.dtype for i in indices if i is not None}) < 2
-
-
 def _long(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
     # torch_xla 2.9 fails on mixed integer dtypes.
     return [i.long() if i is not None and i.dtype is torch.int32 else i for i in indices]
-
-
-@kernel("index.Tensor", unless=_alike_or_few)
-def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    return original("index.Tensor")(x, _long(indices))
 
 
 @kernel("index_put")
@@ -142,13 +115,6 @@ def index_put(
 
 def _index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool) -> Tensor:
     return torch.ops.aten.index_put_.default(x.clone(), indices, values, accumulate)
-
-
-@kernel("scatter.value")
-def scatter_number(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
-    # torch_xla 2.9 fails where there are more indices than elements.
-    src = torch.full(index.shape, value, dtype=x.dtype, device=x.device)
-    return torch.scatter(x, dim, index, src)
 
 
 @kernel("masked_scatter")

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from xfunc.core import device
 from xfunc.ops.opmath import HALF
 from xfunc.ops.registry import differentiable, kernel
 from xfunc.torchlib import functorch
@@ -107,10 +106,9 @@ def _batch_norm(name: str) -> None:
         return (out, mean, scale, *kept)
 
 
-if device.TRACER == "own":  # torch_xla has kernels of its own
-    for _name in (
-        "native_batch_norm",
-        "_native_batch_norm_legit_functional",
-        "_native_batch_norm_legit.no_stats",
-    ):
-        _batch_norm(_name)
+for _name in (
+    "native_batch_norm",
+    "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit.no_stats",
+):
+    _batch_norm(_name)

@@ -201,23 +201,6 @@ def matrix_exp(a: Tensor) -> Tensor:
 composition("cov")(covariance)  # torch's own checks that the weights are positive.
 
 
-@kernel("vdot")
-def vdot(x: Tensor, y: Tensor) -> Tensor:
-    return dot(x.conj().resolve_conj(), y)
-
-
-@kernel("dot")
-def dot(x: Tensor, y: Tensor) -> Tensor:
-    if not x.ndim == y.ndim == 1:
-        raise RuntimeError(f"1D tensors expected, but got {x.ndim}D and {y.ndim}D tensors")
-    if x.dtype != y.dtype:
-        dtypes = f"{x.dtype} and {y.dtype}"
-        raise RuntimeError(f"dot: expected both vectors to have same dtype, but got {dtypes}")
-    if x.shape != y.shape:
-        raise RuntimeError(f"dot: the vectors have {x.numel()} and {y.numel()} elements")
-    return (x * y).sum(dtype=x.dtype)
-
-
 @kernel("trace")
 def trace(x: Tensor) -> Tensor:
     if x.ndim != 2:
@@ -225,25 +208,21 @@ def trace(x: Tensor) -> Tensor:
     return x.diagonal().sum()
 
 
-@kernel("addmm")
 @batched("addmm")  # torch's rule does not make `alpha` and `beta` integers.
 def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Factor = 1, alpha: Factor = 1) -> Tensor:
     return _plus(x, a @ b, beta, alpha)
 
 
-@kernel("addmv")
 @batched("addmv")
 def addmv(x: Tensor, a: Tensor, b: Tensor, *, beta: Factor = 1, alpha: Factor = 1) -> Tensor:
     return _plus(x, a @ b, beta, alpha)
 
 
-@kernel("baddbmm")
 @batched("baddbmm")
 def baddbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Factor = 1, alpha: Factor = 1) -> Tensor:
     return _plus(x, a @ b, beta, alpha)
 
 
-@kernel("addbmm")
 @batched("addbmm")
 def addbmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Factor = 1, alpha: Factor = 1) -> Tensor:
     if not cmath.isfinite(alpha):  # It scales each product separately: inf - inf is NaN.

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from xfunc.ops.emit import widened
 from xfunc.ops.reductions import first_place
 from xfunc.ops.registry import below, composition, kernel, original
 from xfunc.ops.settled import settled
@@ -74,7 +73,6 @@ def _max_pool(name: str, spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
         if all(d == 1 for d in dilation):
             options = (kernel_size, stride, padding, dilation, ceil_mode)
             value, place = original(name)(x, *options)
-            place = widened(place)
             if x.is_floating_point():  # See NOTE [the place of NaN].
                 sizes = x.shape[-spatial:]
                 exact = torch.float32 if math.prod(sizes) < 2**24 else torch.float64

@@ -2,9 +2,8 @@
 
 NOTE [where narrow numbers are computed in float32]: torch computes each operation on bfloat16 and
 float16 in float32 ("opmath") and rounds its result. A single XLA instruction does the same; but
-torch_xla lowers many operations to several instructions, each of which rounds, and computes means
-by dividing a sum that may have overflowed float16. Such operations are therefore computed entirely
-in float32 here. Plain sums are left to `hlo.accumulate`, matrix products to XLA.
+many operations are several instructions, each of which would round. Such operations are therefore
+computed entirely in float32 here.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from xfunc.torchlib.promotion import number, result_type
 HALF = (torch.bfloat16, torch.float16)
 
 _REDUCTIONS = """
-    mean mean.dim nansum std.correction var.correction std_mean.correction var_mean.correction
+    nansum std.correction std_mean.correction
     linalg_vector_norm norm.Scalar norm.ScalarOpt_dtype norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype
-    logsumexp logcumsumexp _logcumsumexp dot vdot cov cdist pdist dist renorm index_reduce
+    logcumsumexp _logcumsumexp cov cdist pdist dist renorm index_reduce
     scatter_reduce.two _weight_norm_interface _trilinear embedding_dense_backward
     histc native_batch_norm_backward
-    _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data linalg_matrix_exp
+    linalg_matrix_exp
 """
 _LOSSES = """
     mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss
@@ -47,15 +46,15 @@ _WINDOWS = """
     _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
 """
 _ELEMENTWISE = """
-    gelu gelu_backward silu silu_backward mish celu elu elu_backward selu softplus
+    gelu gelu_backward silu_backward mish celu elu elu_backward selu softplus
     softplus_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward glu
-    glu_backward sigmoid_backward tanh_backward logit logit_backward addcmul addcdiv lerp.Scalar
-    lerp.Tensor xlogy.Tensor special_xlog1py special_entr sinc exp2 log2 log10 sinh cosh tan asinh
+    glu_backward logit logit_backward
+    xlogy.Tensor special_xlog1py special_entr sinc exp2 log2 log10 sinh cosh asinh
     acosh atanh erfinv hypot angle logaddexp logaddexp2 lgamma digamma polygamma mvlgamma igamma
-    igammac i0 div.Tensor mul.Scalar div.Scalar
-    leaky_relu leaky_relu_backward threshold threshold_backward softshrink softshrink_backward
-    hardtanh_backward fmod.Scalar fmod.Tensor remainder.Scalar remainder.Tensor
-    remainder.Scalar_Tensor floor_divide div.Tensor_mode frac round.decimals
+    igammac i0
+    leaky_relu leaky_relu_backward threshold softshrink softshrink_backward
+    hardtanh_backward
+    round.decimals
 """
 
 
@@ -72,25 +71,19 @@ def narrow_dtype(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.
 
 
 # NOTE [numbers next to narrow numbers]: where torch expects a tensor but gets a Python number, or
-# a 0-d array of a wider dtype, it rounds it first; but not to multiply or divide by it.
-_EXACT = frozenset("div.Tensor mul.Scalar div.Scalar".split())
-_ROUNDED = {"fmod.Scalar": [1], "remainder.Scalar": [1]}
+# a 0-d array of a wider dtype, it rounds it first.
 
 
 def widened(name: str, function: Kernel) -> Kernel:
     """A kernel that computes in float32 and rounds its result to the narrow dtype."""
-    places = registry.tensor_places(name) + _ROUNDED.get(name, [])
-    exact = name in _EXACT
+    places = registry.tensor_places(name)
 
     @functools.wraps(function)
     def run(*args: object, **kwargs: object) -> object:
         dtype = narrow_dtype(args, kwargs)
         if dtype is None:
             return function(*args, **kwargs)
-        if exact or kwargs.get("rounding_mode") == "trunc":
-            args = tuple(map(_wide, args))
-        else:
-            args = tuple(_wide(_round(a, dtype, k in places)) for k, a in enumerate(args))
+        args = tuple(_wide(_round(a, dtype, k in places)) for k, a in enumerate(args))
         out = function(*args, **{k: _wide(_round(v, dtype)) for k, v in kwargs.items()})
         if isinstance(out, (tuple, list)):
             return type(out)(_rounded(o, dtype) for o in out)

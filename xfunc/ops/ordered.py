@@ -15,16 +15,18 @@ from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import Kernel, surround
 
 _ORDERING = """
+    clamp clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor floor_divide floor_divide.Scalar
+    div.Tensor_mode div.Scalar_mode
     _softmax _log_softmax hardswish hardsigmoid hardtanh relu leaky_relu threshold
     max_pool2d_with_indices max_pool3d_with_indices max_pool2d_with_indices_backward
     max_pool3d_with_indices_backward max_unpool2d max_unpool3d adaptive_max_pool2d
     adaptive_max_pool3d gcd lcm maximum minimum amax amin topk sort sort.stable kthvalue
     cummax cummin lt.Scalar lt.Tensor le.Scalar le.Tensor gt.Scalar gt.Tensor ge.Scalar ge.Tensor
     argmax argmin aminmax max max.dim min min.dim median median.dim nanmedian nanmedian.dim mode
-    fmax fmin clamp clamp.Tensor clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor heaviside
+    fmax fmin clamp.Tensor heaviside
     searchsorted.Tensor histc isneginf isposinf softshrink hardshrink elu softplus sign
     remainder.Scalar remainder.Tensor remainder.Scalar_Tensor fmod.Scalar fmod.Tensor
-    floor_divide floor_divide.Scalar log_sigmoid_forward huber_loss smooth_l1_loss
+    log_sigmoid_forward huber_loss smooth_l1_loss
 """.split()
 _REAL = """
     atan2 hypot nextafter signbit floor ceil round round.decimals trunc frac xlogy.Tensor erf erfc

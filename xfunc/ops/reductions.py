@@ -11,7 +11,7 @@ from torch._prims_common import canonicalize_dims, validate_no_repeating_dims
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.ops.emit import instruction
-from xfunc.ops.registry import kernel, original
+from xfunc.ops.registry import kernel
 from xfunc.ops.running import accumulated
 from xfunc.ops.settled import settled
 
@@ -26,12 +26,6 @@ def _dims(x: Tensor, dim: Sequence[int]) -> tuple[int, ...]:
     return dims if dims and x.ndim else tuple(range(x.ndim))
 
 
-def _reduce(
-    body: ComputationBuilder, x: Value, *, dims: tuple[int, ...], opcode: str, start: float
-) -> Value:
-    return hlo.reduce(body, x, body.constant(start, x.shape.dtype), dims, opcode)
-
-
 def lowest(dtype: torch.dtype) -> float:
     """The least value of a dtype: -inf if it is floating."""
     return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
@@ -40,41 +34,6 @@ def lowest(dtype: torch.dtype) -> float:
 def highest(dtype: torch.dtype) -> float:
     """The greatest value of a dtype: inf if it is floating."""
     return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
-
-
-def _extreme(x: Tensor, dim: Sequence[int], keepdim: bool, largest: bool) -> Tensor:
-    # torch_xla 2.9 reduces no dimension for (), and uses the lowest finite number instead of -inf.
-    _dims(x, dim)
-    if not x.ndim:
-        return x.clone()
-    if x.dtype is torch.bool:
-        return (torch.any if largest else torch.all)(x, _dims(x, dim), keepdim)
-    dims = tuple(sorted(_dims(x, dim)))
-    start = (lowest if largest else highest)(x.dtype)
-    opcode = "maximum" if largest else "minimum"
-    found = instruction(_reduce, x, dims=dims, opcode=opcode, start=start)
-    kept = [1 if d in dims else n for d, n in enumerate(x.shape)]
-    return found.reshape(kept) if keepdim else found
-
-
-@kernel("amax")
-def amax(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
-    return _extreme(x, dim, keepdim, True)
-
-
-@kernel("amin")
-def amin(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
-    return _extreme(x, dim, keepdim, False)
-
-
-@kernel("max")
-def max_all(x: Tensor) -> Tensor:
-    return _extreme(x, (), False, True)
-
-
-@kernel("min")
-def min_all(x: Tensor) -> Tensor:
-    return _extreme(x, (), False, False)
 
 
 def first_place(x: Tensor, value: Tensor, dim: int) -> Tensor:
@@ -151,29 +110,11 @@ def nansum(
     return torch.sum(x, tuple(dim or ()), keepdim, dtype=dtype)
 
 
-def _running(name: str, x: Tensor, dim: int, dtype: torch.dtype | None) -> Tensor:
-    if dtype is None and not (x.is_floating_point() or x.is_complex()):
-        dtype = torch.int64
-    x = x.to(dtype or x.dtype)
-    if not x.ndim or not x.numel():  # torch_xla 2.9 fails on both.
-        return x.clone()
-    return original(name)(x, dim, dtype=None)
-
-
-@kernel("cumsum")
-def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    return _running("cumsum", x, dim, dtype)
-
-
 @kernel("cumprod")
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     if dtype is None and not (x.is_floating_point() or x.is_complex()):
         dtype = torch.int64
     x = x.to(dtype or x.dtype)
-    if not x.ndim or not x.numel():
-        return x.clone()
-    if x.is_floating_point() or x.is_complex():
-        return _running("cumprod", x, dim, None)
     return accumulated(_multiplied, (x,), dim)[0]
 
 
@@ -275,3 +216,16 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tenso
     at = torch.argmax(run, dim, keepdim=True)  # the end of the first run of the greatest length
     value, place = value.gather(dim, at), place.gather(dim, at)
     return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+
+
+@kernel("logsumexp")
+def logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+    if not (x.is_floating_point() or x.is_complex()):
+        x = x.to(torch.get_default_dtype())
+    if not x.ndim:
+        return x.clone()
+    dim = dim or [*range(x.ndim)]
+    most = x.real.amax(dim, keepdim=True)
+    most = torch.where(most.isfinite(), most, torch.zeros_like(most))
+    found = torch.log(torch.exp(x - most).sum(dim, keepdim=True)) + most
+    return found if keepdim else found.squeeze(dim)

@@ -1,9 +1,9 @@
 """The table of kernels, and their registration with torch's dispatcher.
 
-NOTE [kernels for the dispatcher]: a kernel registered for the XLA key sits below everything that
-transforms an operation: autograd's formulas, the batching rules of torch.func, and the operations
-that torch composes of others in C++ all reach it, whether a program is traced or not. Where a
-kernel is missing, torch_xla falls back to computing on the host, which a trace must refuse.
+NOTE [kernels]: a kernel computes an operation that has no rule (`xfunc.rules`) with other torch
+operations. It sits below everything that transforms an operation: autograd's formulas, the batching
+rules of torch.func, and the operations that torch composes of others in C++ all reach it. Where a
+kernel is missing, too, torch's own composition is used (`xfunc.ops.fallback`).
 
 NOTE [which way to replace an operation]: from the user's call down to the device, higher levels
 cover more (derivatives, batching), and lower levels are reached by more callers:
@@ -13,14 +13,14 @@ cover more (derivatives, batching), and lower levels are reached by more callers
   express;
 - a `composition` replaces an operation's own derivative and batching rule with those of the
   operations that it is composed of, wherever it is called;
-- a `differentiable` function brings its own derivative: where torch's formula is wrong on
-  torch_xla, or needs an operation that it lacks;
+- a `differentiable` function brings its own derivative: where torch's formula is wrong, or needs
+  an operation that cannot be lowered;
 - a `batched` function is only a batching rule for torch.func's vmap: where it is missing or wrong;
 - a `kernel` only computes values, where torch's derivative is right; a `bare` kernel is one whose
   call overhead would otherwise be too high.
 
-NOTE [kernels are written with views]: above the XLA key torch turns views and in-place writes into
-plain operations ("functionalisation"); below it a view is a copy, and a write to it is lost.
+NOTE [kernels are written with views]: above the device's key torch turns views and in-place writes
+into plain operations ("functionalisation"); below it a view is a copy, and a write to it is lost.
 Our kernels therefore run above it again, on wrapped tensors.
 """
 
@@ -28,13 +28,12 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 from xfunc.core import device
-from xfunc.torchlib.derivatives import has_derivative, is_composite
 from xfunc.torchlib.functorch import is_watched_at_this_level
 from xfunc.torchlib.values import tensors_in
 
@@ -51,12 +50,8 @@ _compositions: dict[str, Kernel] = {}
 _differentiable: dict[str, Kernel] = {}
 _when: dict[str, Callable[..., bool]] = {}
 _batched: dict[str, Kernel] = {}
-_originals: dict[str, Callable[..., Any]] = {}
 _original: Callable[[str], Callable[..., Any]] | None = None
-lowered_upstream: set[str] = set()  # our names for which torch_xla has a kernel
 _libraries: list[torch.library.Library] = []  # An override lives as long as its library.
-_XLA = torch._C.DispatchKeySet(torch._C.DispatchKey.XLA)
-_AUTOGRAD = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradXLA).add(torch._C.DispatchKey.XLA)
 _LEVEL = "Functionalize"
 
 
@@ -65,7 +60,7 @@ def kernel(*names: str, unless: Callable[..., bool] | None = None) -> Callable[[
 
     Args:
         names: without ``aten::``, with the overload after a dot.
-        unless: for which (positional) arguments torch_xla's own kernel is right, and faster.
+        unless: for which (positional) arguments the device's own computation is right, and faster.
     """
 
     def put(function: K) -> K:
@@ -112,9 +107,10 @@ def batched(*names: str) -> Callable[[K], K]:
 
 
 def bare(*names: str) -> Callable[[K], K]:
-    """A decorator: this runs below functionalisation, in place of torch_xla's kernels.
+    """A decorator: this runs below functionalisation.
 
-    For frequent calls that mostly go to torch_xla: it calls `theirs`, or a kernel by `above`.
+    For frequent calls that mostly go to the device's own computation: it calls `theirs`, or a
+    kernel by `above`.
     """
 
     def put(function: K) -> K:
@@ -127,8 +123,8 @@ def bare(*names: str) -> Callable[[K], K]:
 def differentiable(*names: str) -> Callable[[K], K]:
     """A decorator: this function wraps torch's own operations, with torch's own derivatives.
 
-    For those whose derivative torch_xla replaces, and those whose arguments must be `settled` for
-    it. torch's own operation is the function's first argument.
+    For those whose arguments must be `settled` for it. torch's own operation is the function's
+    first argument.
     """
 
     def put(function: K) -> K:
@@ -146,7 +142,7 @@ def kernels() -> dict[str, Kernel]:
 def surround(
     name: str, decorator: Callable[[str, Kernel], Kernel], unless: Callable[..., bool]
 ) -> None:
-    """Wrap the kernel of an operation, whether ours or torch_xla's.
+    """Wrap the kernel of an operation, whether ours or the device's own.
 
     Args:
         name: name of the operation.
@@ -165,7 +161,7 @@ def surround(
 
 
 def original(name: str) -> Callable[..., Any]:
-    """torch_xla's own kernel for an operation that has one of ours."""
+    """The device's own computation of an operation that has a kernel."""
 
     def call(*args: object, **kwargs: object) -> object:
         return below(_found(name), *args, **kwargs)
@@ -174,7 +170,7 @@ def original(name: str) -> Callable[..., Any]:
 
 
 def theirs(name: str, *args: object, **kwargs: object) -> Any:
-    """Call torch_xla's own kernel from a `bare` one."""
+    """Call the device's own computation from a `bare` kernel."""
     return _found(name)(*args, **kwargs)
 
 
@@ -185,7 +181,7 @@ def above(function: Callable[..., R], *args: object, **kwargs: object) -> R:
 
 
 def below(function: Callable[..., R], *args: object, **kwargs: object) -> R:
-    """Call a torch_xla function in a kernel: see NOTE [kernels are written with views]."""
+    """Record something in a kernel: see NOTE [kernels are written with views]."""
     raw, kwraw = _unwrap(args), {k: _unwrap(v) for k, v in kwargs.items()}
     with _level(excluded=True):
         return _wrap(function(*raw, **kwraw))
@@ -198,8 +194,6 @@ def install() -> None:
     with warnings.catch_warnings():
         # torch warns, once in a process, when a kernel replaces another.
         warnings.filterwarnings("ignore", "[^$]*Overriding a previously registered kernel")
-        if device.TRACER == "torch_xla":
-            _replace_kernels(library)
         for name, function in _compositions.items():
             _replace_derivative(library, name, function)
         for name, function in _batched.items():
@@ -209,10 +203,7 @@ def install() -> None:
             formula = torch.library.get_kernel(f"aten::{name}", "AutogradCPU").call_boxed
             run = functools.partial(_derived, function, formula)
             library.impl(name, run, device.AUTOGRAD, with_keyset=True, allow_override=True)
-            if device.AUTOGRAD_WRAPPED != device.AUTOGRAD:
-                _replace_wrapped(library, name, run)
-        if device.TRACER == "torch_xla":
-            _restore_composites(library)
+            _replace_wrapped(library, name, run)
 
 
 def _replace_derivative(library: torch.library.Library, name: str, function: Kernel) -> None:
@@ -222,11 +213,10 @@ def _replace_derivative(library: torch.library.Library, name: str, function: Ker
         library.impl(name, run, device.AUTOGRAD, with_keyset=True)
     else:
         library.impl(name, function, device.AUTOGRAD)
-    if device.AUTOGRAD_WRAPPED != device.AUTOGRAD:
-        run = functools.partial(_without_keys, function)
-        if name in _when:
-            run = _chosen(name, function, device.AUTOGRAD_WRAPPED)
-        _replace_wrapped(library, name, run)
+    run = functools.partial(_without_keys, function)
+    if name in _when:
+        run = _chosen(name, function, device.AUTOGRAD_WRAPPED)
+    _replace_wrapped(library, name, run)
 
 
 def _replace_wrapped(library: torch.library.Library, name: str, run: Kernel) -> None:
@@ -240,24 +230,6 @@ def _replace_wrapped(library: torch.library.Library, name: str, run: Kernel) -> 
         return rule.call_boxed(keys, *args, **kwargs)
 
     library.impl(name, choose, key, with_keyset=True, allow_override=True)
-
-
-def _replace_kernels(library: torch.library.Library) -> None:
-    """Put our kernels in place of torch_xla's."""
-    for name, function in _kernels.items():
-        if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "XLA"):
-            lowered_upstream.add(name)
-        if torch._C._dispatch_has_computed_kernel_for_dispatch_key(f"aten::{name}", "XLA"):
-            _originals[name] = _theirs(name)
-        library.impl(name, _functionalised(name, function), "XLA", allow_override=True)
-
-
-def _restore_composites(library: torch.library.Library) -> None:
-    """See NOTE [composites that have a kernel] in `derivatives`."""
-    library.impl("einsum", _einsum(), "AutogradXLA", allow_override=True)
-    for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith("aten::") and is_composite(name) and not has_derivative(name):
-            library.impl(name.removeprefix("aten::"), _composite(name), "AutogradXLA")
 
 
 def kernel_of(name: str) -> Kernel | None:
@@ -274,23 +246,8 @@ def set_originals(of: Callable[[str], Callable[..., Any]]) -> None:
 
 @functools.cache
 def _found(name: str) -> Callable[..., Any]:
-    return _originals[name] if _original is None else _original(name)
-
-
-def _einsum() -> Kernel:
-    """torch's own composition for complex numbers, whose gradients torch_xla 2.9 gets wrong.
-
-    And for booleans, whose products are refused: see `ordered`.
-    """
-    composed = torch.library.get_kernel("aten::einsum", "AutogradOther")
-    fused = torch.library.get_kernel("aten::einsum", "AutogradXLA")
-
-    def run(equation: str, tensors: list[torch.Tensor], **options: object) -> object:
-        inner = composed if any(t.is_complex() or t.dtype is torch.bool for t in tensors) else fused
-        keys = _XLA if inner is composed else _AUTOGRAD
-        return inner.call_boxed(keys, equation, tensors, **options)
-
-    return run
+    assert _original is not None, name
+    return _original(name)
 
 
 def _without_keys(function: Kernel, keys: object, *args: object, **kwargs: object) -> object:
@@ -306,15 +263,6 @@ def _chosen(name: str, function: Kernel, key: str) -> Kernel:
         if when(*args, **kwargs) and any(map(is_watched_at_this_level, tensors)):
             return function(*args, **kwargs)
         return rule.call_boxed(keys, *args, **kwargs)
-
-    return run
-
-
-def _composite(name: str) -> Kernel:
-    inner = torch.library.get_kernel(name, "AutogradOther")  # which keeps the original composition
-
-    def run(*args: torch.Tensor, **kwargs: object) -> object:
-        return inner.call_boxed(_XLA, *args, **kwargs)
 
     return run
 
@@ -339,40 +287,9 @@ def tensor_places(name: str) -> list[int]:
     return [k for k, a in enumerate(arguments) if str(a.type) == "Tensor"]
 
 
-def _theirs(name: str) -> Kernel:
-    """The existing kernel, accepting numbers in place of tensors too.
-
-    The dispatcher wraps a number for it, but passes it to Python as a number.
-    """
-    call = torch.library.get_kernel(f"aten::{name}", "XLA").call_boxed
-    places = tensor_places(name)
-
-    def run(*args: Any, **kwargs: object) -> object:
-        for k in places:
-            if k >= len(args):
-                break
-            x = args[k]
-            if not isinstance(x, torch.Tensor):
-                args = (*args[:k], _scalar(x, args), *args[k + 1 :])
-            elif x.ndim == 0 and x.is_cpu and name not in _TRANSFERS:
-                args = (*args[:k], _on_device(x), *args[k + 1 :])
-        return call(_XLA, *args, **kwargs)
-
-    return run
-
-
-_TRANSFERS = frozenset("_to_copy copy copy_ _local_scalar_dense".split())
-
-
 def _on_device(x: torch.Tensor) -> torch.Tensor:
     """Move a 0-d CPU array to the device: torch treats it as a number, on any device."""
     return torch.full((), x.item(), dtype=x.dtype, device=device.TYPE)
-
-
-def _scalar(x: bool | float | complex, others: Sequence[object]) -> torch.Tensor:
-    """A number as an array, of a dtype that does not change torch's result dtype."""
-    first = next(a for a in others if isinstance(a, torch.Tensor))
-    return torch.full((), x, dtype=torch.result_type(first, x), device=first.device)
 
 
 def _functionalised(name: str, function: Kernel) -> Kernel:

@@ -1,10 +1,9 @@
 """Derivatives of activations: at kinks, and with operands of different shapes.
 
-At a kink torch takes the slope of one side, and for NaN that of the part not cut off; torch_xla
-2.9 often takes the other.
+At a kink torch takes the slope of one side, and for NaN that of the part not cut off.
 
-A batch of tangents or cotangents can meet unbatched inputs, in a Jacobian for example. torch's
-kernels broadcast the two; those of torch_xla 2.9 fail.
+A batch of tangents or cotangents can meet unbatched inputs, in a Jacobian for example: torch's
+kernels broadcast the two.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from xfunc.ops.registry import composition, kernel, kernels, original
 Tensor = torch.Tensor
 
 _POINTWISE = """
-    sigmoid_backward tanh_backward hardtanh_backward hardsigmoid_backward hardswish_backward
+    hardtanh_backward hardsigmoid_backward hardswish_backward
     gelu_backward mish_backward leaky_relu_backward softplus_backward
-    threshold_backward softshrink_backward hardshrink_backward log_sigmoid_backward
+    softshrink_backward hardshrink_backward log_sigmoid_backward
 """.split()
 
 
@@ -48,18 +47,12 @@ def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
 def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     if not lambd >= 0:  # NaN too
         raise RuntimeError(f"lambda must be greater or equal to 0, but found to be {lambd}")
-    # torch_xla 2.9 turns NaN into zero.
     return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
 
 
 @kernel("_prelu_kernel_backward")
 def prelu_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(x > 0, grad, weight * grad), torch.where(x > 0, 0, x * grad)
-
-
-@kernel("threshold_backward")
-def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
-    return torch.where(x <= threshold, 0, grad)
 
 
 @kernel("hardtanh_backward")
@@ -79,7 +72,7 @@ def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 @kernel("log_sigmoid_forward")
 def log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    small = torch.exp(-x.abs())  # torch_xla 2.9 gives NaN for -inf
+    small = torch.exp(-x.abs())
     return x.clamp(max=0) - torch.log1p(small), small
 
 

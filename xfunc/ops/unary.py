@@ -13,11 +13,8 @@ from xfunc.torchlib.functorch import differentiates_twice
 
 Tensor = torch.Tensor
 
-# For integers and bool the results are floating. torch_xla 2.9 misses some of these dtypes.
-_FLOATING = """
-    acos acosh asin asinh atan atanh cos cosh erf erfc erfinv exp expm1 log log1p rsqrt sigmoid
-    sin sinh sqrt tan tanh
-""".split()
+# For integers and bool the results are floating.
+_FLOATING = "acos acosh asin asinh atan atanh cosh erf erfc erfinv log1p sinh".split()
 
 
 def _floating(name: str) -> Kernel:
@@ -49,8 +46,6 @@ for _name in _FLOATING:
 
 
 def _logarithm(name: str, base: float) -> None:
-    """torch_xla 2.9 divides by the logarithm of the base in float32."""
-
     @kernel(name)
     def run(x: Tensor) -> Tensor:
         found, scale = torch.log(x), 1 / math.log(base)
@@ -61,15 +56,6 @@ def _logarithm(name: str, base: float) -> None:
 
 _logarithm("log2", 2.0)
 _logarithm("log10", 10.0)
-
-
-@kernel("isnan")
-def isnan(x: Tensor) -> Tensor:
-    if x.is_complex():
-        return x.real.isnan() | x.imag.isnan()
-    if x.is_floating_point():
-        return original("isnan")(x)
-    return torch.zeros_like(x, dtype=torch.bool)
 
 
 @kernel("isinf")
@@ -93,30 +79,6 @@ _infinite("isposinf", math.inf)
 _infinite("isneginf", -math.inf)
 
 
-@kernel("logical_not")
-def logical_not(x: Tensor) -> Tensor:
-    return x == 0
-
-
-def _direction(x: Tensor) -> Tensor:
-    size = x.abs()
-    size = torch.where(size == 0, 1, size)
-    return torch.complex(x.real / size, x.imag / size)
-
-
-def _sign(name: str) -> Kernel:
-    def run(x: Tensor) -> Tensor:
-        if x.is_complex():
-            return above(_direction, x)  # theirs divides by a complex number
-        return above(torch.clone, x) if x.dtype is torch.bool else theirs(name, x)
-
-    return run
-
-
-for _name in ("sign", "sgn"):
-    bare(_name)(_sign(_name))
-
-
 @composition("special_ndtr")
 def normal_distribution(x: Tensor) -> Tensor:
     # torch adds 1 to `erf`, which leaves little of a small result.
@@ -136,7 +98,6 @@ def round_to(x: Tensor, *, decimals: int) -> Tensor:
 
 @kernel("threshold")
 def threshold(x: Tensor, least: float, value: float) -> Tensor:
-    # torch_xla 2.9 replaces NaN too, and rounds the value to float32.
     return torch.where(x <= least, x.new_full((), value), x)
 
 
@@ -156,8 +117,7 @@ def nan_to_num(
     return torch.where(x == math.inf, highest, torch.where(x == -math.inf, lowest, y))
 
 
-# torch_xla 2.9 rounds the constants of `gelu` to float32, and multiplies x by ``1 + erf(x)``, or
-# tanh, which is not zero far below 0: the result for -65504 is -0.006. Nor is ``1 - tanh ** 2``.
+# Not by ``1 + erf(x)``, or tanh, which are not zero far below 0; nor is ``1 - tanh ** 2``.
 def _double_inner(x: Tensor) -> Tensor:
     return math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x)
 
@@ -182,7 +142,7 @@ def smooth_gelu(x: Tensor, *, approximate: str) -> Tensor:
 
 @composition("mish")
 def mish(x: Tensor) -> Tensor:
-    # torch_xla 2.9 gives a slope of 1.02 at 6e4, for the same reason. Beyond 20, it is 1.
+    # Beyond 20, it is 1.
     w = torch.exp(x.clamp(max=20))
     n = w * w + 2 * w
     return x * (n / (n + 2))  # tanh(softplus(x))
@@ -205,24 +165,3 @@ def logit(x: Tensor, eps: float | None = None) -> Tensor:
     if eps is not None:  # With crossed bounds, the lower one applies first.
         x = torch.where(x < eps, eps, x.clamp(max=1 - eps))
     return torch.log(x / (1 - x))
-
-
-def _slope(name: str) -> None:
-    """For complex numbers, torch_xla 2.9 omits the conjugate."""
-
-    @bare(name)
-    def run(grad: Tensor, out: Tensor) -> Tensor:
-        if grad.is_complex() or out.is_complex():
-            return above(_SLOPES[name], grad, out)
-        if grad.shape != out.shape:  # a batch of cotangents for one result
-            return above(_SLOPES[name], grad, out)
-        return theirs(name, grad, out)
-
-
-_SLOPES: dict[str, Callable[..., Tensor]] = {
-    "sigmoid_backward": lambda grad, out: grad * (out * (1 - out)).conj().resolve_conj(),
-    "tanh_backward": lambda grad, out: grad * (1 - out * out).conj().resolve_conj(),
-}
-
-for _name in _SLOPES:
-    _slope(_name)

@@ -10,84 +10,14 @@ import torch
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
-from xfunc.ops.emit import instruction
-from xfunc.ops.registry import batched, composition, kernel, original
+from xfunc.ops.registry import batched, composition, kernel
 from xfunc.torchlib.in_place import REPLACED
 
 Tensor = torch.Tensor
 
 
-def diagonal_length(rows: int, columns: int, offset: int) -> int:
-    """The number of elements on a diagonal."""
-    return max(0, min(rows, columns - offset) if offset >= 0 else min(rows + offset, columns))
-
-
-@kernel("diagonal_copy")
-def diagonal_copy(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    x = x.movedim((dim1, dim2), (-2, -1))
-    rows, columns = x.shape[-2:]
-    n = diagonal_length(rows, columns, offset)
-    flat = x.reshape(*x.shape[:-2], rows * columns)
-    start = offset if offset >= 0 else -offset * columns
-    if not n:
-        return flat.narrow(-1, 0, 0)
-    return flat[..., start : start + (n - 1) * (columns + 1) + 1 : columns + 1].clone()
-
-
-@kernel("diagonal_scatter")
-def diagonal_scatter(
-    x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Tensor:
-    y = x.movedim((dim1, dim2), (-2, -1))
-    rows, columns = y.shape[-2:]
-    n = diagonal_length(rows, columns, offset)
-    if not n:
-        return x.clone()
-    row = torch.arange(rows, device=x.device)
-    column = torch.arange(columns, device=x.device)
-    place = (row + min(offset, 0)).clamp(0, n - 1)
-    y = torch.where(column - row[:, None] == offset, src.index_select(-1, place)[..., None], y)
-    return y.movedim((-2, -1), (dim1, dim2))
-
-
-@kernel("view_as_real_copy")
-def view_as_real_copy(x: Tensor) -> Tensor:
-    # torch_xla 2.9 assumes that the result has the argument's shape, and computing it then crashes
-    # the process.
-    parts = [instruction(_part, x, which="real"), instruction(_part, x, which="imag")]
-    return torch.stack(parts, -1)
-
-
 def _part(body: ComputationBuilder, x: Value, which: Literal["real", "imag"]) -> Value:
     return hlo.part(body, x, which)
-
-
-def _lies_inside(x: Tensor, *rest: int | None) -> bool:
-    """Whether the bounds of a slice lie within its dimension."""
-    n = x.shape[rest[0] or 0] if rest and x.ndim else 0
-    return all(b is None or -n <= b for b in rest[1:3])
-
-
-@kernel("slice_copy.Tensor", unless=_lies_inside)
-def slice_copy(
-    x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Tensor:
-    # torch_xla 2.9 rejects a bound before the start.
-    start, end, _ = slice(start, end).indices(x.shape[dim])
-    return original("slice_copy.Tensor")(x, dim, start, max(start, end), step)
-
-
-@kernel("slice_scatter", unless=lambda x, src, *rest: _lies_inside(x, *rest))
-def slice_scatter(
-    x: Tensor,
-    src: Tensor,
-    dim: int = 0,
-    start: int | None = None,
-    end: int | None = None,
-    step: int = 1,
-) -> Tensor:
-    start, end, _ = slice(start, end).indices(x.shape[dim])
-    return original("slice_scatter")(x, src, dim, start, max(start, end), step)
 
 
 def _places(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> Tensor:
@@ -109,14 +39,6 @@ def _places(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int |
     return place.reshape(-1)
 
 
-@kernel("as_strided_copy")
-def as_strided_copy(
-    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Tensor:
-    places = _places(x, size, stride, storage_offset)
-    return x.reshape(-1).index_select(0, places).reshape(tuple(size))
-
-
 # torch's derivative also counts the overwritten elements.
 @batched("as_strided_scatter")
 @composition("as_strided_scatter")
@@ -129,18 +51,6 @@ def as_strided_scatter(
 ) -> Tensor:
     places = _places(x, size, stride, storage_offset)
     return x.reshape(-1).scatter(0, places, src.reshape(-1)).reshape(x.shape)
-
-
-@kernel("unfold_copy")
-def unfold_copy(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    if not x.ndim:
-        return x.reshape(1)[:size].clone()
-    dim = dimension % x.ndim
-    n = (x.shape[dim] - size) // step + 1
-    start = torch.arange(n, device=x.device) * step
-    places = (start[:, None] + torch.arange(size, device=x.device)).reshape(-1)
-    found = x.index_select(dim, places)
-    return found.reshape(*x.shape[:dim], n, size, *x.shape[dim + 1 :]).movedim(dim + 1, -1)
 
 
 @kernel("unfold_backward")
@@ -184,14 +94,6 @@ def chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
         whole = torch.cat([x, pad], dim)
         parts.append(whole.reshape(*x.shape[:dim], num_chunks, -1))
     return torch.cat(parts, dim + 1)
-
-
-@kernel("repeat")
-def repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
-    if 0 in repeats:
-        sizes = (*(1,) * (len(repeats) - x.ndim), *x.shape)
-        return x.new_zeros([n * r for n, r in zip(sizes, repeats, strict=True)])
-    return original("repeat")(x, repeats)
 
 
 @kernel("_new_zeros_with_same_feature_meta")

@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias, cast
 
 import torch
 
-from xfunc.backends.active import runtime, staying_on, tracer
+from xfunc.backends.active import runtime, staying_on
 from xfunc.backends.protocol import Runtime
 from xfunc.core.avals import Aval
 from xfunc.core.types import AutogradContext
@@ -26,7 +26,7 @@ from xfunc.program.primitive import Dims, Pair, Primitive, Tensor, placed
 from xfunc.program.program import differentiable
 from xfunc.torchlib import batching, functorch
 from xfunc.torchlib.batching import at_dim
-from xfunc.trace import tracing
+from xfunc.trace import recorder, tracing
 from xfunc.tree import Leaf
 
 Gradients: TypeAlias = Sequence[Tensor | None]
@@ -108,7 +108,7 @@ def _absent(output: Aval) -> Tensor | None:
     """What torch accepts as no tangent: zeros that stay zero when multiplied by infinity."""
     if not differentiable(output):
         return None
-    return functorch.zero_tensor(output.shape, output.dtype, tracer().device())
+    return functorch.zero_tensor(output.shape, output.dtype, recorder.device())
 
 
 def _contiguous(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import torch
 
-from xfunc.backends.active import runtime, tracer
+from xfunc.backends.active import runtime
 from xfunc.core.types import Shaped
 from xfunc.program.autograd_functions import (
     Application,
@@ -30,7 +30,7 @@ from xfunc.program.autograd_functions import (
 from xfunc.program.primitive import Primitive, Rule, Tensor
 from xfunc.program.program import differentiable
 from xfunc.torchlib import functorch, values
-from xfunc.trace import tracing
+from xfunc.trace import recorder, tracing
 from xfunc.tree import Leaf
 
 
@@ -51,13 +51,13 @@ def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
 
 def _on_device(x: Leaf) -> Leaf:
     """A value of a trace; one made there on the CPU is moved to the device, as torch_xla does."""
-    return tracer().to_device(x) if x is not None and x.device.type == "cpu" else x
+    return recorder.to_device(x) if x is not None and x.device.type == "cpu" else x
 
 
 def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     watched = differentiations(args)
     if watched == 0:
-        return primitive.emit([tracer().as_said(a) for a in args])
+        return primitive.emit(args)
     if watched == 1:  # See NOTE [two ways to differentiate].
         wrt = tuple(differentiable(a) and values.is_tracked(a) for a in args)
         if any(wrt) and (pair := primitive.pair(wrt)) is not None:
@@ -131,4 +131,4 @@ def zeros(aval: Shaped) -> Tensor:
     """Zeros on the device: a constant in a trace."""
     if tracing.current() is None:
         return runtime().to_device(torch.zeros(tuple(aval.shape), dtype=aval.dtype))
-    return torch.zeros(tuple(aval.shape), dtype=aval.dtype, device=tracer().device())
+    return torch.zeros(tuple(aval.shape), dtype=aval.dtype, device=recorder.device())

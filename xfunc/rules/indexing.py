@@ -90,9 +90,9 @@ def scattered(n: Node, dim: int, i: Node, values: Node, opcode: str) -> Node:
     n, values = build.convert(n, wide), build.convert(values, wide)
     i = as_index(i)
     # Not batch dimensions: XLA's partitioner is wrong on some. See `xfunc.hlo.passes.scatters`.
-    type = array_type(torch.int64, i.type.dims)
-    columns = [i if k == dim else build.iota(type, k) for k in range(rank)]
-    columns = [build.reshape(c, (*i.type.dims, 1)) for c in columns]
+    column = array_type(torch.int64, (*i.type.dims, 1))  # XLA's partitioner looks for an iota
+    i = build.reshape(i, column.dims)
+    columns = [i if k == dim else build.iota(column, k) for k in range(rank)]
     every = tuple(range(rank))
     how = ScatterDims((), every, every, rank)
     made = build.scatter(n, build.concatenate(columns, rank), values, opcode, how)

@@ -16,7 +16,7 @@ from xfunc.stages.checks import no_result
 from xfunc.torchlib import values
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.dataless import check_surroundings
-from xfunc.trace import tracing
+from xfunc.trace import recorder, tracing
 from xfunc.trace.literals import literal
 from xfunc.tree import Leaf
 
@@ -55,7 +55,7 @@ def prepare(
             if trace is None:
                 made.append(active.runtime().to_device(torch.tensor(x, dtype=dtype)))
             else:
-                made.append(torch.full((), x, dtype=dtype, device=active.tracer().device()))
+                made.append(torch.full((), x, dtype=dtype, device=recorder.device()))
         elif isinstance(x, torch.Tensor):
             if trace is not None:
                 made.append(trace.lift(x))
@@ -97,9 +97,7 @@ def as_outputs(name: str, outs: Sequence[object], structure: tree.Structure) -> 
             made.append(literal(o))
         elif type(o) in NUMBERS and not (type(o) is int and abs(o) >= 2**63):
             made.append(
-                torch.full(
-                    (), o, dtype=dtype_of(type(cast(complex, o))), device=active.tracer().device()
-                )
+                torch.full((), o, dtype=dtype_of(type(cast(complex, o))), device=recorder.device())
             )
         else:
             no_result(name, o, structure.accessors()[i].codify("output"))

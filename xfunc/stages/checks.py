@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from xfunc import tree
-from xfunc.backends.active import tracer
 from xfunc.core.avals import NUMBERS, ShapeDtypeStruct, dtype_of, short
 from xfunc.core.locations import described
 from xfunc.core.types import Shaped
 from xfunc.errors import TreeMismatchError, fail, instead_of, kind_of, shown
 from xfunc.torchlib.arrays import from_numpy
-from xfunc.trace import tracing
+from xfunc.trace import recorder, tracing
 from xfunc.trace.literals import literal
 from xfunc.tree import Leaf, PyTree
 
@@ -42,7 +41,7 @@ def as_tensor(x: Leaf) -> Leaf:
         x = from_numpy(x)
         return literal(x) if trace is not None and isinstance(x, Tensor) else x
     if type(x) in NUMBERS:
-        where = tracer().device() if trace is not None else None
+        where = recorder.device() if trace is not None else None
         return torch.full((), x, dtype=dtype_of(type(cast(complex, x))), device=where)
     if isinstance(x, Tensor) and trace is not None:
         return trace.lift(x)

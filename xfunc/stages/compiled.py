@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from xfunc import export, tree
-from xfunc.backends.active import printer, runtime
+from xfunc.backends.active import runtime
 from xfunc.backends.analysis import MemoryAnalysis, Optimised
 from xfunc.backends.lock import lock
+from xfunc.backends.pjrt import printer
 from xfunc.backends.placement import Placement, as_argument, placement_of
 from xfunc.backends.protocol import Executable
 from xfunc.core.avals import Aval
@@ -253,7 +254,7 @@ class Running:
 
     def text(self) -> str | None:
         found = self._optimised()
-        return None if found is None else printer().hlo_text(found.module)
+        return None if found is None else printer.hlo_text(found.module)
 
     def costs(self) -> dict[str, float] | None:
         found = self._optimised()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from xfunc import tree
-from xfunc.backends.active import printer
+from xfunc.backends.pjrt import printer
 from xfunc.backends.placement import known_sharding, lies
 from xfunc.core.avals import Aval
 from xfunc.core.types import Sharding
@@ -110,7 +110,7 @@ class Lowered:
             fail(ValueError, f"unknown dialect {dialect!r}", "use 'hlo' or 'stablehlo'.")
         if dialect == "stablehlo":
             parts = self.traced.parts
-            return printer().stablehlo_text(portable.whole(parts.lowering, {}, tiles=parts.tiles))
+            return printer.stablehlo_text(portable.whole(parts.lowering, {}, tiles=parts.tiles))
         return str(self.module)
 
     def cost_analysis(self) -> dict[str, float]:

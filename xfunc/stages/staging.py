@@ -40,7 +40,7 @@ from xfunc.stages.entry import Entry
 from xfunc.stages.options import PLAIN, Fixed, Options, Static
 from xfunc.torchlib import values
 from xfunc.torchlib.dataless import check_surroundings
-from xfunc.trace import effects, tracing
+from xfunc.trace import effects, recorder, tracing
 from xfunc.trace.effects import Effect
 from xfunc.trace.lowering import count_compiles
 from xfunc.tree import Function, Leaf, PyTree
@@ -229,7 +229,7 @@ class Staged:
                     program.joint(wrt, options.zeros)
             else:
                 if place is not None:
-                    active.tracer().device()  # It is not to be seen how it starts.
+                    recorder.device()  # It is not to be seen how it starts.
                 with seen if place is not None else draws.refused(drawn):
                     program.trace()
         changed = named.note_changes(before) | identity.note_changes(self.value, places)

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 
 from xfunc import tree
-from xfunc.backends.active import printer, tracer
+from xfunc.backends.pjrt import printer
 from xfunc.core.archive import check_names
 from xfunc.core.avals import Aval
 from xfunc.core.structures import encode
@@ -42,7 +42,7 @@ from xfunc.symbolic.cut import narrowed, widened
 from xfunc.symbolic.dim import dimension
 from xfunc.symbolic.lowered import LoweredRange, of_bucket, refuse_small
 from xfunc.symbolic.polynomial import Polynomial, Size, value
-from xfunc.trace import portable, tracing
+from xfunc.trace import portable, recorder, tracing
 
 _FORMAT = 3
 _HEADER = "header.json"
@@ -78,7 +78,7 @@ def _write(lowered: LoweredRange) -> dict[str, bytes]:
         parts = of_bucket(bucket, source, len(key)).traced.parts
         module = _module(parts, source.parts.entry.program.captures, len(dims))
         contents[f"program-{k}.hlo"] = module.to_bytes()
-        contents[f"program-{k}.stablehlo"] = printer().stablehlo_bytecode(module)
+        contents[f"program-{k}.stablehlo"] = printer.stablehlo_bytecode(module)
     return contents
 
 
@@ -171,7 +171,7 @@ def _padded(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 def _scalar(n: int, traced: bool) -> torch.Tensor:
     if traced:
-        return torch.full((), n, dtype=torch.int64, device=tracer().device())
+        return torch.full((), n, dtype=torch.int64, device=recorder.device())
     return torch.tensor(n)
 
 

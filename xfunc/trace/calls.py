@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from xfunc.backends.active import tracer
-from xfunc.core import device
 from xfunc.core.locations import user_location
 from xfunc.torchlib import autocast, bounds, float8, functorch, torch_functions
 from xfunc.torchlib.arrays import from_numpy
@@ -25,7 +23,7 @@ from xfunc.torchlib.indexing import part_of
 from xfunc.torchlib.replacements import REPLACEMENTS
 from xfunc.torchlib.torch_functions import Kind
 from xfunc.torchlib.values import FLOAT8, SUPPORTED, check_dtype, tensors_in
-from xfunc.trace import empty, rules
+from xfunc.trace import empty, recorder, rules
 from xfunc.trace.leaks import Leaked, Token
 from xfunc.trace.literals import literal
 from xfunc.trace.refusals import explain, refusal_of
@@ -76,7 +74,7 @@ class Mode(TorchFunctionMode):
             if read := torch_functions.sizes_read(func, args):
                 args = (*rules.check_sizes(trace, func, args[:read]), *args[read:])
             if kwargs.get("device") is None and not _like(func):
-                kwargs = {**kwargs, "device": tracer().device()}
+                kwargs = {**kwargs, "device": recorder.device()}
         elif kind is Kind.SIZED:
             args = (args[0], *rules.check_sizes(trace, func, args[1:]))
             kwargs = dict(zip(kwargs, rules.check_sizes(trace, func, kwargs.values()), strict=True))
@@ -96,7 +94,7 @@ class Mode(TorchFunctionMode):
             if done:
                 return result
         args, kwargs = self.lift_all(args, kwargs, numbers=kind is not Kind.LITERAL)
-        if _is_autocast() and device.TRACER == "own":
+        if _is_autocast():
             args, kwargs = autocast.cast(func, args, kwargs)
         if trace.has_float8:
             float8.check(func, args, kwargs, trace.name)
@@ -247,7 +245,7 @@ def _on_device(
         if type(a) in (tuple, list):
             return type(a)(map(moved, a))
         if isinstance(a, torch.Tensor) and a.device.type == "cpu":
-            return tracer().to_device(a)
+            return recorder.to_device(a)
         return literal(from_numpy(a)) if isinstance(a, np.ndarray) else a
 
     return tuple(map(moved, args)), {k: moved(a) for k, a in kwargs.items()}

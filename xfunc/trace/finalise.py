@@ -8,11 +8,9 @@ from xfunc import config
 from xfunc.hlo import Module
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import entry_of
-from xfunc.hlo.passes.accumulate import accumulate_wide
 from xfunc.hlo.passes.branches import keep_branches
 from xfunc.hlo.passes.masks import convert_masks
 from xfunc.hlo.passes.names import strip_names
-from xfunc.hlo.passes.narrow import narrow_products
 from xfunc.hlo.spmd.channels import renumber_channels
 from xfunc.hlo.spmd.groups import settle_groups
 from xfunc.hlo.spmd.tiles import Tiles
@@ -38,8 +36,6 @@ def finished(module: Module, lines: bool = True, tiles: Sequence[Tiles | None] =
                 divided.write(i.sharding)
     convert_masks(contents)
     keep_branches(contents)
-    accumulate_wide(contents)
-    narrow_products(contents)
     settle_groups(contents, config.shard_as_in_scan)
     renumber_channels(contents)
     return Module(whole.proto)

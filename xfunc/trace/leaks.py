@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from xfunc.backends.active import tracer
 from xfunc.cache.identity import function_value
 from xfunc.core import device
 from xfunc.core.avals import short
@@ -20,6 +19,7 @@ from xfunc.torchlib import functorch, torch_functions
 from xfunc.torchlib.references import held
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import tensors_in
+from xfunc.trace import recorder
 from xfunc.trace.holders import are_owned
 
 
@@ -55,7 +55,7 @@ class Token(Leaked):
     ) -> object:
         if torch_functions.kind_of(func) is Kind.METADATA:
             if func in torch_functions.DEVICE:
-                return tracer().device() if func == torch_functions.DEVICE[0] else True
+                return recorder.device() if func == torch_functions.DEVICE[0] else True
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
@@ -68,7 +68,6 @@ def error_of(leaked: Leaked) -> LeakError:
 
 def defuse(tensor: torch.Tensor, text: str) -> None:
     """Make any use of a leaked value raise a `LeakError` with this text."""
-    tracer().refill(tensor)
     tensor.__class__ = Leaked
     vars(tensor)["_xfunc_leak"] = text
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Sequence
 
@@ -15,17 +14,14 @@ from xfunc.backends import active
 from xfunc.backends.lock import lock, turn
 from xfunc.backends.placement import Placement
 from xfunc.backends.protocol import Executable, Runtime
-from xfunc.core import ambient, device
+from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of, hlo_shape
-from xfunc.errors import PurityError, fail
 from xfunc.hlo import Builder, Module, linking
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.passes.absent import drop_absent
-from xfunc.hlo.passes.trivial import drop_trivial
 from xfunc.hlo.spmd import annotations
-from xfunc.torchlib import torch_functions
-from xfunc.trace import tracing
+from xfunc.trace import recorder, tracing
 from xfunc.trace.finalise import finished
 
 
@@ -124,7 +120,7 @@ class Lowering:
         lifted = [trace.lift(flat[i]) for i in self.inputs]
         number = trace.applied.setdefault(self, len(trace.applied))
         target = linking.target(number, self.outputs)
-        outputs = active.tracer().custom_call(lifted, self.outputs, target)
+        outputs = recorder.custom_call(lifted, self.outputs, target)
         trace.register(outputs)
         return outputs
 
@@ -140,7 +136,7 @@ class Lowering:
                 return self.consts
             return (
                 *self.consts,
-                torch.zeros((), dtype=torch.bool, device=active.tracer().device()),
+                torch.zeros((), dtype=torch.bool, device=recorder.device()),
             )
         where = active.runtime()
         if where not in self._held:
@@ -238,31 +234,11 @@ def lower(
     out_avals = tuple(aval_of(o) for o in outputs)
     if not outputs:
         return Lowering.empty(name, avals)
-    # First: a view whose base was changed is regenerated here, which must not happen inside.
-    outputs = [active.tracer().as_said(o) for o in outputs]
-    hlo, parameters = active.tracer().recorded(name, raw_inputs, outputs, names=True)
-    consts = [tracing.as_constant(p) for p in parameters if isinstance(p, torch.Tensor)]
-    places = itertools.count(len(raw_inputs))
-    inputs = [p if isinstance(p, int) else next(places) for p in parameters]
-    _refuse_generator(name, hlo)
+    hlo, inputs = recorder.recorded(name, raw_inputs, outputs)
     contents = Contents(pb.HloModuleProto.FromString(hlo))
     annotations.read(contents)
     trace = tracing.current()
     assert trace is not None
     linking.link(contents, [(x.name, x.module) for x in trace.applied])
-    if device.TRACER == "torch_xla":
-        drop_trivial(contents.proto)
     module = drop_absent(contents.proto)
-    return Lowering.of(name, module, avals, out_avals, consts, inputs)
-
-
-def _refuse_generator(name: str, hlo: bytes) -> None:
-    # The state of torch_xla's generator is a constant by now: each call would draw the same.
-    if b"\x12\x11rng-bit-generator" in hlo:  # as an opcode: field 2, of 17 bytes
-        fail(
-            PurityError,
-            torch_functions.DRAWS,
-            torch_functions.KEYED,
-            function=name,
-            at=None,
-        )
+    return Lowering.of(name, module, avals, out_avals, inputs=inputs)

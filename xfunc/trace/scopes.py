@@ -1,16 +1,11 @@
 """The origin of each instruction: the user's scopes, file and line in the HLO metadata.
 
-NOTE [how a line gets into HLO]: torch_xla can collect Python frames for each operation itself, but
-that makes tracing 50% slower and does not cover backward passes. Instead the tracer stamps each
-result with a number (``17|``), one cheap call; when torch_xla lowers, it prefixes the name of the
-operation in the metadata with it; and `resolve` looks up what the number stands for when a module
-is shown, compiled or exported.
-
-NOTE [stamps go down]: torch_xla also stamps, recursively, every operand that has no stamp yet. That
-is how the inner operations of a composite function get their line; and it is why long chains must
-not be left unstamped: the recursion would overflow the stack. Operations of a backward pass, which
-the tracer does not see, are stamped by hooks on the nodes of the autograd graph; but a hook costs
-several times as much as a stamp, so hooks are only used inside named scopes.
+NOTE [how a line gets into HLO]: once a torch function has returned, the operations that it recorded
+are stamped with a number (``17|``), one cheap call; `xfunc.hlo.write` puts it before the name of
+the operation in the metadata; and `resolve` looks up what the number stands for when a module is
+shown, compiled or exported. Operations of a backward pass have the line that asked for the
+gradient; inside named scopes, where that would not do, hooks on the nodes of the autograd graph
+stamp them.
 """
 
 from __future__ import annotations
@@ -19,20 +14,17 @@ import functools
 import itertools
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch.autograd.graph import Node
 
-from xfunc.backends.active import tracer
 from xfunc.cache.programs import clear_with_caches
-from xfunc.core import device
 from xfunc.core.locations import in_user_code, line_of
 from xfunc.errors import fail
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.torchlib import functorch
+from xfunc.tracer import placeholders
 
 T = TypeVar("T")
 
@@ -123,7 +115,6 @@ class Stamps:
 
     def __init__(self) -> None:
         self.watching = False
-        self._stamp = tracer().stamper()
 
     def stamp(self, tensor: Any, frame: types.FrameType | None) -> None:
         """Record that `tensor` was made by the user's code at or above `frame`."""
@@ -144,29 +135,15 @@ class Stamps:
             number = next(_numbers)
             _origins[number] = Origin(code, *key)
             prefix = known[key] = f"{number}|"
-        if functorch.is_wrapped(tensor):
-            self._put(tensor, prefix)
-        elif tensor.device.type == device.TYPE:
-            self._stamp(tensor, prefix, 0)
+        placeholders.stamp(prefix)
         if scope and tensor.requires_grad and tensor.grad_fn is not None:
             self._watch(tensor.grad_fn, f"-{prefix}")
 
-    def _put(self, tensor: Any, prefix: str) -> None:
-        if functorch.is_wrapped(tensor):
-            tensor = functorch.innermost(tensor)
-            if tensor.device.type == device.TYPE:
-                with functorch.bottom_level():
-                    self._stamp(tensor, prefix, 0)
-        elif tensor.device.type == device.TYPE:
-            self._stamp(tensor, prefix, 0)
-
     def _watch(self, node: Node, prefix: str) -> None:
-        """Stamp the operations in the backward pass of an operation. See NOTE [stamps go down]."""
+        """Stamp the operations in the backward pass of an operation."""
 
-        def stamp(grads: Sequence[torch.Tensor | None], _: object) -> None:
-            for g in grads:
-                if g is not None:
-                    self._put(g, prefix)
+        def stamp(*_: object) -> None:
+            placeholders.stamp(prefix)
 
         node.register_hook(stamp)
         self.watching = True

@@ -1,27 +1,21 @@
 """Running user code on abstract placeholder tensors.
 
-A `Trace` is one such run. While it is open, torch_xla records every operation on the placeholders
-lazily and computes nothing, and a torch function mode (`xfunc.trace.calls`) sees every call of the
-user's code. Together they
+A `Trace` is one such run. While it is open, every operation on the placeholders is recorded, and
+nothing is computed; and a torch function mode (`xfunc.trace.calls`) sees every call of the user's
+code. Together they
 
 - turn tensors that the function did not receive as arguments (*captures*) into inputs;
 - refuse what a pure function must not do, and name the user's line;
 - remember every value made, so that values that outlive the trace are found and defused.
 
-NOTE [placeholders are never touched bare]: reading a torch_xla placeholder, or synchronising while
-anything derived from one is alive, kills the process. User code therefore only ever sees
-``_unsafe_view(placeholder)``, which is the placeholder itself in the HLO, and which, under
-``_set_allow_execution(False)``, refuses to be read with an exception.
+NOTE [who owns a tensor]: traces nest strictly, and values are numbered in order of creation. So a
+tensor belongs to the innermost trace exactly when its number is not smaller than the trace's first
+one. torch.func wraps tensors without passing the mode; their innermost value decides. But a view
+whose base was changed in place is made anew, with a new number, the next time its number is read,
+so values known to be made by an enclosing trace are not asked.
 
-NOTE [who owns a tensor]: traces nest strictly, and torch_xla numbers its tensors in order of
-creation. So a tensor belongs to the innermost trace exactly when its number is not smaller than the
-trace's first one. torch.func wraps tensors without passing the mode; their innermost value decides.
-But a view whose base was changed in place is regenerated with a new number the next time its number
-is read, so values known to be made by an enclosing trace are not asked.
-
-NOTE [defusing what leaks]: when the outermost trace ends, ``_clear_pending_irs`` turns whatever is
-still alive into placeholder data, which is safe to synchronise over; and each leaked Python tensor
-becomes a `Leaked`, which refuses every operation with a `LeakError`.
+NOTE [leaks]: when a trace ends, each Python tensor of it that is still alive, and that somebody
+owns, becomes a `Leaked`, which refuses every operation with a `LeakError`.
 
 NOTE [tokens]: a function cached while an enclosing trace was open may hold values of that trace in
 its closure. They outlive it as tokens, which only have a shape and a dtype: whenever the function
@@ -44,7 +38,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 import numpy as np
 import torch
 
-from xfunc.backends.active import tracer
+from xfunc.backends import forks
 from xfunc.backends.lock import lock
 from xfunc.core import ambient, device
 from xfunc.core.avals import Aval, short
@@ -57,11 +51,12 @@ from xfunc.torchlib import batching, bounds, functorch, initialisers, switches
 from xfunc.torchlib.eager import disable_jit
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import FLOAT8, check_array, is_tracked
-from xfunc.trace import array_operands, scopes
+from xfunc.trace import array_operands, recorder, scopes
 from xfunc.trace.calls import Mode
 from xfunc.trace.leaks import Leaked, Made, error_of
 from xfunc.trace.overlaps import Overlaps
 from xfunc.trace.refusals import STATE, explain_usage, module_running_with, refusal_of
+from xfunc.tracer import placeholders
 
 if TYPE_CHECKING:
     from xfunc.trace.effects import Collected
@@ -211,7 +206,6 @@ class Trace:
         self.overlaps = Overlaps()
         self.known = bounds.Known()  # the constant integers in the code
         self._stack = contextlib.ExitStack()
-        self._is_clean = True  # neither this trace nor one inside of it has leaked or failed
         self._parent: Trace | None = None
         self.mode = Mode(self)
         self.is_open = False
@@ -225,7 +219,9 @@ class Trace:
             stack.enter_context(lock.for_trace())
             self._parent = current()
             if self._parent is None:
-                self._leftovers = stack.enter_context(tracer().recording())
+                forks.check()
+                recorder.start()
+                placeholders.forget_unstamped()
                 stack.enter_context(switches.while_tracing(_changes))
             stack.enter_context(switches.no_saved_tensors_hooks())
             stack.enter_context(functorch.bottom_level())
@@ -262,11 +258,6 @@ class Trace:
             leaks, quiet = self.made.end(collect=False), True
             raise
         finally:
-            self._is_clean &= not (leaks or quiet)
-            if self._parent is None:
-                self._leftovers.any = not self._is_clean
-            else:
-                self._parent._is_clean &= self._is_clean
             _thread.trace = self._parent
             ambient.change_busy(-1)
             self._stack.close()
@@ -293,11 +284,11 @@ class Trace:
         self.has_float8 |= aval.dtype in FLOAT8
         # The placeholder is at the bottom level, wherever a capture occurs.
         with torch._C.DisableTorchFunction(), functorch.bottom_level():
-            raw = tracer().placeholder(aval)
+            raw = recorder.placeholder(aval)
             if watched:
                 raw.requires_grad_()
             view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
-            number, version = tracer().number_of(view), view._version
+            number, version = recorder.number_of(view), view._version
         self._placeholders.append((raw, view, version, label, number))
         self.made.remember(view, None, sys._getframe(1))
         return view
@@ -339,17 +330,17 @@ class Trace:
             *_, plain = layers = list(functorch.layers(tensor))
             if plain.device.type != device.TYPE:
                 return plain in self.made
-            return not self._is_of_parent(layers) and tracer().number_of(plain) >= self._first_id
+            return not self._is_of_parent(layers) and recorder.number_of(plain) >= self._first_id
 
     def next_number(self) -> int:
         """A number between those of the tensors so far and those to come."""
         with torch._C.DisableTorchFunction(), functorch.bottom_level():
-            return tracer().number_of(tracer().placeholder(Aval((), torch.bool)))
+            return recorder.number_of(recorder.placeholder(Aval((), torch.bool)))
 
     def number_of(self, tensor: torch.Tensor) -> int:
         """The number of a tensor of the device."""
         with torch._C.DisableTorchFunction():
-            return tracer().number_of(functorch.innermost(tensor))
+            return recorder.number_of(functorch.innermost(tensor))
 
     def _has_substitute(self, token: torch.Tensor) -> bool:
         """Whether a value takes the place of a token, in this trace or in one around it."""
@@ -475,7 +466,7 @@ class Trace:
             changed = [
                 (label, view)
                 for _, view, version, label, number in self._placeholders
-                if view._version != version or (numbered and number != tracer().number_of(view))
+                if view._version != version or (numbered and number != recorder.number_of(view))
             ]
         for label, view in changed:
             what = "something" if func is None else operation_name(func)

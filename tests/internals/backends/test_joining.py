@@ -14,7 +14,7 @@ import glob, os, sys
 found = glob.glob
 glob.glob = lambda pattern: ["/dev/accel0"] if pattern == "/dev/accel*" else found(pattern)
 import xfunc as xf
-from xfunc.backends import active
+from xfunc.backends import active, forks
 from xfunc.backends.pjrt import client
 from xfunc.backends.torch_xla import backend
 backend.make_runtime().process_count = lambda: 1
@@ -22,7 +22,7 @@ client.join = lambda *given: (print("JAX joins", flush=True), os._exit(0))
 if sys.argv[1]:
     xf.config.set_backend(sys.argv[1])
 xf.distributed.initialize("127.0.0.1:0" + sys.argv[2], 1, 0)
-print(active.chosen(), "joins", active.tracer().has_started())
+print(active.chosen(), "joins", forks.is_torch_xla_running())
 """
 
 

@@ -12,7 +12,7 @@ from tests.backends.test_lapack import RECTANGULAR, check
 @pytest.mark.parametrize("name", RECTANGULAR)
 def test_linalg_without_lapack(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As programs for elsewhere have it."""
-    monkeypatch.setattr("xfunc.backends.torch_xla.backend.use_lapack", lambda _: None)
+    monkeypatch.setattr("xfunc.backends.pjrt.backend.use_lapack", lambda _: None)
     check(RECTANGULAR[name], torch.randn(2, 5, 4))
 
 
@@ -21,5 +21,5 @@ def test_lu_factor_pivots_without_lapack(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """LAPACK compares complex numbers by the sum of their parts; eager torch on GPUs, too."""
-    monkeypatch.setattr("xfunc.backends.torch_xla.backend.use_lapack", lambda _: None)
+    monkeypatch.setattr("xfunc.backends.pjrt.backend.use_lapack", lambda _: None)
     check(torch.linalg.lu_factor, torch.randn(50, 5, 6, dtype=dtype))

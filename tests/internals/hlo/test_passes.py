@@ -151,11 +151,9 @@ def test_dead_code_elimination_removes_unused(run: Run):
 def test_dead_code_elimination_keeps_live_code(lower: Lower, run: Run):
     module = lower(layer, [X, Y])
     found = dead_code_elimination(module)
-    # torch_xla leaves constants behind that nothing uses: element counts of reductions.
     gone = {i.id for i in module.entry.instructions} - {i.id for i in found.entry.instructions}
     dead = {i.id for i in module.entry.instructions if not i.users} - {module.entry.root.id}
     assert gone == dead
-    assert {module.instruction(k).opcode for k in gone} == {"constant"}
     assert len(found.computations) == len(module.computations)
     torch.testing.assert_close(run(found, [X, Y]), layer(X, Y))
     assert dead_code_elimination(found).to_bytes() == found.to_bytes()

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
-from xfunc.core.device import TRACER
 from xfunc.hlo import Module, verify
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.passes.precise import ask_for_float32
@@ -13,7 +12,7 @@ from xfunc.hlo.passes.precise import ask_for_float32
 pytestmark = pytest.mark.quick
 
 HIGHEST = [pb.PrecisionConfig.HIGHEST] * 2
-UNSAID = [] if TRACER == "own" else [pb.PrecisionConfig.DEFAULT] * 2  # which XLA takes as DEFAULT
+UNSAID: list[int] = []  # which XLA takes as DEFAULT
 
 
 def asked(f, *args) -> list[list[int]]:

@@ -24,10 +24,9 @@ from xfunc.backends.host_calls import failures
 from xfunc.backends.lock import launches
 from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
-from xfunc.backends.pjrt import callbacks, client, meeting, stored
+from xfunc.backends.pjrt import callbacks, client, meeting, printer, stored
 from xfunc.backends.pjrt.array import Array, array_of
 from xfunc.backends.pjrt.donated import Results
-from xfunc.backends.pjrt.printer import PRINTER
 from xfunc.backends.pjrt.shardings import partitioner, sharding, sharding_on
 from xfunc.backends.placement import Placement
 from xfunc.core.avals import Aval
@@ -231,7 +230,7 @@ def _exported(
 ) -> export.Exported:
     """See NOTE [the way into JAX]."""
     jax = client.jax()
-    program = PRINTER.stablehlo_bytecode(module)
+    program = printer.stablehlo_bytecode(module)
     arguments = tuple(avals)
     trivial = _trivial()
     # Releases from 2026 on have these, and read them.

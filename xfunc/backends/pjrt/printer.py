@@ -8,7 +8,6 @@ import importlib
 from typing import Any
 
 from xfunc.backends.pjrt import client
-from xfunc.backends.tracer import Printer
 from xfunc.errors import UnsupportedOpError, report
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
@@ -43,36 +42,32 @@ def _stablehlo(module: Module) -> bytes:
         ) from error
 
 
-class JaxPrinter:
-    """See `xfunc.backends.tracer.Printer`."""
-
-    def hlo_text(self, module: Module) -> str:
-        """A module as XLA prints it, whether or not it passes our own checks."""
-        read = _hlo_module().from_serialized_hlo_module_proto
-        text = read(module.to_bytes()).to_string()
-        if "replica_groups={}" in text:  # newer jaxlib loses their compact form
-            listed = pb.HloModuleProto.FromString(module.to_bytes())
-            list_groups(listed)
-            text = read(listed.SerializeToString()).to_string()
-        return text
-
-    def stablehlo_text(self, module: Module) -> str:
-        """A module as StableHLO text."""
-        data = _stablehlo(module)
-        from jax.extend.mlir import ir
-        from jax.interpreters import mlir
-
-        with mlir.make_ir_context():
-            return str(ir.Module.parse(data))
-
-    def stablehlo_bytecode(self, module: Module) -> bytes:
-        """A module as a portable StableHLO artifact."""
-        data = _stablehlo(module)
-        from jax.extend import mlir
-        from jax.extend.mlir.dialects import stablehlo
-
-        dialect: Any = stablehlo  # JAX's own types leave this out.
-        return mlir.serialize_portable_artifact(data, dialect.get_current_version())
+def hlo_text(module: Module) -> str:
+    """A module as XLA prints it, whether or not it passes our own checks."""
+    read = _hlo_module().from_serialized_hlo_module_proto
+    text = read(module.to_bytes()).to_string()
+    if "replica_groups={}" in text:  # newer jaxlib loses their compact form
+        listed = pb.HloModuleProto.FromString(module.to_bytes())
+        list_groups(listed)
+        text = read(listed.SerializeToString()).to_string()
+    return text
 
 
-PRINTER: Printer = JaxPrinter()
+def stablehlo_text(module: Module) -> str:
+    """A module as StableHLO text."""
+    data = _stablehlo(module)
+    from jax.extend.mlir import ir
+    from jax.interpreters import mlir
+
+    with mlir.make_ir_context():
+        return str(ir.Module.parse(data))
+
+
+def stablehlo_bytecode(module: Module) -> bytes:
+    """A module as a portable StableHLO artifact."""
+    data = _stablehlo(module)
+    from jax.extend import mlir
+    from jax.extend.mlir.dialects import stablehlo
+
+    dialect: Any = stablehlo  # JAX's own types leave this out.
+    return mlir.serialize_portable_artifact(data, dialect.get_current_version())

@@ -15,17 +15,17 @@ from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
-from xfunc.backends.torch_xla import analysis, strangers
+from xfunc.backends.torch_xla import analysis
 from xfunc.backends.torch_xla.runtime import (
     block,
     device_count,
     placeholder,
+    settle,
     switched,
     user_computation,
     wait,
     xla,
 )
-from xfunc.backends.tracer import Computation
 from xfunc.core.avals import Aval
 from xfunc.errors import CompileError, UnsupportedOpError, fail
 
@@ -55,7 +55,7 @@ class Executable:
     def __init__(
         self,
         name: str,
-        computation: Computation,
+        computation: object,
         avals: Sequence[Aval],
         donated: Sequence[int],
         shardings: Sequence[object] = (),
@@ -129,7 +129,7 @@ class Executable:
     ) -> list[torch.Tensor]:
         message = str(error)
         if "pending ir" in message:  # Inputs made by lazy torch_xla operations.
-            strangers.settle(inputs)
+            settle(inputs)
         elif "HasValue()" in message:
             fail(
                 UnsupportedOpError,

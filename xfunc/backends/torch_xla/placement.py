@@ -9,7 +9,7 @@ import torch
 
 from xfunc.backends.placement import Placement, read
 from xfunc.backends.prepare import prepare_to_run
-from xfunc.backends.torch_xla import runtime, strangers, uploads
+from xfunc.backends.torch_xla import runtime, uploads
 from xfunc.backends.torch_xla.executable import Executable
 from xfunc.core.avals import Aval
 from xfunc.hlo import Builder, Shape
@@ -47,7 +47,7 @@ def lie(tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
     X = runtime.xla()
     flat = list(tensors)
     if any(X._check_tensor_need_materialization(flat)):
-        strangers.settle(flat)
+        runtime.settle(flat)
     return tuple(map(read, X._get_xla_sharding_specs(flat)))
 
 

@@ -11,16 +11,15 @@ import functools
 import glob
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType, ModuleType
+from collections.abc import Iterator, Sequence
+from types import ModuleType
 
 import torch
 
-from xfunc.backends import flags, maps
+from xfunc.backends import flags, forks, maps
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.backends.lock import once
 from xfunc.backends.torch_xla.loading import load
-from xfunc.backends.tracer import Computation
 from xfunc.core.types import Shaped
 from xfunc.errors import fail, report
 
@@ -28,7 +27,6 @@ from xfunc.errors import fail, report
 @once
 def xla() -> ModuleType:
     """torch_xla's C++ module; the first call loads torch_xla and starts the device client."""
-    variables = dict(os.environ)
     os.environ["PJRT_DEVICE"] = _kind_of_device()
     set_flags()
     if os.environ["PJRT_DEVICE"] == "CPU" and maps.map_limit():
@@ -46,11 +44,6 @@ def xla() -> ModuleType:
         raise ImportError(_without(error)) from error
     _use_all_devices()
     torch_xla.device()
-    for do in _at_start:
-        do()
-    for name, value in os.environ.items():
-        if variables.get(name) != value:
-            _set[name] = variables.get(name), value
     return torch_xla._XLAC
 
 
@@ -63,20 +56,6 @@ def _kind_of_device() -> str:
     return "TPU" if chips else "CPU"
 
 
-_set: dict[str, tuple[str | None, str]] = {}
-
-
-def environment() -> dict[str, str]:
-    """See `xfunc.backends.tracer.Tracer.environment`."""
-    found = dict(os.environ)
-    for name, (before, value) in _set.items():
-        if found.get(name) == value:
-            del found[name]
-            if before is not None:
-                found[name] = before
-    return found
-
-
 def _keep_programs() -> None:
     """Keep compiled programs where JAX does; on the CPU, torch_xla 2.9 cannot read them again."""
     folder = flags.compiled_programs or os.environ.get("JAX_COMPILATION_CACHE_DIR")
@@ -86,24 +65,9 @@ def _keep_programs() -> None:
 
 def _without(error: ModuleNotFoundError) -> str:
     return report(
-        f"tracing a function needs torch_xla, which is not installed ({error}); so does the "
-        "backend 'torch_xla'",
-        "pip install torch==2.9.0 torch_xla==2.9.0, or unset XFUNC_TRACER and XFUNC_BACKEND.",
+        f"the backend 'torch_xla' needs torch_xla, which is not installed ({error})",
+        "pip install torch==2.9.0 torch_xla==2.9.0, or unset XFUNC_BACKEND.",
     )
-
-
-_at_start: list[Callable[[], None]] = []
-
-
-def at_start(do: Callable[[], None]) -> None:
-    """Call a function once torch_xla is loaded, which always happens through `xla`."""
-    _at_start.append(do)
-
-
-def has_started() -> bool:
-    """Whether a device client runs in this process, whoever started it."""
-    backend = sys.modules.get("torch_xla")
-    return backend is not None and backend._XLAC._xla_runtime_is_initialized()
 
 
 def _make_room_for_devices() -> None:
@@ -115,7 +79,7 @@ def _make_room_for_devices() -> None:
     wanted, given = THREADS_PER_DEVICE * int(count), os.environ.get("NPROC", "")
     has_enough = given.isdecimal() and int(given) >= wanted
     if not has_enough:
-        if has_started():
+        if forks.is_torch_xla_running():
             fail(
                 RuntimeError,
                 f"torch_xla started before xfunc, with {count} CPU devices and too few threads "
@@ -179,7 +143,7 @@ def switched(setting: str, value: bool | str) -> Iterator[None]:
         put(before)
 
 
-def computation(name: str, hlo: bytes) -> Computation:
+def computation(name: str, hlo: bytes) -> object:
     """torch_xla's handle to an HLO module."""
     return builder().computation_from_module_proto(name, hlo)
 
@@ -223,25 +187,10 @@ def placeholder(aval: Shaped) -> torch.Tensor:
 
 
 def user_computation(
-    name: str, inputs: Sequence[torch.Tensor], computation: Computation
+    name: str, inputs: Sequence[torch.Tensor], computation: object
 ) -> list[torch.Tensor]:
     """One lazy node that applies a computation."""
     return xla()._xla_user_computation(f"xfunc::{name}", list(inputs), computation)
-
-
-def custom_call(
-    inputs: Sequence[torch.Tensor],
-    outputs: Sequence[Shaped],
-    target: str,
-    config: str = "",
-    attributes: Mapping[str, str] = MappingProxyType({}),
-) -> list[torch.Tensor]:
-    """One lazy node that is a custom call."""
-    original = 1  # the version of the interface
-    shapes, dtypes = [[*x.shape] for x in outputs], [x.dtype for x in outputs]
-    return xla()._xla_custom_call(
-        list(inputs), target, shapes, dtypes, False, config, original, dict(attributes)
-    )
 
 
 def settle(tensors: Sequence[torch.Tensor]) -> None:

@@ -1,1 +1,0 @@
-"""The tracer of xfunc's own."""

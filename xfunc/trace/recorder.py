@@ -1,0 +1,139 @@
+"""What a trace records: placeholders, the operations on them, and the program they make.
+
+The operations of torch come by its dispatcher (`xfunc.tracer.placeholders`). Calls of whole
+computations and of the compiler's custom calls are recorded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NewType
+
+import torch
+
+from xfunc.backends.lock import lock
+from xfunc.core.types import Shaped
+from xfunc.graph import build
+from xfunc.graph.node import Node, array_type
+from xfunc.hlo import Module, write
+from xfunc.hlo.shape import Shape
+from xfunc.torchlib import functorch
+from xfunc.tracer import placeholders
+from xfunc.tracer.placeholders import node_of, unwrapped, wrap
+
+Computation = NewType("Computation", Module)
+"""A module whose result is a tuple, for `apply`."""
+
+
+class _Start:
+    """Loads the rules of operations at the first trace, once.
+
+    Attributes:
+        load: loads them; `xfunc.ops` sets it.
+    """
+
+    load: Callable[[], None]
+    _has_begun = _is_done = False
+
+    def __call__(self) -> None:
+        if not self._is_done:
+            with lock.unless_refused():  # Other threads wait for the first.
+                if not self._has_begun:
+                    self._has_begun = True
+                    self.load()
+                    self._is_done = True
+
+
+start = _Start()
+
+
+def device() -> torch.device:
+    """The device of placeholders."""
+    start()
+    return placeholders.DEVICE
+
+
+def to_device(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a CPU tensor, as a constant; differentiable."""
+    return tensor.to(device())
+
+
+def placeholder(aval: Shaped) -> torch.Tensor:
+    """A tensor without data."""
+    start()
+    return placeholders.new_input(aval.shape, aval.dtype)
+
+
+def literal(value: torch.Tensor) -> torch.Tensor:
+    """The values of a CPU tensor, as a constant."""
+    start()
+    placeholders.begin("xfunc__literal")
+    return wrap(placeholders.placeholder(node_of(value)))
+
+
+def apply(
+    name: str, inputs: Sequence[torch.Tensor], computation: Computation
+) -> list[torch.Tensor]:
+    """Record a call of a computation."""
+    result = Shape.from_proto(computation.proto.host_program_shape.result)
+    types = [array_type(s.dtype, s.dims) for s in result.elements]
+    placeholders.begin(f"xfunc__{name}")
+    nodes = build.several("call", types, tuple(map(node_of, inputs)), None, (computation,))
+    return _like(inputs, nodes)
+
+
+def custom_call(
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[Shaped],
+    target: str,
+    config: str = "",
+    attributes: Mapping[str, str] = MappingProxyType({}),
+) -> list[torch.Tensor]:
+    """Record a custom call.
+
+    Args:
+        inputs: its operands.
+        outputs: the shapes and dtypes of its results.
+        target: a name that the compiler knows.
+        config: its configuration, in a form that depends on the target.
+        attributes: frontend attributes of its instructions.
+    """
+    placeholders.begin("xla__custom_call")
+    types = [array_type(o.dtype, tuple(o.shape)) for o in outputs]
+    operands = tuple(map(node_of, inputs))
+    params = write.custom_call(target, config, attributes)
+    if len(types) == 1:
+        nodes = [Node("custom-call", types[0], operands, params)]
+    else:
+        nodes = build.several("custom-call", types, operands, params)
+    return _like(inputs, nodes)
+
+
+def recorded(
+    name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> tuple[bytes, list[int]]:
+    """The operations between placeholders and outputs, as HLO.
+
+    Args:
+        name: of the module.
+        inputs: placeholders.
+        outputs: the tensors computed from them.
+
+    Returns:
+        The serialised module; and for each of its parameters, the index of an input.
+    """
+    return write.write(name, [*map(node_of, inputs)], [*map(node_of, outputs)])
+
+
+def number_of(tensor: torch.Tensor) -> int:
+    """The number of a value, which a change in place changes; later ones have larger numbers."""
+    # A view whose base has changed is made anew, by operations that must not be transformed.
+    with functorch.bottom_level():
+        return unwrapped(tensor).number
+
+
+def _like(inputs: Sequence[torch.Tensor], nodes: Sequence[Node]) -> list[torch.Tensor]:
+    made = [placeholders.placeholder(n) for n in nodes]
+    is_bare = all(type(t) is placeholders.Placeholder for t in inputs)
+    return [*made] if is_bare else [wrap(t) for t in made]
