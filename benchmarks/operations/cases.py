@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 import xfunc as xf
-from xfunc.core import device
 
 DTYPES = {
     "float64": torch.float64,

@@ -197,17 +197,6 @@ def test_export_svdvals_runs_by_lapack() -> None:
     assert_close(exported(a).cpu(), torch.linalg.svdvals(a), rtol=1e-3, atol=1e-3)
 
 
-def test_linalg_eager_on_device(device: torch.device) -> None:
-    a = positive(torch.randn(3, 3))
-    values, _ = torch.linalg.eig(a.to(device))
-    assert_close(values.cpu(), torch.linalg.eig(a)[0])
-    assert_close(torch.linalg.eigvals(a.to(device)).cpu(), torch.linalg.eigvals(a))
-    b = torch.randn(3, 2)
-    packed, pivots = torch.linalg.ldl_factor(a.to(device))
-    found = torch.linalg.ldl_solve(packed, pivots, b.to(device))
-    assert_close(found.cpu(), torch.linalg.solve(a, b))
-
-
 def invariant(z: Tensor) -> Tensor:
     """Of the singular vectors of a complex matrix, what their phases do not change."""
     u, s, vh = torch.linalg.svd(torch.view_as_complex(z), full_matrices=False)

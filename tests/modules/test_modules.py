@@ -245,12 +245,3 @@ def test_functional_gru_of_torch_xla() -> None:
 
     apply, params, buffers = xf.functional(own := Biased(4, 6))
     assert_close(xf.jit(apply)(params, buffers, x)[0], own(x).detach())
-
-
-def test_torch_xla_batch_norm_still_biased(device: torch.device) -> None:
-    """If not, the replacement of batch_norm in xfunc.torchlib.replacements is no longer needed."""
-    module = nn.BatchNorm1d(2, momentum=1.0)
-    x = rand(4, 2)
-    theirs = copy.deepcopy(module).to(device)
-    theirs(x.to(device))
-    assert_close(theirs.running_var, x.var(0, correction=0))

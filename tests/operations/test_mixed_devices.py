@@ -103,13 +103,3 @@ def test_disable_jit_operations_with_mixed_devices(name: str) -> None:
             found = op(xf.device_put(sample.input), *sample.args, **sample.kwargs)
         assert len(on_host(found)) == len(wanted)
         torch.testing.assert_close(on_host(found), wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
-
-
-def test_mixed_devices_raise_without_disable_jit(device: torch.device) -> None:
-    x = torch.ones(3, device=device)
-    if device.type != "xla":
-        return
-    with pytest.raises(RuntimeError, match="Expected XLA tensor"):
-        torch.where(TRUE, x, x)
-    with xf.disable_jit(), xf.disable_jit(False), pytest.raises(RuntimeError, match="XLA tensor"):
-        torch.where(TRUE, x, x)

@@ -121,14 +121,6 @@ def test_kernels_under_vmap_and_grad(name):
     )
 
 
-def test_kernels_in_plain_torch_xla(device):
-    a, b = square(), torch.randn(3, 2)
-    same(torch.linalg.solve(a.to(device), b.to(device)), torch.linalg.solve(a, b))
-    same(torch.fft.fft(b.to(device)), torch.fft.fft(b))
-    with pytest.raises(torch.linalg.LinAlgError, match="the input is singular"):
-        torch.linalg.inv(torch.zeros(2, 2).to(device))
-
-
 def test_inv_of_singular_matrix_is_not_finite():
     found = xf.device_get(xf.jit(torch.linalg.inv)(torch.zeros(2, 2)))
     assert not found.isfinite().any()

@@ -43,6 +43,7 @@ from xfunc.rules.operands import (
     number,
     pair,
     promoted,
+    rounded,
     scalar_type_name,
     together,
     wide,
@@ -126,6 +127,7 @@ def _sum_rule(opcode: str) -> Callable[..., Node]:
             return Node("or", x.type, (x, y)) if alpha else x
         up = wide(dtype)
         x, y = build.convert(x, up), build.convert(y, up)
+        alpha = rounded(alpha, dtype) if up is not dtype else alpha  # torch rounds no product
         y = multiply(y, number(alpha, up))
         return build.convert(Node(opcode, x.type, (x, y)), dtype)
 

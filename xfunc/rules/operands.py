@@ -275,3 +275,10 @@ def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
                 torch._C._dispatch_tls_set_dispatch_key_excluded("Functionalize", before)
 
     return run
+
+
+@functools.lru_cache(4096)
+@on_cpu
+def rounded(x: Number, dtype: torch.dtype) -> Number:
+    """A number as the nearest one that a dtype can represent."""
+    return torch.tensor(x, dtype=dtype).item()

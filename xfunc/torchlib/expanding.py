@@ -1,8 +1,8 @@
 """``x.expand(shape)`` and the like: where nothing is expanded, a writable view.
 
-torch_xla 2.9 writes to the result of `expand` by adding the difference to the shared element, even
-if no element is shared: infinite values become NaN. And when it writes to the windows of
-``x.unfold(dim, size, step)``, it puts zeros outside all windows.
+torch's functionalisation writes to the result of `expand` by adding the difference to the shared
+element, even if no element is shared: infinite values become NaN. And when it writes to the windows
+of ``x.unfold(dim, size, step)``, it puts zeros outside all windows.
 """
 
 from __future__ import annotations

@@ -40,30 +40,6 @@ def _full(func: Callable[..., Tensor], typed_like: bool) -> Callable[..., Tensor
     return call
 
 
-def linspace(
-    start: Any,
-    end: Any,
-    steps: int,
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | int | None = None,
-    requires_grad: bool = False,
-    **options: Any,
-) -> Tensor:
-    """``torch.linspace``, which torch_xla 2.9 computes in float32, whatever the dtype."""
-    dtype = dtype or torch.get_default_dtype()
-    if options or dtype.is_complex or not all(isinstance(v, (int, float)) for v in (start, end)):
-        more = {"dtype": dtype, "device": device, "requires_grad": requires_grad}
-        return torch.linspace(start, end, steps, **more, **options)
-    if not dtype.is_floating_point:
-        start, end = int(start), int(end)
-    place = torch.arange(steps, dtype=torch.float64, device=device)
-    step = (end - start) / max(steps - 1, 1)
-    rising, falling = start + step * place, end - step * (steps - 1 - place)
-    found = torch.where(place < max(steps // 2, 1), rising, falling).to(dtype)
-    return found.requires_grad_() if requires_grad else found  # Transforms refuse this call.
-
-
 def full_like(x: Tensor, fill_value: Any, **options: Any) -> Tensor:
     """``torch.full_like``."""
     if _is_number(fill_value):
@@ -124,7 +100,6 @@ def fill_diagonal_(x: Tensor, fill_value: Any, wrap: bool = False) -> Tensor:
 
 FILLING: dict[object, Callable[..., object]] = {
     torch.full: _full(torch.full, False),
-    torch.linspace: linspace,
     Tensor.new_full: _full(Tensor.new_full, True),
     torch.full_like: full_like,
     torch.fill: fill,

@@ -1,9 +1,8 @@
 """Refuses, as torch does, numbers and in-place results that a tensor's dtype cannot hold.
 
 NOTE [numbers that do not fit]: where torch converts a number to the dtype of a tensor, it refuses
-numbers that the dtype cannot hold: 300 for uint8, 70000 for float16. torch_xla 2.9 wraps them or
-makes them infinite. Likewise, torch refuses `x += 1.5` for integers, an integer divided by the
-number 0, and a dimension that does not exist, where torch_xla computes something.
+numbers that the dtype cannot hold: 300 for uint8, 70000 for float16. Likewise it refuses `x += 1.5`
+for integers, an integer divided by the number 0, and a dimension that does not exist.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def _holds(dtype: torch.dtype, number: complex) -> bool:
     return True
 
 
-def check_number(func: Call, number: object, dtype: torch.dtype) -> None:
+def _check_number(func: Call, number: object, dtype: torch.dtype) -> None:
     """Refuse a number that a dtype cannot hold; anything but a number passes."""
     if type(number) in _NUMBERS and not _holds(dtype, number):
         name = str(dtype).removeprefix("torch.")
@@ -69,6 +68,7 @@ _OWN = {
     "fill_diagonal": [("fill_value", 1)],
     "full": [("fill_value", 1)],
     "full_like": [("fill_value", 1)],
+    "linspace": [("start", 0), ("end", 1)],
     "new_full": [("fill_value", 2)],
     "masked_fill": [("value", 2)],
     "index_fill": [("value", 3)],
@@ -117,7 +117,7 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
             return run(*args, **kwargs)
         dtype = kwargs.get("dtype")
         if dtype is None:
-            if plain == "full":
+            if plain in ("full", "linspace"):
                 return run(*args, **kwargs)
             first = args[0] if args else kwargs["input"]
             dtype = first.dtype if own else _dtype(args, kwargs)
@@ -127,7 +127,7 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
         if not rounded:
             wide = torch.float32 if plain in _FACTORS and dtype in _HALF else dtype
             for n in numbers:
-                check_number(func, n, wide)
+                _check_number(func, n, wide)
         if plain == "addr" and any(isinstance(n, float) for n in numbers):
             _check_real(func, dtype)
         real = not dtype.is_complex
@@ -138,7 +138,7 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
                 return x.detach().to(dtype, copy=True)
             if x.dtype == dtype or x.dtype.is_floating_point:
                 return x.copy_(x.detach().clone())
-        if dtype.is_floating_point:  # torch_xla rejects integers beyond int64.
+        if dtype.is_floating_point:
             args = tuple(wrapped(a, dtype) for a in args)
             kwargs = {k: wrapped(v, dtype) for k, v in kwargs.items()}
         return run(*args, **kwargs)
@@ -173,7 +173,7 @@ def _power(func: Call, run: Call) -> Call:
         if type(exponent) in _NUMBERS and isinstance(values[0], Tensor):
             dtype = result_type(values)
             if dtype == values[0].dtype:
-                check_number(func, exponent, dtype)
+                _check_number(func, exponent, dtype)
             args = tuple(wrapped(a, dtype) for a in args) if dtype.is_floating_point else args
         return run(*args, **kwargs)
 
@@ -278,7 +278,7 @@ def _along(func: Call, run: Call) -> Call:
 
 
 def _of_one_dtype(func: Call, run: Call) -> Call:
-    """`run`, but refusing operands of different dtypes if torch does; torch_xla promotes them."""
+    """`run`, but refusing operands of different dtypes if torch does."""
 
     def call(*args: object, **kwargs: object) -> Tensor:
         given = [*tensors_in(args, {k: v for k, v in kwargs.items() if k != "out"})]

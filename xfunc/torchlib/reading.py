@@ -53,11 +53,16 @@ def gaussian_nll_loss(
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
-def linspace(start: Any, end: Any, steps: int, **kwargs: Any) -> Tensor:
-    """``torch.linspace`` between tensors without dimensions.
+def _between(start: Any, end: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether a call is one for tensors without dimensions; torch takes numbers itself."""
+    some = any(isinstance(x, Tensor) for x in (start, end))
+    return some and not kwargs.keys() - {"steps", "base", "dtype", "device", "layout", "pin_memory"}
 
-    It has derivatives, which torch's does not.
-    """
+
+def linspace(start: Any, end: Any, steps: int, **kwargs: Any) -> Tensor:
+    """``torch.linspace``; between tensors without dimensions it has derivatives, unlike torch's."""
+    if not _between(start, end, kwargs):
+        return torch.linspace(start, end, steps, **kwargs)
     dtype = kwargs.pop("dtype", None)
     ends = _on_one_device(start, end)
     if any(x.ndim for x in ends) or not isinstance(steps, int) or steps < 0:
@@ -82,7 +87,9 @@ def _on_one_device(start: Any, end: Any) -> list[Tensor]:
 
 
 def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **kwargs: Any) -> Tensor:
-    """``torch.logspace`` between tensors without dimensions."""
+    """``torch.logspace``; see `linspace`."""
+    if not _between(start, end, kwargs):
+        return torch.logspace(start, end, steps, base, **kwargs)
     dtype = kwargs.pop("dtype", None)
     whole = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
     if whole and steps > 1:  # Torch takes a single power as it is.
@@ -92,5 +99,10 @@ def logspace(start: Any, end: Any, steps: int, base: float = 10.0, **kwargs: Any
     return found.to(dtype) if whole else found
 
 
-READING = {torch.combinations: combinations, F.gaussian_nll_loss: gaussian_nll_loss}
+READING = {
+    torch.combinations: combinations,
+    F.gaussian_nll_loss: gaussian_nll_loss,
+    torch.linspace: linspace,
+    torch.logspace: logspace,
+}
 """The replacement for each of these torch functions."""

@@ -1,9 +1,8 @@
 """Replacements for torch functions that traced code calls.
 
-NOTE [batch normalisation of torch_xla 2.9]: in training mode it stores the biased variance in
-`running_var`, where torch stores the unbiased one; and in evaluation mode its backward pass fails,
-because it asks for the statistics of the batch. Written in plain operations, both are right, and
-both can be differentiated to any order.
+NOTE [batch normalisation]: torch's kernels update the running statistics below functionalisation,
+where a change in place is not seen, and their backward pass asks for the statistics of the batch.
+Written in plain operations, it can be differentiated to any order.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from xfunc.torchlib.gradients import gradients
 from xfunc.torchlib.in_place import IN_PLACE, changing
 from xfunc.torchlib.indexing import INDEXING
 from xfunc.torchlib.losses import LOSSES
-from xfunc.torchlib.promotion import PROMOTING
+from xfunc.torchlib.operands import OPERANDS
 from xfunc.torchlib.quantiles import QUANTILES
-from xfunc.torchlib.ranges import RANGES
 from xfunc.torchlib.reading import READING
 from xfunc.torchlib.unbatched import UNBATCHED
 from xfunc.torchlib.unit_vectors import UNIT_VECTORS
@@ -104,7 +102,7 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """``torch.batch_norm``: see NOTE [batch normalisation of torch_xla 2.9]."""
+    """``torch.batch_norm``: see NOTE [batch normalisation]."""
     return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
@@ -145,11 +143,6 @@ def functional_instance_norm(
     return _normalise(wide, mean, variance, weight, bias, eps, input.dtype)
 
 
-def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """``torch._weight_norm``, whose fused form torch_xla 2.9 does not lower."""
-    return v * (g / torch.norm_except_dim(v, 2, dim))
-
-
 def rrelu(
     input: Tensor,
     lower: float = 1 / 8,
@@ -157,7 +150,7 @@ def rrelu(
     training: bool = False,
     inplace: bool = False,
 ) -> Tensor:
-    """``torch.nn.functional.rrelu``, which torch_xla 2.9 does not lower."""
+    """``torch.nn.functional.rrelu``, whose kernel asks for a generator without drawing."""
     if not lower <= upper:  # NaN too
         raise RuntimeError("Lower bound should be less than or equal to the upper bound")
     if training:  # It draws.
@@ -180,17 +173,15 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
     torch.batch_norm: batch_norm,
     F.batch_norm: functional_batch_norm,
     F.instance_norm: functional_instance_norm,
-    torch._weight_norm: weight_norm,
     F.rrelu: rrelu,
     torch.rrelu: torch_rrelu,
     torch.autograd.grad: gradients,
-    **PROMOTING,
+    **OPERANDS,
     **INDEXING,
     **IN_PLACE,
     **EXPANSIONS,
     **FILLING,
     **LOSSES,
-    **RANGES,
     **QUANTILES,
     **READING,
     **UNBATCHED,

@@ -1,8 +1,8 @@
 """Tensors whose elements share memory, such as the results of `expand`: they cannot be written to.
 
-torch refuses most changes of such a tensor in place. torch_xla 2.9 does not: it adds the changes of
-all the elements to the one they share, so that ``x.expand(2, 3).zero_()`` gives ``-x``. And
-operations that copy such a tensor on the CPU (`contiguous`, `reshape`) return a view of it there.
+torch refuses most changes of such a tensor in place. Its functionalisation does not: it adds the
+changes of all the elements to the one they share, so that ``x.expand(2, 3).zero_()`` gives ``-x``.
+And operations that copy such a tensor on the CPU (`contiguous`, `reshape`) return a view of it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Overlaps:
 
     def __init__(self) -> None:
         self._known: WeakTable[bool] = WeakTable()
-        self._windows: WeakTable[bool] = WeakTable()  # which torch_xla 2.9 would write to wrongly
+        self._windows: WeakTable[bool] = WeakTable()
 
     def note(
         self, func: object, args: Sequence[Any], kwargs: Mapping[str, Any], outs: object
@@ -94,7 +94,7 @@ class Overlaps:
                 fail(
                     UnsupportedOpError,
                     f"{operation_name(func)} writes to windows ({short(x)}) with a rest behind "
-                    "the last, which torch_xla cannot",
+                    "the last, which cannot be done",
                     "write to slices of the tensor: x[start : start + size] = y.",
                     function=name,
                 )

@@ -69,7 +69,8 @@ def literal(value: torch.Tensor) -> torch.Tensor:
     """The values of a CPU tensor, as a constant."""
     start()
     placeholders.begin("xfunc__literal")
-    return wrap(placeholders.placeholder(node_of(value)))
+    with torch._C.DisableTorchFunction():  # It is not a traced value: it may be read.
+        return wrap(placeholders.placeholder(node_of(value)))
 
 
 def apply(
