@@ -18,7 +18,7 @@ from xfunc.core.types import AutogradContext
 from xfunc.errors import ShardingError, fail, instead_of, kind_of, shown
 from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.spmd.annotations import SHARDING, constrain, recorded, unspecified
+from xfunc.hlo.spmd.annotations import constrain
 from xfunc.program.annotation import Annotation
 from xfunc.program.bind import bind
 from xfunc.sharding.mapped import mapped_axes, with_axis
@@ -88,7 +88,7 @@ class Constraint(Annotation):
         if tracing.current() is None:
             return super().emit(args)
         (x,), (tiles, free) = args, self._tiles_and_free
-        return recorder.custom_call([x], self.avals, SHARDING, unspecified(free), recorded(tiles))
+        return [recorder.constrain(x, tiles, free)]
 
     def batched(self, n: int) -> Constraint:
         mesh, spec = self.sharding.mesh, self.sharding.spec

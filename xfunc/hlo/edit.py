@@ -107,18 +107,6 @@ def bypass(c: pb.HloComputationProto, stands_for: Mapping[int, int]) -> None:
     remove(c, stands_for)
 
 
-def drop_unused(c: pb.HloComputationProto, candidates: Collection[int]) -> None:
-    """Remove those of some instructions that nothing uses.
-
-    Args:
-        c: the computation.
-        candidates: the ids of the instructions, which have no effects.
-    """
-    if not candidates:
-        return
-    # See NOTE [slices of fields].
-    uses = {i.id: i.operand_ids[:] + i.control_predecessor_ids[:] for i in c.instructions}
-    remove(c, unused(uses, c.root_id, candidates), uses)
 
 
 def unused(uses: dict[int, list[int]], root: int, candidates: Collection[int]) -> set[int]:
@@ -267,13 +255,6 @@ def copied(
     copy.name = renamed(computation.name, new)
     copy.root_id = ids[computation.root_id]
     return copy
-
-
-def rename_operation(i: pb.HloInstructionProto, name: str) -> None:
-    """Change the operation that an instruction belongs to, in its metadata."""
-    metadata = i.metadata
-    before, metadata.op_type = metadata.op_type, name
-    metadata.op_name = metadata.op_name.replace(before, name)
 
 
 def renamed(name: str, id: int) -> str:

@@ -11,12 +11,14 @@ instruction that uses it, as a part of that operation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from xfunc.graph.build import Convolution, GatherDims, Literal, ScatterDims, Window
 from xfunc.graph.node import ArrayType, Node, Operation, TupleType, reached
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo import opcodes
+from xfunc.hlo.edit import renamed
 from xfunc.hlo.literal import scalar_literal, write_literal
 from xfunc.hlo.module import Module
 from xfunc.hlo.plain import plain_tensors
@@ -50,26 +52,20 @@ class CustomCall(NamedTuple):
     Attributes:
         target: a name that the compiler knows.
         config: its configuration.
-        attributes: frontend attributes.
-        side_effect: whether to keep it even if nothing uses its result.
+        sharding: a serialised ``OpSharding``.
     """
 
     target: str
     config: str = ""
-    attributes: tuple[tuple[str, str], ...] = ()
-    side_effect: bool = False
+    sharding: bytes = b""
 
 
 def _custom_call(p: CustomCall) -> bytes:
-    proto = pb.HloInstructionProto(
-        custom_call_target=p.target,
-        custom_call_has_side_effect=p.side_effect,
-        custom_call_api_version=1,  # API_VERSION_ORIGINAL
-        backend_config=p.config.encode(),
-    )
-    if p.attributes:
-        proto.frontend_attributes.map.update(dict(p.attributes))
-    return proto.SerializeToString()
+    original = 1  # the version of the interface
+    return b"".join((
+        message_of(28, p.target.encode()), message_of(43, p.config.encode()) if p.config else b"",
+        integer_of(77, original), message_of(40, p.sharding) if p.sharding else b"",
+    ))  # fmt: skip
 
 
 def _windows(windows: Sequence[Window], reversal: bool = False) -> bytes:
@@ -274,8 +270,14 @@ class _Writer:
     def _callee(self, called: Any) -> int:
         """The number of a computation that is called."""
         number = self._called.get(called)
-        if number is None:
-            number = self._embedded(called) if isinstance(called, Module) else self._pair(*called)
+        if number is not None:
+            return number
+        communicates = False
+        if isinstance(called, Module):
+            number, communicates = self._embedded(called.proto)
+        else:
+            number = self._pair(*called)
+        if not communicates:
             self._called[called] = number
         return number
 
@@ -296,24 +298,35 @@ class _Writer:
         )  # fmt: skip
         return number
 
-    def _embedded(self, module: Module) -> int:
-        """The entry of a module whose computations are added under new numbers."""
-        computations: dict[int, int] = {}
-        for source in module.proto.computations:
-            made = type(source)()
-            made.CopyFrom(source)
-            made.id = computations[source.id] = self._new()
-            made.name = f"{source.name.partition('.')[0]}.{made.id}"
-            numbers: dict[int, int] = {}
-            for i in made.instructions:
-                numbers[i.id] = i.id = self._new()
-                i.name = f"{i.opcode}.{i.id}"
-                i.operand_ids[:] = [numbers[k] for k in i.operand_ids]
-                i.control_predecessor_ids[:] = [numbers[k] for k in i.control_predecessor_ids]
-                i.called_computation_ids[:] = [computations[k] for k in i.called_computation_ids]
-            made.root_id = numbers[made.root_id]
+    def _embedded(self, module: pb.HloModuleProto) -> tuple[int, bool]:
+        """The entry of a module whose computations are added under new numbers.
+
+        Returns:
+            Its number, and whether devices communicate in it: then each call needs one of its own,
+            for its channels and because what they exchange may be equal in one call only.
+        """
+        shift, communicates = self._last, False
+        for c in module.computations:
+            made = pb.HloComputationProto()
+            made.CopyFrom(c)
+            made.id, made.root_id = c.id + shift, c.root_id + shift
+            made.name = renamed(c.name, made.id)
+            last = max(self._last, made.id)
+            for i in made.instructions:  # See NOTE [slices of fields] and NOTE [absent fields].
+                opcode, k = i.opcode, i.id + shift
+                i.id, i.name = k, f"{opcode}.{k}"
+                if k > last:
+                    last = k
+                communicates |= opcode in opcodes.COLLECTIVES
+                if opcode not in opcodes.LEAVES:
+                    i.operand_ids[:] = [j + shift for j in i.operand_ids[:]]
+                if ids := i.control_predecessor_ids[:]:
+                    i.control_predecessor_ids[:] = [j + shift for j in ids]
+                if opcode in opcodes.CALLING and (ids := i.called_computation_ids[:]):
+                    i.called_computation_ids[:] = [j + shift for j in ids]
+            self._last = last
             self._computations.append(made.SerializeToString())
-        return computations[module.proto.entry_computation_id]
+        return module.entry_computation_id + shift, communicates
 
 
 def _tuple(outputs: Sequence[Node]) -> bytes:
@@ -326,10 +339,3 @@ def write(name: str, inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[b
     among = set(map(id, nodes))
     taken = [k for k, n in enumerate(inputs) if id(n) in among]
     return _Writer().entry(name, nodes, [inputs[k] for k in taken], outputs), taken
-
-
-def custom_call(
-    target: str, config: str, attributes: Mapping[str, str], side_effect: bool = False
-) -> CustomCall:
-    """The parameters of a custom call."""
-    return CustomCall(target, config, tuple(sorted(attributes.items())), side_effect)

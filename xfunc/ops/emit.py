@@ -40,7 +40,7 @@ def instruction(emit: Emit, *inputs: torch.Tensor, **options: object) -> Any:
 @functools.lru_cache(4096)
 def _computation(
     emit: Emit, avals: tuple[Aval, ...], options: tuple[tuple[str, object], ...]
-) -> tuple[recorder.Computation, bool]:
+) -> tuple[Module, bool]:
     b = Builder(emit.__name__)
     body = b.computation(emit.__name__)
     out = emit(body, *[body.parameter(hlo_shape(a)) for a in avals], **dict(options))
@@ -48,7 +48,7 @@ def _computation(
     if single:
         out = body.tuple([out])
     module = b.build(body.build(out))
-    return recorder.Computation(module), single
+    return module, single
 
 
 def lapack(routine: str, *inputs: torch.Tensor, result: Shape) -> Any:
@@ -130,7 +130,7 @@ def _loop(
     avals: tuple[Aval, ...],
     n: int,
     options: tuple[tuple[str, object], ...],
-) -> recorder.Computation:
+) -> Module:
     index = Aval((), torch.int64)
     module, inputs = _lowered(step, (index, *avals), n, dict(options))
     b = Builder(step.__name__)
@@ -159,13 +159,13 @@ def _loop(
 
 def _while(
     b: Builder, carry: Sequence[Shape], first: int, again: Function, once: Function, n: int
-) -> recorder.Computation:
+) -> Module:
     """A module that runs a loop, from the first value of its index on, and returns n values."""
     entry = b.computation(b.name)
     start = [entry.constant(first, torch.int64), *(entry.parameter(s) for s in carry[1:])]
     found = entry.while_(again, once, entry.tuple(start))
     result = entry.tuple([entry.get_tuple_element(found, i + 1) for i in range(n)])
-    return recorder.Computation(b.build(entry.build(result)))
+    return b.build(entry.build(result))
 
 
 def running(step: Combine, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -182,7 +182,7 @@ def running(step: Combine, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ..
 
 
 @functools.lru_cache(4096)
-def _running(step: Combine, avals: tuple[Aval, ...]) -> recorder.Computation:
+def _running(step: Combine, avals: tuple[Aval, ...]) -> Module:
     index = Aval((), torch.int64)
     slices = [Aval(a.shape[1:], a.dtype) for a in avals]
 
@@ -242,7 +242,7 @@ def called(
 @functools.lru_cache(4096)
 def _called(
     name: str, step: Step, avals: tuple[Aval, ...], options: tuple[tuple[str, object], ...]
-) -> recorder.Computation:
+) -> Module:
     module, inputs = _lowered(step, avals, None, dict(options))
     b = Builder(step.__name__)
     body = b.computation(name)
@@ -250,7 +250,7 @@ def _called(
     found = body.call(b.embed(module), [values[i] for i in inputs])
     outputs = [body.get_tuple_element(found, k) for k in range(len(found.shape.elements))]
     made = b.build(body.build(body.tuple(outputs)))
-    return recorder.Computation(made)
+    return made
 
 
 def _lowered(

@@ -11,7 +11,7 @@ import torch
 from xfunc.graph import build
 from xfunc.graph.build import Convolution, Number, Window, add, multiply
 from xfunc.graph.node import Node, array_type
-from xfunc.hlo import write
+from xfunc.hlo.write import CustomCall
 from xfunc.rules.elementwise import conjugate
 from xfunc.rules.operands import HALF, convert, each, number
 from xfunc.rules.reductions import reduced
@@ -197,7 +197,7 @@ def _eigh(a: Placeholder, UPLO: str = "L", compute_v: bool = True) -> tuple[Node
     if not math.prod(dims):
         return build.full(0, values), build.full(0, n.type if compute_v else nothing)
     lower = int(UPLO.upper() == "L")
-    params = write.custom_call("Eigh", f"{lower},1,100,0.000001", {})  # sorted; steps, tolerance
+    params = CustomCall("Eigh", f"{lower},1,100,0.000001")  # sorted; steps, tolerance
     vectors, found = build.several("custom-call", [n.type, values], (n,), params)
     return found, vectors if compute_v else build.full(0, nothing)
 

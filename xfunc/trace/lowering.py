@@ -16,11 +16,9 @@ from xfunc.backends.placement import Placement
 from xfunc.backends.protocol import Executable, Runtime
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of, hlo_shape
-from xfunc.hlo import Builder, Module, linking
+from xfunc.hlo import Builder, Module
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.contents import Contents
 from xfunc.hlo.passes.absent import drop_absent
-from xfunc.hlo.spmd import annotations
 from xfunc.trace import recorder, tracing
 from xfunc.trace.finalise import finished
 
@@ -118,9 +116,7 @@ class Lowering:
                 run = self.executable(donated, active.runtime().placements(flat), options)
                 return run([flat[i] for i in run.inputs])
         lifted = [trace.lift(flat[i]) for i in self.inputs]
-        number = trace.applied.setdefault(self, len(trace.applied))
-        target = linking.target(number, self.outputs)
-        outputs = recorder.custom_call(lifted, self.outputs, target)
+        outputs = recorder.apply(self.name, lifted, self.module)
         trace.register(outputs)
         return outputs
 
@@ -235,10 +231,5 @@ def lower(
     if not outputs:
         return Lowering.empty(name, avals)
     hlo, inputs = recorder.recorded(name, raw_inputs, outputs)
-    contents = Contents(pb.HloModuleProto.FromString(hlo))
-    annotations.read(contents)
-    trace = tracing.current()
-    assert trace is not None
-    linking.link(contents, [(x.name, x.module) for x in trace.applied])
-    module = drop_absent(contents.proto)
+    module = drop_absent(pb.HloModuleProto.FromString(hlo))
     return Lowering.of(name, module, avals, out_avals, inputs=inputs)

@@ -1,14 +1,12 @@
 """What a trace records: placeholders, the operations on them, and the program they make.
 
-The operations of torch come by its dispatcher (`xfunc.tracer.placeholders`). Calls of whole
-computations and of the compiler's custom calls are recorded here.
+The operations of torch come by its dispatcher (`xfunc.tracer.placeholders`). Calls of whole modules
+and constraints of the partitioner are recorded here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import NewType
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -17,13 +15,13 @@ from xfunc.core.types import Shaped
 from xfunc.graph import build
 from xfunc.graph.node import Node, array_type
 from xfunc.hlo import Module, write
+from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.shape import Shape
+from xfunc.hlo.spmd import annotations
+from xfunc.hlo.write import CustomCall
 from xfunc.torchlib import functorch
 from xfunc.tracer import placeholders
 from xfunc.tracer.placeholders import node_of, unwrapped, wrap
-
-Computation = NewType("Computation", Module)
-"""A module whose result is a tuple, for `apply`."""
 
 
 class _Start:
@@ -73,42 +71,26 @@ def literal(value: torch.Tensor) -> torch.Tensor:
         return wrap(placeholders.placeholder(node_of(value)))
 
 
-def apply(
-    name: str, inputs: Sequence[torch.Tensor], computation: Computation
-) -> list[torch.Tensor]:
-    """Record a call of a computation."""
-    result = Shape.from_proto(computation.proto.host_program_shape.result)
-    types = [array_type(s.dtype, s.dims) for s in result.elements]
+def apply(name: str, inputs: Sequence[torch.Tensor], module: Module) -> list[torch.Tensor]:
+    """Record a call of a module."""
     placeholders.begin(f"xfunc__{name}")
-    nodes = build.several("call", types, tuple(map(node_of, inputs)), None, (computation,))
-    return _like(inputs, nodes)
-
-
-def custom_call(
-    inputs: Sequence[torch.Tensor],
-    outputs: Sequence[Shaped],
-    target: str,
-    config: str = "",
-    attributes: Mapping[str, str] = MappingProxyType({}),
-) -> list[torch.Tensor]:
-    """Record a custom call.
-
-    Args:
-        inputs: its operands.
-        outputs: the shapes and dtypes of its results.
-        target: a name that the compiler knows.
-        config: its configuration, in a form that depends on the target.
-        attributes: frontend attributes of its instructions.
-    """
-    placeholders.begin("xla__custom_call")
-    types = [array_type(o.dtype, tuple(o.shape)) for o in outputs]
+    result = Shape.from_proto(module.proto.host_program_shape.result)
+    types = [array_type(s.dtype, s.dims) for s in result.elements or (result,)]
     operands = tuple(map(node_of, inputs))
-    params = write.custom_call(target, config, attributes)
-    if len(types) == 1:
-        nodes = [Node("custom-call", types[0], operands, params)]
+    if result.is_tuple:
+        nodes = build.several("call", types, operands, None, (module,))
     else:
-        nodes = build.several("custom-call", types, operands, params)
+        nodes = [Node("call", types[0], operands, None, (module,))]
     return _like(inputs, nodes)
+
+
+def constrain(x: torch.Tensor, sharding: pb.OpSharding, free: Sequence[int] = ()) -> torch.Tensor:
+    """Record the sharding of a value; XLA chooses that of the dimensions in `free`."""
+    placeholders.begin("xfunc__constraint")
+    n = node_of(x)
+    written = sharding.SerializeToString(deterministic=True)
+    how = CustomCall(annotations.SHARDING, annotations.unspecified(free), written)
+    return _like([x], [Node("custom-call", n.type, (n,), how)])[0]
 
 
 def recorded(

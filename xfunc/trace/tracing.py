@@ -60,7 +60,6 @@ from xfunc.tracer import placeholders
 
 if TYPE_CHECKING:
     from xfunc.trace.effects import Collected
-    from xfunc.trace.lowering import Lowering
 
 
 class Source(Protocol):
@@ -175,7 +174,6 @@ class Trace:
         substitutes: the substitutes of tensors, by the tensors' ids, and the tensors.
         made: the values made.
         lent: the values that NumPy has stand-ins for: see `xfunc.trace.array_operands`.
-        applied: the lowerings applied, numbered: see NOTE [recorded calls] in `xfunc.hlo.linking`.
         around: its context: the mesh in use, the manual region, and so on.
         mode: the mode that sees the calls; entered again where torch leaves it to call Python.
         stamps: records in the HLO where values were made, once the trace is open.
@@ -201,7 +199,6 @@ class Trace:
         self._placeholders: list[tuple[torch.Tensor, torch.Tensor, int, str, int]] = []
         self.substitutes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.made = Made(name, defined_at)
-        self.applied: dict[Lowering, int] = {}
         self.batching = batching.Batching(self)
         self.overlaps = Overlaps()
         self.known = bounds.Known()  # the constant integers in the code
@@ -249,7 +246,6 @@ class Trace:
         try:
             self.is_open = False
             self.substitutes.clear()
-            self.applied.clear()
             self.capture_inputs.clear()
             self._placeholders.clear()
             array_operands.take_back_all(self)

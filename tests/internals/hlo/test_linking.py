@@ -1,17 +1,15 @@
 """Functions called in a trace are in its module once, whatever their shapes and dtypes."""
 
 from collections import Counter
-from collections.abc import Sequence
 
 import pytest
 import torch
 
 import xfunc as xf
+from xfunc.core.avals import Aval
 from xfunc.hlo import Builder, Module, Shape, verify
-from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.contents import Contents
-from xfunc.hlo.linking import link, target
 from xfunc.torchlib.values import FLOAT8, SUPPORTED
+from xfunc.trace import recorder
 
 pytestmark = pytest.mark.quick
 
@@ -113,35 +111,29 @@ def test_jit_nested_operations_are_named_after_function() -> None:
     assert name.removeprefix("xfunc__").rpartition(".")[2] == "decorated"
 
 
-def recorded(calls: Sequence[int], single: bool) -> pb.HloModuleProto:
-    """A module that applies other ones to its parameter, each to the result of the last."""
-    b = Builder("recorded")
-    body = b.computation("recorded")
-    x = body.parameter(F32)
-    for number in calls:
-        shape = F32 if single else Shape.of_tuple([F32])
-        x = body.custom_call(target(number, []), [x], shape)
-        x = x if single else body.get_tuple_element(x, 0)
-    return b.build(body.build(body.tuple([x]))).proto
+def test_apply_keeps_control_dependencies() -> None:
+    def made(name: str) -> Module:
+        b = Builder(name)
+        body = b.computation(name)
+        x = body.parameter(F32)
+        first, second = body.add(x, x), body.multiply(x, x)
+        module = b.build(body.build(body.tuple([body.add(first, second)])))
+        module.proto.computations[0].instructions[2].control_predecessor_ids.append(first.id)
+        return module
 
-
-@pytest.mark.parametrize("single", [True, False])
-def test_link_control_dependencies(single: bool) -> None:
-    b = Builder("ordered")
-    body = b.computation("ordered")
-    x = body.parameter(F32)
-    first, second = body.add(x, x), body.multiply(x, x)
-    module = b.build(body.build(body.tuple([body.add(first, second)])))
-    module.proto.computations[0].instructions[2].control_predecessor_ids.append(first.id)
-
-    proto = recorded([1, 1, 0], single)
-    link(Contents(proto), [("other", module), ("ordered", module)])
-    verify(Module(proto))
-    assert [c.name.rpartition(".")[0] for c in proto.computations] == ["ordered"] * 2 + ["recorded"]
-    for c in proto.computations[:2]:
+    first, second = made("first"), made("second")
+    x = y = recorder.placeholder(Aval((2,), torch.float32))
+    for module in (first, first, second):
+        (y,) = recorder.apply("ordered", [y], module)
+    hlo, inputs = recorder.recorded("recorded", [x], [y])
+    assert inputs == [0]
+    found = Module.from_bytes(hlo)
+    verify(found)
+    computations = found.proto.computations
+    assert [c.name.rpartition(".")[0] for c in computations] == ["first", "second", "recorded"]
+    for c in computations[:2]:
         _, added, multiplied, *_ = c.instructions
         assert multiplied.control_predecessor_ids == [added.id]
-    calls = [i for i in proto.computations[-1].instructions if i.opcode == "call"]
+    calls = [i for i in computations[-1].instructions if i.opcode == "call"]
     called = [i.called_computation_ids[0] for i in calls]
     assert called[0] == called[1] != called[2]
-    assert not any(i.opcode == "custom-call" for i in proto.computations[-1].instructions)

@@ -12,10 +12,6 @@ partitioner removes them when it is done.
 NOTE [ties come in pairs]: xfunc's passes keep only what results are computed from, and would take a
 pair apart. So both members of a group are in a separate computation that takes two values and
 returns them, and is called.
-
-NOTE [recorded constraints]: a tracer records a custom call as one operation, but cannot give it a
-sharding. (It can record the call of a computation with a constraint, which costs five times as
-much and makes larger modules.) So the sharding is an attribute until the module is read.
 """
 
 from __future__ import annotations
@@ -24,15 +20,13 @@ from collections.abc import Sequence
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.computation import ComputationBuilder, Value
-from xfunc.hlo.contents import Contents
-from xfunc.hlo.edit import entry_of, instruction, rename_operation
+from xfunc.hlo.edit import instruction
 from xfunc.hlo.errors import InvalidHloError
 
 SHARDING = "Sharding"
 MANUAL_BODY = "xla.sdy.manual_computation_body"
 """How the name of one device's program begins, where it is written for Shardy."""
 _AUTOMATIC = "xfunc_automatic"
-_RECORDED = "xfunc_sharding"
 
 
 def constrain(
@@ -40,20 +34,6 @@ def constrain(
 ) -> Value:
     """The same value with a sharding; XLA chooses the sharding of the dimensions in `free`."""
     return body.custom_call(SHARDING, [x], x.shape, sharding=sharding, config=unspecified(free))
-
-
-def recorded(sharding: pb.OpSharding) -> dict[str, str]:
-    """The attributes with which a tracer records a constraint; see NOTE [recorded constraints]."""
-    return {_RECORDED: sharding.SerializeToString(deterministic=True).hex()}
-
-
-def read(contents: Contents) -> None:
-    """Make the constraints recorded in a module's entry real ones, in place."""
-    for i in contents.of(entry_of(contents.proto), ("custom-call",)):
-        if _RECORDED in i.frontend_attributes.map:
-            sharding = bytes.fromhex(i.frontend_attributes.map.pop(_RECORDED))
-            i.sharding.ParseFromString(sharding)
-            rename_operation(i, "xfunc__constraint")
 
 
 def run_on_one_device(i: pb.HloInstructionProto) -> None:
