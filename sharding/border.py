@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from itertools import chain
 
-from xfunc.core.avals import Aval, aval_of, hlo_shape
+from xfunc.core.avals import Aval, hlo_shape
 from xfunc.core.locations import Location
 from xfunc.errors import ShardingError, fail, report
 from xfunc.hlo import Builder, ComputationBuilder, Module, Value, opcodes
@@ -18,7 +18,7 @@ from xfunc.hlo.spmd.groups import strip_groups
 from xfunc.hlo.spmd.varying import DivergenceError, Findings, varying
 from xfunc.sharding.manual import Region
 from xfunc.sharding.spec import PartitionSpec
-from xfunc.trace.lowering import UNUSED, Lowering
+from xfunc.trace.lowering import Lowering
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,17 +79,14 @@ def across(
         name: of the function.
         local: one device's program.
         region: where it runs.
-        ins: for each flat input; values that `local` itself holds are the same on all devices.
+        ins: for each flat input.
         outs: for each output.
 
     Raises:
         ShardingError: `local` contains an operation that is impossible in the region.
     """
-    ports = [*ins, *(Port(PartitionSpec()) for _ in local.consts)]
-    avals = [*local.avals, *(aval_of(t) for t in local.consts)]
-    whole = [p.outside(region, a) for p, a in zip(ports, avals, strict=True)]
+    given = tuple([p.outside(region, a) for p, a in zip(ins, local.avals, strict=True)])
     results = tuple(p.outside(region, a) for p, a in zip(outs, local.outputs, strict=True))
-    given, n = tuple(whole[: len(local.avals)]), len(whole)
     if not results:
         return Lowering.empty(name, given)
     local = settled(local, region, ins)
@@ -98,14 +95,9 @@ def across(
         _check_operations(local)
     b = Builder(name)
     body = b.computation(name)
-    entered, used = [], []
-    for flat in local.inputs:
-        if flat >= n:
-            entered.append(body.zeros(UNUSED))
-            continue
-        used.append(flat)
-        x = body.parameter(hlo_shape(whole[flat]))
-        entered.append(_entered(body, x, ports[flat], region))
+    entered = [
+        _entered(body, body.parameter(hlo_shape(given[i])), ins[i], region) for i in local.inputs
+    ]
     # See NOTE [sums of equal values].
     inside = _without_ties(local)
     inside = without_sums(inside, found.equal) if found.equal else inside
@@ -117,7 +109,7 @@ def across(
     module = b.build(body.build(body.tuple(left)))
     if not region.is_trivial and (not region.is_whole or region.axes != region.own):
         _mark_sources(module.proto, region)
-    return Lowering.of(name, module, given, results, local.consts, used)
+    return Lowering.of(name, module, given, results, local.inputs)
 
 
 def _entered(body: ComputationBuilder, x: Value, port: Port, region: Region) -> Value:

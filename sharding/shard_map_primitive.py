@@ -191,9 +191,8 @@ class ShardMapPair:
         halves = joint.without(self.halves, cts)
         if not halves.gradients:
             return [None] * len(self.wrt)
-        inputs = [*args, *halves.forward.consts]
         given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read exist.
-        flat = gathered(halves.sources, inputs, residuals, given.__getitem__)
+        flat = gathered(halves.sources, args, residuals, given.__getitem__)
         key = ("shard_map backward", self.forwards.key, self.grad_specs, halves)
         grads = joint.memo(key, lambda: self._backward(halves)).apply(flat)
         return list(placed(len(self.wrt), halves.gradients, grads))
@@ -201,7 +200,6 @@ class ShardMapPair:
     def _backward(self, halves: Halves) -> Lowering:
         p, region = self.forwards, self.forwards.region
         differ, varies = ways(halves.forward, region, [*map(Port, p.in_specs)])
-        held = [Port(PartitionSpec())] * len(halves.forward.consts)
         rows = zip(differ[self.n_outputs :], varies[self.n_outputs :], strict=True)
 
         def ct(k: int) -> Port:  # See NOTE [gradients across the border].
@@ -209,7 +207,7 @@ class ShardMapPair:
             return Port(spec, share=region.size(region.missing(spec)))
 
         residuals = [Port.row(region, *row) for row in rows]
-        ins = gathered(halves.sources, [*map(Port, p.in_specs), *held], residuals, ct)
+        ins = gathered(halves.sources, [*map(Port, p.in_specs)], residuals, ct)
         specs = [self.grad_specs[self.wrt[k]] for k in halves.gradients]
         outs = [Port(s, sum_over=region.missing(s)) for s in specs]
         return across(f"{p.name}.backward", halves.backward, region, ins, outs)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-import torch
-
 from xfunc.core.avals import Aval, hlo_shape
-from xfunc.hlo import Builder, Shape, Value
+from xfunc.hlo import Builder, Value
 from xfunc.hlo.computation import Function
 from xfunc.trace.lowering import Lowering
 
@@ -38,27 +36,19 @@ def conditional(
     """``(index, *inputs) -> arms[index](...)``; the index is an int32 scalar in range."""
     b = Builder(name)
     entry = b.computation(name)
-    consts = [t for arm in arms for t in arm.lowering.consts]
-    shapes = [*map(hlo_shape, avals), *(Shape(t.dtype, t.shape) for t in consts)]
-    params = [entry.parameter(s) for s in shapes]
+    params = [entry.parameter(hlo_shape(a)) for a in avals]
     branches: list[Function] = []
     operands: list[Value] = []
-    first_const = len(avals)
     for k, arm in enumerate(arms):
         own = arm.lowering
-        n, m = len(own.avals), len(own.consts)
-        places = [*arm.inputs, *range(first_const, first_const + m)]
-        first_const += m
-        fed = [None if own.is_unused(i) else places[i] for i in own.inputs]
-        used = sorted({i for i in fed if i is not None})
+        fed = [arm.inputs[i] for i in own.inputs]
+        used = sorted(set(fed))
         operand = entry.tuple([params[i] for i in used])
         branch = b.computation(f"{name}.branch{k}")
         given = branch.parameter(operand.shape)
         values = {i: branch.get_tuple_element(given, j) for j, i in enumerate(used)}
-        assert len(places) == n + m
-        args = [branch.constant(False, torch.bool) if i is None else values[i] for i in fed]
         if own.outputs:
-            found = branch.call(b.embed(own.module), args)
+            found = branch.call(b.embed(own.module), [values[i] for i in fed])
             results = [branch.get_tuple_element(found, j) for j in range(len(own.outputs))]
         else:
             results = []
@@ -71,4 +61,4 @@ def conditional(
     chosen = entry.conditional(params[0], branches, operands)
     results = [entry.get_tuple_element(chosen, j) for j in range(len(outputs))]
     module = b.build(entry.build(entry.tuple(results)))
-    return Lowering.of(name, module, avals, outputs, consts)
+    return Lowering.of(name, module, avals, outputs)

@@ -150,8 +150,7 @@ class Linear:
         if not outputs:
             out_dots = []
         elif self._halves is not None and tracing.current() is None and not _watched(dots):
-            inputs = [*self._inputs, *self._halves.forward.consts]
-            flat = {"input": inputs, "residual": self._residuals, "ct": dots}
+            flat = {"input": self._inputs, "residual": self._residuals, "ct": dots}
             backward = self._halves.backward
             out_dots = (
                 backward.apply([flat[kind][i] for kind, i in self._halves.sources])

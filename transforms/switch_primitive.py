@@ -254,12 +254,11 @@ class SwitchPair:
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
-        consts = [t for h in self._halves for t in h.forward.consts]
         given = [c for i in self.cts if (c := cts[i]) is not None]
         present = tuple(i for i in self.cts if cts[i] is not None)
         key = ("switch backward", present, *self._key)
         loop, wrt = self.joints[0].memo(key, lambda: self._backward(cts, present))
-        grads = loop.apply([*args, *residuals, *given, *consts])
+        grads = loop.apply([*args, *residuals, *given])
         return list(placed(len(self.wrt), wrt, grads))
 
     def _backward(
@@ -269,7 +268,6 @@ class SwitchPair:
         n, n_slots = len(self.avals), len(self._slots)
         outputs = self.joints[0].outputs
         first_ct = n + n_slots
-        first_const = first_ct + len(present)
         avals = [*self.avals, *self._slots, *(outputs[i] for i in present)]
         halves = [j.without(h, given) for j, h in zip(self.joints, self._halves, strict=True)]
         results = [
@@ -282,14 +280,11 @@ class SwitchPair:
         for j, h, u, slots, own in zip(
             self.joints, halves, self.uses, self._slots_of, results, strict=True
         ):
-            consts = range(first_const, first_const + len(h.forward.consts))
             place = {i: first_ct + k for k, i in enumerate(present)}
             cts = [place.get(i, -1) for i in j.cts]
             residuals = [n + s for s in slots]
-            inputs = gathered(h.sources, [*u, *consts], residuals, cts.__getitem__)
+            inputs = gathered(h.sources, u, residuals, cts.__getitem__)
             arms.append(Arm(h.backward, tuple(inputs), tuple(own.get(i) for i in wrt)))
-            avals += [Aval(tuple(t.shape), t.dtype) for t in h.forward.consts]
-            first_const += len(h.forward.consts)
         gradients = [self.avals[i] for i in wrt]
         return conditional(f"{self.name}.backward", avals, gradients, arms), found
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from xfunc.core.avals import Aval, aval_of, batched, hlo_shape
+from xfunc.core.avals import Aval, batched, hlo_shape
 from xfunc.core.locations import Location
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.hlo import Builder
@@ -71,34 +71,23 @@ class While(Primitive):
 
     def _lowering(self) -> Lowering:
         """One HLO ``While`` over the carries and everything that the two functions read."""
-        n, c = len(self.avals), len(self.outputs)
+        c = len(self.outputs)
         test, step = self.cond.lowering, self.body.lowering
-        consts = (*test.consts, *step.consts)
-        shapes = [hlo_shape(x) for x in (*self.avals, *map(aval_of, consts))]
-        of_test = [*self.cond_uses, *range(n, n + len(test.consts))]
-        of_step = [*self.body_uses, *range(n + len(test.consts), len(shapes))]
+        shapes = [hlo_shape(x) for x in self.avals]
         b = Builder(self.name)
         entry = b.computation(self.name)
         state = entry.tuple([entry.parameter(s) for s in shapes])
 
         comp = b.computation(f"{self.name}.cond")
         given = comp.parameter(state.shape)
-        args = [
-            comp.constant(False, torch.bool)
-            if test.is_unused(i)
-            else comp.get_tuple_element(given, of_test[i])
-            for i in test.inputs
-        ]
+        args = [comp.get_tuple_element(given, self.cond_uses[i]) for i in test.inputs]
         again = comp.get_tuple_element(comp.call(b.embed(test.module), args), 0)
         condition = comp.build(again)
 
         comp = b.computation(f"{self.name}.body")
         given = comp.parameter(state.shape)
         values = [comp.get_tuple_element(given, i) for i in range(len(shapes))]
-        args = [
-            comp.constant(False, torch.bool) if step.is_unused(i) else values[of_step[i]]
-            for i in step.inputs
-        ]
+        args = [values[self.body_uses[i]] for i in step.inputs]
         found = comp.call(b.embed(step.module), args)
         new = [comp.get_tuple_element(found, i) for i in range(c)]
         body = comp.build(comp.tuple([*new, *values[c:]]))
@@ -106,7 +95,7 @@ class While(Primitive):
         last = entry.while_(condition, body, state)
         root = entry.tuple([entry.get_tuple_element(last, i) for i in range(c)])
         module = b.build(entry.build(root))
-        return Lowering.of(self.name, module, self.avals, self.outputs, consts)
+        return Lowering.of(self.name, module, self.avals, self.outputs)
 
     @property
     def _reads(self) -> list[set[int]]:

@@ -15,7 +15,6 @@ import torch
 import xfunc as xf
 from tests.support.fresh import Server
 
-pytestmark = pytest.mark.usefixtures("device")
 Fun = Callable[..., torch.Tensor]
 close = torch.testing.assert_close
 

@@ -9,7 +9,6 @@ parameter role      fed from
 ``("carry", i)``    the loop-carried value i
 ``("xs", i)``       this step's slice of input i along axis 0
 ``("const", i)``    input i, the same at each step
-``("zero", s)``     zeros of shape s
 ==================  ============================================================================
 
 ==================  ============================================================================
@@ -34,7 +33,7 @@ import torch
 from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
 from xfunc.hlo.spmd.annotations import tie
 
-Param: TypeAlias = tuple[Literal["carry", "xs", "const"], int] | tuple[Literal["zero"], Shape]
+Param: TypeAlias = tuple[Literal["carry", "xs", "const"], int]
 Result: TypeAlias = tuple[Literal["carry"], int] | tuple[Literal["ys", "sum"], None]
 
 
@@ -152,8 +151,6 @@ class _Loop:
         consts = dict(zip(self._used_consts, fixed[n_xs:], strict=True))
 
         def fed(role: Param) -> Value:
-            if role[0] == "zero":
-                return comp.zeros(role[1])
             if role[0] == "carry":
                 return state[role[1]]
             return slices[role[1]] if role[0] == "xs" else consts[role[1]]

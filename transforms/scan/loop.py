@@ -22,7 +22,7 @@ from xfunc.program.annotation import Tie
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
 from xfunc.trace import tracing
-from xfunc.trace.lowering import UNUSED, Lowering
+from xfunc.trace.lowering import Lowering
 from xfunc.transforms.scan.counted import LoopSpec, Param, loop_module
 
 if TYPE_CHECKING:
@@ -33,19 +33,15 @@ def forward_loop(scan: Scan, avals: Sequence[Aval], body: Lowering) -> Lowering:
     """A loop over a body with inputs of these avals, whose first results are the carries."""
     c, x, n = scan.n_carry, scan.n_carry + scan.n_xs, scan.length
     xs = [stacked(a, n) for a in avals[c:x]]
-    consts = [*avals[x:], *(aval_of(t) for t in body.consts)]
     params: list[Param] = []
     for i in body.inputs:
-        if body.is_unused(i):
-            params.append(("zero", UNUSED))
-        else:
-            params.append(("carry", i) if i < c else ("xs", i - c) if i < x else ("const", i - x))
+        params.append(("carry", i) if i < c else ("xs", i - c) if i < x else ("const", i - x))
     spec = LoopSpec(
         tuple(params),
         (*(("carry", i) for i in range(c)), *(("ys", None) for _ in body.outputs[c:])),
         tuple(hlo_shape(a) for a in avals[:c]),
         tuple(hlo_shape(a) for a in xs),
-        tuple(hlo_shape(a) for a in consts),
+        tuple(hlo_shape(a) for a in avals[x:]),
         n,
         scan.reverse,
         scan.unroll,
@@ -53,7 +49,7 @@ def forward_loop(scan: Scan, avals: Sequence[Aval], body: Lowering) -> Lowering:
     flat = (*avals[:c], *xs, *avals[x:])
     outputs = (*body.outputs[:c], *(stacked(o, n) for o in body.outputs[c:]))
     module = loop_module(scan.name, body.module, spec)
-    return Lowering.of(scan.name, module, flat, outputs, body.consts)
+    return Lowering.of(scan.name, module, flat, outputs)
 
 
 def tied(gradient: Tensor, value: Tensor, apply: Callable[..., list[Tensor]] = bind) -> Tensor:

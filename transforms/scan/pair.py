@@ -12,7 +12,7 @@ from xfunc.program.bind import or_zeros
 from xfunc.program.primitive import Dims, Pair, Tensor, placed
 from xfunc.program.program import Joint
 from xfunc.remat.split import Halves, Source, gathered
-from xfunc.trace.lowering import UNUSED, Lowering
+from xfunc.trace.lowering import Lowering
 from xfunc.transforms.scan.counted import LoopSpec, Param, Result, loop_module
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
 
@@ -60,12 +60,11 @@ class ScanPair:
         present = tuple(ct is not None for ct in cts)
         key = ("scan backward", self.scan.policy, present, *self.scan.shape)
         loop, sources, numbers, ties = self.joint.memo(key, lambda: self._backward_loop(present))
-        inputs = [*args, *self.halves.forward.consts]
 
         def ct(i: int) -> Tensor:
             return or_zeros(cts[i], self.joint.outputs[i])
 
-        grads = loop.apply(gathered(sources, inputs, residuals, ct))
+        grads = loop.apply(gathered(sources, args, residuals, ct))
         for k, i in ties:
             grads[k] = tied(grads[k], args[i], Tie.emit)
         return list(placed(len(self.wrt), numbers, grads))
@@ -115,7 +114,7 @@ class ScanPair:
             avals[role].append(stacked(aval, scan.length) if role == "xs" else aval)
             return (role, len(sources[role]) - 1)
 
-        params: list[Param] = [] if halves.sources else [("zero", UNUSED)]
+        params: list[Param] = []
         for (kind, k), aval in zip(halves.sources, halves.backward.avals, strict=True):
             if kind == "ct":
                 i = joint.cts[k]

@@ -126,7 +126,7 @@ def _parts(lowered: Any) -> dict[str, bytes]:
     refuse_effects(entry)
     program = entry.program
     n, lowering = len(traced.in_avals), program.lowering
-    held = dict(enumerate([*program.captures, *lowering.consts], start=n))
+    held = dict(enumerate(program.captures, start=n))
     module = portable.whole(lowering, held, lines=False, tiles=traced.parts.tiles)
     header = {
         "format": _FORMAT,

@@ -19,12 +19,12 @@ from xfunc.core.matcher import matcher
 from xfunc.core.structures import decode
 from xfunc.core.types import Shaped, Sharding
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, instead_of, kind_of, shown
-from xfunc.hlo import InvalidHloError, Module, Shape, verify
+from xfunc.hlo import Builder, InvalidHloError, Module, Shape, verify
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.dataless import check_surroundings
 from xfunc.trace import tracing
-from xfunc.trace.lowering import UNUSED, Lowering
+from xfunc.trace.lowering import Lowering
 from xfunc.tree import Leaf, PyTree
 
 
@@ -32,7 +32,7 @@ def _check_program(module: Module, avals: Sequence[Aval], outputs: Sequence[Aval
     verify(module)
     entry = module.entry
     parameters = [p.shape for p in entry.parameters]
-    if parameters != ([hlo_shape(a) for a in avals] or [UNUSED]):
+    if parameters != ([hlo_shape(a) for a in avals] or [Shape(torch.bool)]):
         raise InvalidHloError("its parameters are not those of the header")
     if entry.root.shape != Shape.of_tuple(map(hlo_shape, outputs)):
         raise InvalidHloError("its results are not those of the header")
@@ -40,10 +40,15 @@ def _check_program(module: Module, avals: Sequence[Aval], outputs: Sequence[Aval
 
 def loaded(name: str, hlo: bytes, avals: Sequence[Aval], outputs: Sequence[Aval]) -> Lowering:
     """The program of a file, checked against its header."""
-    # A program without arguments has one unused parameter.
-    inputs = tuple(range(max(1, len(avals))))
-    _check_program(Module.from_bytes(hlo), avals, outputs)
-    return Lowering.of(name, hlo, avals, outputs, inputs=inputs)
+    module = Module.from_bytes(hlo)
+    _check_program(module, avals, outputs)
+    if not avals:  # There, it has an unused parameter.
+        b = Builder(name)
+        body = b.computation(name)
+        found = body.call(b.embed(module), [body.constant(False, torch.bool)])
+        values = [body.get_tuple_element(found, k) for k in range(len(outputs))]
+        module = b.build(body.build(body.tuple(values)))
+    return Lowering.of(name, module, avals, outputs)
 
 
 ReadShardings = Callable[[Any], Sequence[Sharding | None]]
@@ -191,7 +196,7 @@ class Exported:
         flat = list(given)
         if where.device_count() > 1 or where.avals(flat) is None:
             flat = list(map(self._placed, range(len(flat)), flat))
-        flat += [*map(to_device, sizes), *lowering.held()]
+        flat += map(to_device, sizes)
         run = lowering.executable(self.donated, where.placements(flat))
         outputs = run_donating(run, flat, self.donated, self.name)
         if where.device_count() > 1:

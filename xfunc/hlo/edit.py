@@ -107,8 +107,6 @@ def bypass(c: pb.HloComputationProto, stands_for: Mapping[int, int]) -> None:
     remove(c, stands_for)
 
 
-
-
 def unused(uses: dict[int, list[int]], root: int, candidates: Collection[int]) -> set[int]:
     """Those of some instructions that neither the root nor any other instruction uses.
 

@@ -57,14 +57,14 @@ class CustomCall(NamedTuple):
 
     target: str
     config: str = ""
-    sharding: bytes = b""
+    sharding: bytes | None = None
 
 
 def _custom_call(p: CustomCall) -> bytes:
     original = 1  # the version of the interface
     return b"".join((
         message_of(28, p.target.encode()), message_of(43, p.config.encode()) if p.config else b"",
-        integer_of(77, original), message_of(40, p.sharding) if p.sharding else b"",
+        integer_of(77, original), b"" if p.sharding is None else message_of(40, p.sharding),
     ))  # fmt: skip
 
 

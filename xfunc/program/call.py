@@ -118,9 +118,8 @@ class CallPair:
     ) -> list[Tensor | None]:
         joint = self._joint
         halves = joint.without(self.halves, cts)
-        inputs = [*args, *halves.forward.consts]
         given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read exist.
-        flat = gathered(halves.sources, inputs, residuals, given.__getitem__)
+        flat = gathered(halves.sources, args, residuals, given.__getitem__)
         grads = halves.backward.apply(flat, options=self._compiler)
         return list(placed(len(self.wrt), halves.gradients, grads))
 

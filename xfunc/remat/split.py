@@ -137,7 +137,6 @@ def split(
         forward,
         joint.avals[:n_inputs],
         (*joint.outputs[:n_outputs], *(_aval(r) for r in residuals)),
-        joint.consts,
         [_skip_cts(params[p], n_inputs, n_avals) for p in forward_params],
     )
     sources: list[Source] = []
@@ -177,7 +176,7 @@ def primal(joint: Lowering, *, n_inputs: int, n_outputs: int, name: str) -> Lowe
         _skip_cts(joint.inputs[p.parameter_number], n_inputs, len(joint.avals)) for p in params
     ]
     avals, outs = joint.avals[:n_inputs], joint.outputs[:n_outputs]
-    return Lowering.of(name, module, avals, outs, joint.consts, inputs)
+    return Lowering.of(name, module, avals, outs, inputs)
 
 
 def _skip_cts(flat: int, n_inputs: int, n_avals: int) -> int:

@@ -89,6 +89,8 @@ def _linspace(
     held = torch.float64 if not dtype.is_floating_point or dtype is torch.float64 else torch.float32
     if dtype.is_complex:
         held = dtype
+    elif not dtype.is_floating_point:
+        start, end = number(start, dtype), number(end, dtype)
     type = array_type(held, (steps,))
     if steps <= 1:
         return convert(_filled(start, type), dtype)

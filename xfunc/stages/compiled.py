@@ -245,8 +245,7 @@ class Running:
         placements: tuple[Placement | None, ...] = ()
         if runtime().device_count() > 1:
             placements = tuple(t and placement_of(t) for t in tiles)
-            n = len(lowering.avals) + len(lowering.held())
-            placements = placements[:n] or (None,) * n
+            placements = placements or (None,) * len(lowering.avals)
         return lowering.executable(self.entry.donated, placements, self.entry.compiler)
 
     def _optimised(self) -> Optimised | None:

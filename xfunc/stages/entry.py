@@ -49,7 +49,6 @@ class Entry:
     compiler: CompilerOptions = ()
     executable: Executable | None = None
     _runtime: Runtime | None = None  # that of the last run
-    _consts: tuple[torch.Tensor, ...] = ()
 
     @property
     def outputs(self) -> tuple[Aval, ...]:
@@ -75,7 +74,7 @@ class Entry:
     def runs_alone(self) -> bool:
         """Whether each run needs the arguments and the executable, and nothing else."""
         return (
-            not (self.captures or self.effects or self._consts)
+            not (self.captures or self.effects)
             and self.executable is not None
             and active.runtime().device_count() == 1
         )
@@ -99,12 +98,9 @@ class Entry:
             return bind(self.call.compiled_with(self.compiler), flat)
         where = active.runtime()
         if where is not self._runtime:
-            lowering = self.program.lowering
-            if not lowering.outputs:
+            if not self.program.outputs:
                 return []
-            self._consts, self.executable, self._runtime = lowering.held(), None, where
-        if self._consts:
-            flat = [*flat, *self._consts]
+            self.executable, self._runtime = None, where
         several = where.device_count() > 1
         if self.donated and ambient.inspector() is not None:
             check_given_once(flat, self.donated, self.program.name)
@@ -135,7 +131,7 @@ class Entry:
         """Make the donated arguments of a `run` unusable, once its result has been inspected."""
         flat = self.inputs(leaves, held)
         if self.donated and self.program.outputs and not _is_differentiated(flat):
-            executable = self._executable(active.runtime(), [*flat, *self._consts], frozenset())
+            executable = self._executable(active.runtime(), flat, frozenset())
             executable.take_over([leaves[i] for i in self.donated])
 
 

@@ -305,13 +305,11 @@ def _written(
         raise Unknown(f"what its results are made of: {error}") from error
     if not is_same:
         raise Unknown("results that are others when they are read")
-    consts = [c.detach().cpu().contiguous() for c in lowering.consts]
     header = {
         "inputs": lowering.inputs,
         "outputs": write_avals(lowering.outputs),
         "captures": list(captures),
         "captured": write_avals([Aval(tuple(c.shape), c.dtype) for c in program.captures]),
-        "consts": write_avals([Aval(tuple(c.shape), c.dtype) for c in consts]),
         "has_rule": program.has_rule,
         **found,
     }
@@ -320,18 +318,15 @@ def _written(
             _HEADER: json.dumps(header).encode(),
             _HLO: lowering.hlo,
             _TREE: pickled,
-            **{f"const-{k}": _bytes_of(c) for k, c in enumerate(consts)},
         }
     )
 
 
 def _read(name: str, avals: Sequence[Aval], header: Any, contents: dict[str, bytes]) -> Kept:
-    of_consts = read_avals(header["consts"])
-    check_names(contents, {_HEADER, _HLO, _TREE, *(f"const-{k}" for k in range(len(of_consts)))})
-    consts = [_tensor_of(contents[f"const-{k}"], a) for k, a in enumerate(of_consts)]
+    check_names(contents, {_HEADER, _HLO, _TREE})
     whole = (*avals, *read_avals(header["captured"]))
     lowering = Lowering.of(
-        name, contents[_HLO], whole, read_avals(header["outputs"]), consts, header["inputs"]
+        name, contents[_HLO], whole, read_avals(header["outputs"]), header["inputs"]
     )
     verify(lowering.module)
     out_tree: tree.Structure = _Trees(io.BytesIO(contents[_TREE])).load()
@@ -364,13 +359,3 @@ _NODES = frozenset(
         *(torch.Size, torch.device, tree.Context),
     ]
 )
-
-
-def _bytes_of(x: torch.Tensor) -> bytes:
-    return x.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _tensor_of(data: bytes, aval: Aval) -> torch.Tensor:
-    if not data:
-        return torch.empty(aval.shape, dtype=aval.dtype)
-    return torch.frombuffer(bytearray(data), dtype=aval.dtype).reshape(aval.shape)

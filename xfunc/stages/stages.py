@@ -204,11 +204,10 @@ def _tiles(
 ) -> tuple[Tiles | None, ...]:
     """The shardings of the program's flat inputs; () if none is specified."""
     captures = [held[c] if isinstance(c, int) else c for c in entry.captures]
-    tensors = [*leaves, *captures, *entry.program.lowering.consts]
+    tensors = [*leaves, *captures]
     said = [a.sharding for a in avals] + [None] * (len(tensors) - len(avals))
     found = [_divided(x, s) for x, s in zip(tensors, said, strict=True)]
-    unused = None  # the parameter of a program without inputs
-    return (*found, unused) if any(found) else ()
+    return tuple(found) if any(found) else ()
 
 
 def _divided(x: torch.Tensor | Aval, sharding: Sharding | None) -> Tiles | None:

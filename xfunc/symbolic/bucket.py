@@ -281,13 +281,9 @@ class Maker:
             raise NoFit("the tree of its results is another for other sizes")
         if lowering.inputs != first.program.lowering.inputs:
             raise NoFit("it uses other arguments for other sizes")
-        consts = zip(lowering.consts, first.program.lowering.consts, strict=False)
         captures = zip(entry.captures, first.captures, strict=False)
-        same = len(lowering.consts) == len(first.program.lowering.consts)
-        same = same and len(entry.captures) == len(first.captures)
+        same = len(entry.captures) == len(first.captures)
         same = same and all(a is b or (isinstance(a, int) and a == b) for a, b in captures)
-        # Not torch.equal: here NaN equals NaN.
-        same = same and all(a is b or _is_equal(a.cpu(), b.cpu()) for a, b in consts)
         if not same:
             raise NoFit("it uses another tensor from outside for other sizes")
         return folded(lowering.module)
@@ -383,11 +379,6 @@ class _Small:
         return self._known[key]
 
 
-def _is_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    same = a.dtype == b.dtype and a.shape == b.shape
-    return same and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
 def _entry(source: Entry, found: Padded, held: int, symbols: int) -> Entry:
     """The entry of a padded module: after the tensors `source` holds, it takes the actual sizes."""
     lowering = source.program.lowering
@@ -398,7 +389,6 @@ def _entry(source: Entry, found: Padded, held: int, symbols: int) -> Entry:
         unfolded(found.module, lowering.module),
         (*inputs, *range(n, n + symbols)),
         (*lowering.avals, *[Aval((), torch.int64)] * symbols),
-        lowering.consts,
         lowering.outputs,
     )
     program: Any = _Program(source.program.name, padded_lowering, lowering.outputs)

@@ -90,7 +90,6 @@ def _module(parts: Parts, captures: Sequence[torch.Tensor], arguments: int) -> M
     """The program of a bucket, with the tensors that the function holds: see `bucket._entry`."""
     lowering = parts.lowering
     held = dict(enumerate(captures, start=arguments))
-    held |= dict(enumerate(lowering.consts, start=len(lowering.avals)))
     return portable.whole(lowering, held, lines=False, tiles=parts.tiles)
 
 

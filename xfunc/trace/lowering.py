@@ -13,10 +13,10 @@ from xfunc import config
 from xfunc.backends import active
 from xfunc.backends.lock import lock, turn
 from xfunc.backends.placement import Placement
-from xfunc.backends.protocol import Executable, Runtime
+from xfunc.backends.protocol import Executable
 from xfunc.core import ambient
-from xfunc.core.avals import Aval, aval_of, hlo_shape
-from xfunc.hlo import Builder, Module
+from xfunc.core.avals import Aval, aval_of
+from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.passes.absent import drop_absent
 from xfunc.trace import recorder, tracing
@@ -30,10 +30,8 @@ class Lowering:
     Attributes:
         name: of the function.
         module: the HLO, which returns a tuple; not to be changed.
-        inputs: parameter k of the module is flat input ``inputs[k]``; inputs from ``len(avals)``
-            on are `consts`.
+        inputs: parameter k of the module is flat input ``inputs[k]``.
         avals: of the flat inputs.
-        consts: device data that the function itself holds.
         outputs: avals of the results.
         recompiled: see `ambient.Override`.
     """
@@ -42,15 +40,11 @@ class Lowering:
     module: Module
     inputs: tuple[int, ...]
     avals: tuple[Aval, ...]
-    consts: tuple[torch.Tensor, ...]
     outputs: tuple[Aval, ...]
     recompiled: ambient.Recompiled | None = dataclasses.field(
         default_factory=ambient.recompiled, repr=False
     )
     _executables: dict[object, Executable] = dataclasses.field(
-        default_factory=dict, repr=False, init=False
-    )
-    _held: dict[Runtime, tuple[torch.Tensor, ...]] = dataclasses.field(
         default_factory=dict, repr=False, init=False
     )
 
@@ -61,33 +55,17 @@ class Lowering:
         hlo: Module | bytes,
         avals: Sequence[Aval],
         outputs: Sequence[Aval],
-        consts: Sequence[torch.Tensor] = (),
         inputs: Sequence[int] | None = None,
     ) -> Lowering:
-        """The `Lowering` of a module, with at least one parameter, because torch_xla cannot apply
-        others.
-
-        Without `inputs`, the parameters are the flat inputs and `consts` in their order.
-        """
+        """The `Lowering` of a module. Without `inputs`, its parameters are the flat inputs."""
         module = hlo if isinstance(hlo, Module) else Module.from_bytes(hlo)
-        places = range(len(avals) + len(consts)) if inputs is None else inputs
-        made = cls(name, module, tuple(places), tuple(avals), tuple(consts), tuple(outputs))
-        return made if made.inputs or not outputs else made._with_parameter()
+        places = range(len(avals)) if inputs is None else inputs
+        return cls(name, module, tuple(places), tuple(avals), tuple(outputs))
 
     @classmethod
     def empty(cls, name: str, avals: Sequence[Aval]) -> Lowering:
         """The `Lowering` of a function without results."""
-        return cls(name, Module(pb.HloModuleProto()), (), tuple(avals), (), ())
-
-    def _with_parameter(self) -> Lowering:
-        b = Builder(self.name)
-        body = b.computation(self.name)
-        body.parameter(UNUSED)
-        found = body.call(b.embed(self.module), [])
-        outputs = [body.get_tuple_element(found, k) for k in range(len(self.outputs))]
-        module = b.build(body.build(body.tuple(outputs)))
-        unused = len(self.avals) + len(self.consts)
-        return dataclasses.replace(self, module=module, inputs=(unused,))
+        return cls(name, Module(pb.HloModuleProto()), (), tuple(avals), ())
 
     @functools.cached_property
     def hlo(self) -> bytes:
@@ -96,9 +74,9 @@ class Lowering:
 
     @functools.cached_property
     def dependencies(self) -> tuple[frozenset[int], ...]:
-        """For each output, the flat inputs it is computed from, without `consts`."""
-        flat = [(self.inputs[p] for p in params) for params in self.module.output_dependencies()]
-        return tuple(frozenset(i for i in reads if i < len(self.avals)) for reads in flat)
+        """For each output, the flat inputs it is computed from."""
+        found = self.module.output_dependencies()
+        return tuple(frozenset(self.inputs[p] for p in params) for params in found)
 
     def apply(
         self,
@@ -110,35 +88,14 @@ class Lowering:
         if not self.outputs:
             return []
         trace = tracing.current()
-        flat = [*args, *self.held()]
         if trace is None:
             with lock.for_run():  # A backward pass gets here without passing through a transform.
-                run = self.executable(donated, active.runtime().placements(flat), options)
-                return run([flat[i] for i in run.inputs])
-        lifted = [trace.lift(flat[i]) for i in self.inputs]
+                run = self.executable(donated, active.runtime().placements(args), options)
+                return run([args[i] for i in run.inputs])
+        lifted = [trace.lift(args[i]) for i in self.inputs]
         outputs = recorder.apply(self.name, lifted, self.module)
         trace.register(outputs)
         return outputs
-
-    def is_unused(self, flat: int) -> bool:
-        """Whether a flat input feeds the parameter that `Lowering.of` adds."""
-        return flat >= len(self.avals) + len(self.consts)
-
-    def held(self) -> tuple[torch.Tensor, ...]:
-        """The inputs behind the arguments: `consts`, and what feeds an unused parameter."""
-        has_unused = self.is_unused(max(self.inputs))
-        if tracing.current() is not None:
-            if not has_unused:
-                return self.consts
-            return (
-                *self.consts,
-                torch.zeros((), dtype=torch.bool, device=recorder.device()),
-            )
-        where = active.runtime()
-        if where not in self._held:
-            unused = [torch.zeros((), dtype=torch.bool)] * has_unused
-            self._held[where] = tuple(map(where.to_device, (*self.consts, *unused)))
-        return self._held[where]
 
     def executable(
         self,
@@ -150,8 +107,7 @@ class Lowering:
 
         Args:
             donated: flat inputs whose buffers the program may reuse.
-            placements: the placement of each flat input, including held ones, on the devices; by
-                default replicated.
+            placements: the placement of each flat input on the devices; by default replicated.
             options: of the compiler, by name.
         """
         where = active.runtime()
@@ -178,11 +134,9 @@ class Lowering:
         def made() -> Module:  # anew each time: the backend may change what it is given
             return finished(self.module, tiles=tiles)
 
-        avals = [*self.avals, *(aval_of(t) for t in self.held())]
-
         def load(module: Module) -> Executable:
             shardy = config.use_shardy_partitioner
-            how = avals, donated, placements, options, shardy
+            how = self.avals, donated, placements, options, shardy
             loaded = where.load(self.name, module, self.inputs, *how)
             compiled()
             return loaded
@@ -193,10 +147,6 @@ class Lowering:
             found = self.recompiled(found, made, numbers, load)
         self._executables[key] = found
         return found
-
-
-UNUSED = hlo_shape(Aval((), torch.bool))
-"""Shape of the parameter that `Lowering.of` adds to a module that has none."""
 
 
 class _Thread(threading.local):
@@ -232,4 +182,4 @@ def lower(
         return Lowering.empty(name, avals)
     hlo, inputs = recorder.recorded(name, raw_inputs, outputs)
     module = drop_absent(pb.HloModuleProto.FromString(hlo))
-    return Lowering.of(name, module, avals, out_avals, inputs=inputs)
+    return Lowering.of(name, module, avals, out_avals, inputs)

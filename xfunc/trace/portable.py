@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from xfunc.backends.host_calls import refuse_host_calls
-from xfunc.core.avals import aval_of, hlo_shape
+from xfunc.core.avals import Aval, hlo_shape
 from xfunc.hlo import Builder, Module
 from xfunc.hlo.spmd.annotations import constrain
 from xfunc.hlo.spmd.tiles import Tiles
 from xfunc.trace.finalise import finished
-from xfunc.trace.lowering import UNUSED, Lowering
+from xfunc.trace.lowering import Lowering
 
 
 def whole(
@@ -23,11 +23,11 @@ def whole(
 ) -> Module:
     """A module that takes all flat inputs of a program in order, used or not.
 
-    Those in `held` are constants of the module; other values that the program holds become the last
-    inputs. A program without inputs gets an unused boolean input. If `lines`, instructions carry
-    the user's files and lines. `tiles` are the shardings of the flat inputs, if any.
+    Those in `held` are constants of the module. A program without inputs gets an unused boolean
+    input. If `lines`, instructions carry the user's files and lines. `tiles` are the shardings of
+    the flat inputs, if any.
     """
-    avals = [*lowering.avals, *(aval_of(t) for t in lowering.consts)]
+    avals = lowering.avals
     b = Builder(lowering.name)
     body = b.computation(lowering.name)
     values = {
@@ -35,13 +35,10 @@ def whole(
         for i, a in enumerate(avals)
     }
     if len(held) == len(avals):
-        body.parameter(UNUSED)
+        body.parameter(hlo_shape(Aval((), torch.bool)))
     if not lowering.outputs:
         return b.build(body.build(body.tuple([])))
-    operands = [
-        body.constant(False, torch.bool) if lowering.is_unused(i) else values[i]
-        for i in lowering.inputs
-    ]
+    operands = [values[i] for i in lowering.inputs]
     divided = [tiles[i] for i in lowering.inputs] if tiles else []
     operands = [
         # Parameter attributes are lost in the conversion to StableHLO.

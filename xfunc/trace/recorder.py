@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from xfunc.backends import forks
 from xfunc.backends.lock import lock
 from xfunc.core.types import Shaped
 from xfunc.graph import build
@@ -73,6 +74,7 @@ def literal(value: torch.Tensor) -> torch.Tensor:
 
 def apply(name: str, inputs: Sequence[torch.Tensor], module: Module) -> list[torch.Tensor]:
     """Record a call of a module."""
+    forks.check()
     placeholders.begin(f"xfunc__{name}")
     result = Shape.from_proto(module.proto.host_program_shape.result)
     types = [array_type(s.dtype, s.dims) for s in result.elements or (result,)]
@@ -118,5 +120,5 @@ def number_of(tensor: torch.Tensor) -> int:
 
 def _like(inputs: Sequence[torch.Tensor], nodes: Sequence[Node]) -> list[torch.Tensor]:
     made = [placeholders.placeholder(n) for n in nodes]
-    is_bare = all(type(t) is placeholders.Placeholder for t in inputs)
+    is_bare = inputs and all(type(t) is placeholders.Placeholder for t in inputs)
     return [*made] if is_bare else [wrap(t) for t in made]

@@ -45,7 +45,6 @@ from xfunc.core.avals import Aval, short
 from xfunc.core.counted import Counted
 from xfunc.core.locations import Location, raised_at, user_location
 from xfunc.core.types import Shaped
-from xfunc.core.weak import WeakTable
 from xfunc.errors import PurityError, XfuncError, fail, kind_of
 from xfunc.torchlib import batching, bounds, functorch, initialisers, switches
 from xfunc.torchlib.eager import disable_jit
@@ -89,13 +88,6 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_constants: WeakTable[bool] = WeakTable()
-
-
-def as_constant(tensor: torch.Tensor) -> torch.Tensor:
-    """Mark device data that belongs to a program, and is never a capture."""
-    _constants[tensor] = True
-    return tensor
 
 
 def current() -> Trace | None:
@@ -213,10 +205,10 @@ class Trace:
 
     def __enter__(self) -> Trace:
         with contextlib.ExitStack() as stack:
+            forks.check()
             stack.enter_context(lock.for_trace())
             self._parent = current()
             if self._parent is None:
-                forks.check()
                 recorder.start()
                 placeholders.forget_unstamped()
                 stack.enter_context(switches.while_tracing(_changes))
@@ -357,8 +349,6 @@ class Trace:
         return False
 
     def _capture(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor in _constants:
-            return tensor
         if self._frozen:
             for known, value in self.substitutes.values():
                 if _same_constant(known, tensor):  # torch.from_numpy makes a new one in each run

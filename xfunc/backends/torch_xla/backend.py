@@ -19,11 +19,12 @@ from xfunc.backends.placement import Placement
 from xfunc.backends.prepare import prepare_to_run
 from xfunc.backends.protocol import Runtime
 from xfunc.backends.torch_xla import placement, recorder, registry, runtime, uploads
-from xfunc.backends.torch_xla.executable import Executable
-from xfunc.core.avals import Aval, AvalKey
+from xfunc.backends.torch_xla.executable import UNUSED, Executable
+from xfunc.core.avals import Aval, AvalKey, hlo_shape
 from xfunc.errors import fail
 from xfunc.hlo import Module
-from xfunc.hlo.edit import renumber_parameters
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import entry_of, fresh_ids, instruction, renumber_parameters
 
 _TENSOR = frozenset({torch.Tensor})
 _AVAL = operator.attrgetter("shape", "dtype")
@@ -95,9 +96,12 @@ class TorchXLA:
         prepare_to_run(name, proto, self.device_count(), runtime.is_cpu())
         if self.calls_host():
             use_lapack(proto)
+        if not inputs:
+            _add_parameter(proto)
         # See NOTE [donated buffers]: the last input comes first.
         numbers = sorted(range(len(inputs)), key=lambda k: -inputs[k])
-        renumber_parameters(proto, numbers)
+        if numbers:
+            renumber_parameters(proto, numbers)
         calls_host = has_host_calls(proto)
         if calls_host:
             if not self.calls_host():
@@ -109,13 +113,23 @@ class TorchXLA:
         found = Executable(
             name,
             runtime.computation(name, Module(proto).to_bytes()),
-            [avals[i] for i in flat],
+            [avals[i] for i in flat] or [UNUSED],
             [k for k, i in enumerate(flat) if i in donated],
-            [placement.op_sharding(placements[i] if placements else None) for i in flat],
+            [placement.op_sharding(placements[i] if placements else None) for i in flat]
+            or [placement.op_sharding(None)],
             calls_host,
         )
-        found.inputs = tuple(flat[k] for k in found.order)
+        found.inputs = tuple(flat[k] for k in found.order) if flat else ()
         return found
+
+
+def _add_parameter(proto: pb.HloModuleProto) -> None:
+    """Let a program that takes nothing take `UNUSED`, in place."""
+    entry, shape = entry_of(proto), hlo_shape(UNUSED).proto
+    entry.instructions.insert(0, instruction("parameter", next(fresh_ids(proto)), shape, []))
+    for signature in (entry.program_shape, proto.host_program_shape):
+        signature.parameters.append(shape)
+        signature.parameter_names.append("unused")
 
 
 # NOTE [donated buffers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from xfunc.backends.torch_xla.runtime import (
     wait,
     xla,
 )
+from xfunc.backends.torch_xla.uploads import to_device
 from xfunc.core.avals import Aval
 from xfunc.errors import CompileError, UnsupportedOpError, fail
 
@@ -119,6 +121,7 @@ class Executable:
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on tensors of the device: the parameters, in the order that `order` lists them."""
+        inputs = inputs or _unused()
         try:
             return self._launch(self._hash, inputs)
         except RuntimeError as error:
@@ -151,6 +154,15 @@ class Executable:
             if times == 0:
                 raise
             return self._retry(inputs, again, times - 1)
+
+
+UNUSED = Aval((), torch.bool)
+"""The parameter of a program that takes nothing: torch_xla runs no others."""
+
+
+@functools.cache
+def _unused() -> list[torch.Tensor]:
+    return [to_device(torch.zeros((), dtype=UNUSED.dtype))]
 
 
 def _run_alone(graph: bytes, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
