@@ -259,6 +259,18 @@ def test_compile_shapes_by_partitioner(f, by_gspmd, by_shardy, monkeypatch):
         assert found == [["f32[32,128]"], [result]]
 
 
+@pytest.mark.sample(1, seed=0)
+@pytest.mark.parametrize("shardy", [False, True])
+def test_compile_of_convolution_with_sharded_positions_gathers_them(shardy, monkeypatch):
+    # GSPMD would exchange the edges of parts by collective-permutes, for some sizes wrongly.
+    monkeypatch.setattr(xf.config, "use_shardy_partitioner", shardy)
+    x = S((4, 8, 64), torch.float32, xf.NamedSharding(MESH, xf.P("fsdp", None, "tensor")))
+    f = xf.jit(lambda x, w: torch.nn.functional.conv1d(x, w, stride=2, padding=1))
+    text = f.lower(x, S((8, 8, 3), torch.float32)).compile("tpu:v6e:2x2").as_text()
+    assert "all-gather" in text
+    assert "collective-permute" not in text
+
+
 @pytest.mark.slow
 def test_compile_step_by_shardy(compiled, lowered, monkeypatch):
     monkeypatch.setattr(xf.config, "use_shardy_partitioner", True)

@@ -14,11 +14,11 @@ import re
 from collections.abc import Sequence
 
 from xfunc.aot.topology import Topology
+from xfunc.backends.prepare import prepare_to_partition
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import renumber_parameters
 from xfunc.hlo.passes.shardy import to_shardy
-from xfunc.hlo.spmd.collectives import list_groups
 
 _FILE = "xfunc"
 
@@ -90,7 +90,7 @@ def request_for(
     # XLA pairs donated parameters with results, both in order.
     numbers = sorted(range(len(inputs)), key=lambda k: inputs[k])
     renumber_parameters(proto, numbers)
-    list_groups(proto)
+    prepare_to_partition(proto, topology.devices)
     by_shardy = shardy and topology.devices > 1 and to_shardy(proto, topology.devices) is not None
     lines = _number_lines(proto)
     flat = [inputs[k] for k in numbers]

@@ -37,11 +37,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
         hold_barriers(proto, partitioned=count > 1)
         if count == 1:
             orient_products(proto)
-    if count > 1:
-        narrow_scatter_indices(proto)
-        divide_evenly(proto, count)
-        hide_positions(proto)
-        keep_space_whole(proto)
+    prepare_to_partition(proto, count)
     n = traced_for(proto, count)
     if n != count:
         fail(
@@ -54,6 +50,18 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
         for i in computation.instructions:
             if i.HasField("sharding"):
                 _list_devices(i.sharding)
+
+
+def prepare_to_partition(proto: pb.HloModuleProto, count: int) -> None:
+    """Let XLA's partitioner compute rightly for a number of devices, here or elsewhere, in place.
+
+    The partitioner of every runtime and of libtpu reads replica groups that are listed.
+    """
+    if count > 1:
+        narrow_scatter_indices(proto)
+        divide_evenly(proto, count)
+        hide_positions(proto)
+        keep_space_whole(proto)
     list_groups(proto)
 
 

@@ -16,6 +16,7 @@ from xfunc import P
 from xfunc.aot import topology_of
 from xfunc.backends.errors import compile_error
 from xfunc.errors import CompileError, OutOfMemoryError
+from xfunc.hlo import Module
 
 pytestmark = pytest.mark.quick
 
@@ -36,6 +37,42 @@ def test_request_module_keeps_tpu_annotations(asked):
     lower().compile("v6e-1")
     assert b"annotate_device_placement" in asked[0].module
     assert b"opt-barrier" in asked[0].module
+
+
+def convolved_and_scattered(x, w, into, index):
+    convolved = torch.nn.functional.conv1d(x, w, padding=1)
+    return convolved, into.scatter_reduce(0, index, index.float(), "amax")
+
+
+def lower_sharded():
+    mesh = xf.AbstractMesh((2, 2), ("a", "b"))
+    sharded = xf.NamedSharding(mesh, P("a", None, "b"))
+    return xf.jit(convolved_and_scattered).lower(
+        xf.ShapeDtypeStruct((4, 8, 64), torch.float32, sharded),
+        xf.ShapeDtypeStruct((8, 8, 3), torch.float32),
+        xf.ShapeDtypeStruct((3, 5), torch.float32),
+        xf.ShapeDtypeStruct((3, 5), torch.int64),
+    )
+
+
+@pytest.mark.parametrize("shardy", [False, True])
+def test_request_module_is_prepared_for_partitioner(asked, monkeypatch, shardy):
+    monkeypatch.setattr(xf.config, "use_shardy_partitioner", shardy)
+    lower_sharded().compile("v6e:2x2")
+    entry = Module.from_bytes(asked[0].module).entry
+    (scatter,) = (i for i in entry.instructions if i.opcode == "scatter")
+    _, indices, updates = scatter.operands
+    assert indices.opcode == "opt-barrier"
+    assert indices.shape.dtype == torch.int32
+    assert updates.shape.dims == (4, 8), "what four devices divide evenly"
+    (convolution,) = (i for i in entry.instructions if i.opcode == "convolution")
+    assert [i.opcode for i in convolution.operands] == ["custom-call"] * 2
+
+
+def test_request_module_of_one_chip_is_not_prepared_for_partitioner(asked):
+    args = [xf.ShapeDtypeStruct((3, 5), torch.int64)] * 2
+    xf.jit(lambda x, i: x.scatter_add(0, i, i)).lower(*args).compile("v6e-1")
+    assert b"opt-barrier" not in asked[0].module
 
 
 def test_request_key_ignores_lines(asked):
