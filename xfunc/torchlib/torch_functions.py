@@ -62,6 +62,7 @@ def _table() -> dict[object, Kind]:
 
     put(Kind.FACTORY, [f for f in _device_constructors() if f not in (torch.tensor,)])
     put(Kind.LITERAL, [torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor])
+    put(Kind.LITERAL, [torch.Tensor.new_tensor, torch.Tensor.new])
     put(
         Kind.METADATA,
         [

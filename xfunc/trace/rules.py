@@ -15,6 +15,7 @@ from xfunc.core.locations import called_by
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
 from xfunc.torchlib import torch_functions
 from xfunc.torchlib.initialisers import INITIALISERS
+from xfunc.torchlib.new import NEW
 from xfunc.torchlib.promotion import number
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import FLOAT8, check_dtype, find_traced, on_device, tensors_in
@@ -38,6 +39,11 @@ def special(
     if (body := INITIALISERS.get(func)) is not None:
         with trace.mode:
             return True, body(*args, **kwargs)
+    if (body := NEW.get(func)) is not None:
+        with trace.mode:
+            made = body(*args, **kwargs)
+        trace.made.remember(made, func, sys._getframe(3))  # of who called __torch_function__
+        return True, made
     name = operation_name(func)
     tensors = [t for t in tensors_in(args, kwargs) if _is_traced(trace, t)]
     if kind is Kind.LITERAL:
@@ -220,9 +226,10 @@ def _make_literal(
     """A tensor of Python data becomes a constant of the program: nothing is transferred."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
     where = kwargs.get("device")
-    if func is torch.tensor and isinstance(data, torch.Tensor) and _is_traced(trace, data):
-        if not on_device(where):
+    if func is torch.tensor and isinstance(data, torch.Tensor) and not on_device(where):
+        if _is_traced(trace, data):
             refuse_read(trace, operation_name(func), data)
+    elif func is torch.tensor and isinstance(data, torch.Tensor):
         # torch's version detaches in place, which vmap refuses.
         call = trace.mode.call
         copied = call(torch.clone, (call(torch.detach, (data,), {}),), {})
