@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import glob
+import importlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -44,6 +45,7 @@ def xla() -> ModuleType:
         raise ImportError(_without(error)) from error
     _use_all_devices()
     torch_xla.device()
+    importlib.import_module("xfunc.backends.torch_xla.transfers").install()  # It imports this.
     return torch_xla._XLAC
 
 
