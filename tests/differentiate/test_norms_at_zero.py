@@ -105,3 +105,28 @@ def test_hessian_of_distances_with_points_from_themselves() -> None:
 
     found = xf.hessian(_distances)(x)
     torch.testing.assert_close(found.cpu(), torch.func.hessian(smooth)(x))
+
+
+@pytest.mark.sample(1, seed=0)
+@pytest.mark.parametrize("order", [1.5, 2, 3])
+def test_complex_norm_second_derivatives_in_all_orders(order: float) -> None:
+    def norm(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(torch.complex(x[:3], x[3:]), order)
+
+    x = torch.tensor([3.0, -4.0, 0.5, 1.0, 2.0, -1.5], dtype=D)
+    want = torch.func.hessian(norm)(x)
+
+    def program(x: Tensor) -> dict[str, Tensor]:
+        return {name: second(norm)(x) for name, second in ORDERS.items()}
+
+    for name, found in xf.device_get(xf.jit(program)(x)).items():
+        torch.testing.assert_close(found, want, msg=name)
+
+
+def test_complex_norm_second_derivatives_where_one_number_is_zero() -> None:
+    def norm(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(torch.complex(x[:2], x[2:]), 3)
+
+    near = torch.func.hessian(norm)(torch.tensor([1e-9, 2.0, 1e-9, -1.0], dtype=D))
+    found = xf.hessian(norm)(torch.tensor([0.0, 2.0, 0.0, -1.0], dtype=D))
+    torch.testing.assert_close(xf.device_get(found), near)

@@ -108,12 +108,19 @@ def composed_norm(
     real = x.dtype.to_real() if x.is_complex() else x.dtype
     dims = tuple(d % x.ndim for d in dim) if dim and x.ndim else tuple(range(x.ndim))
     x = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    if x.is_complex():
+    paired = x.is_complex()
+    if paired:
         x, dims = torch.view_as_real(x.resolve_conj()), (*dims, x.ndim)
     still = functorch.constant_here(x)
-    size = torch.linalg.vector_norm(still, ord, dims, keepdim=True)
+    paired = paired and ord != 2  # The norm of order 2 is that of all parts.
+    magnitudes = torch.linalg.vector_norm(still, 2, -1, keepdim=True) if paired else still
+    size = torch.linalg.vector_norm(magnitudes, ord, dims, keepdim=True)
     if ord == 2:
         slope = still
+    elif paired:
+        slope = still * torch.where(magnitudes == 0, 1, magnitudes).pow(ord - 2)
+        at_zero = _jump(torch.where(magnitudes == 0, still, 0)) if ord < 2 else 0
+        slope = torch.where(magnitudes == 0, at_zero, slope)
     else:
         slope = still.sgn() * still.abs().pow(ord - 1)
         if ord < 2:
