@@ -17,6 +17,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "complex64": torch.complex64,
+    "complex128": torch.complex128,
     "int64": torch.int64,
     "bool": torch.bool,
 }

@@ -177,7 +177,7 @@ def again(case: Case, transform: str, theirs: Any) -> Any:
     return made if known or not all(a.isfinite().all() for a in arrays(theirs)) else None
 
 
-_WIDE = {torch.complex64: torch.complex128}
+_WIDE = {torch.complex64: torch.complex128, torch.complex128: torch.complex128}
 
 
 def _widened(x: torch.Tensor) -> torch.Tensor:
