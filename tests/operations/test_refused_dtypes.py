@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -103,6 +104,85 @@ def test_gcd_and_lcm_of_floats_are_refused(of: Callable[..., Any]) -> None:
         of(torch.ones(3), torch.ones(3))
     with pytest.raises(xf.errors.UnsupportedOpError, match=r"given float32(.|\n)*x.long\(\)"):
         xf.jit(of)(torch.ones(3), torch.ones(3))
+
+
+BITS: dict[str, Callable[..., Any]] = {
+    "and": lambda x: x & x,
+    "or of a number": lambda x: x | 1,
+    "xor of a number before": lambda x: 1 ^ x,
+    "not": torch.bitwise_not,
+    "and in place": lambda x: x.clone().bitwise_and_(x),
+    "bits of a floating number": lambda x: x.int() & 1.5,
+}
+
+
+@pytest.mark.parametrize("name", BITS)
+def test_bits_of_floating_numbers_are_refused(name: str) -> None:
+    x = torch.ones(3)
+    with pytest.raises(NotImplementedError, match="not implemented"):
+        BITS[name](x)
+    with pytest.raises(xf.errors.UnsupportedOpError, match=r"given float32: it is of integers"):
+        xf.jit(BITS[name])(x)
+
+
+QUOTIENTS: dict[str, Callable[..., Any]] = {
+    "remainder": lambda b: b % b,
+    "fmod of a number": lambda b: torch.fmod(b, True),
+    "floor_divide": lambda b: b // b,
+    "div": lambda b: torch.div(b, b, rounding_mode="trunc"),
+    "pow": lambda b: b**b,
+    "gcd": lambda b: torch.gcd(b, b),
+    "lcm": lambda b: torch.lcm(b, b),
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_quotients_of_booleans_are_refused(name: str) -> None:
+    with pytest.raises(NotImplementedError, match="not implemented"):
+        QUOTIENTS[name](B)
+    with pytest.raises(xf.errors.UnsupportedOpError, match=r"was given bool: it is of numbers"):
+        xf.jit(QUOTIENTS[name])(B)
+
+
+OF_A_COMPLEX_NUMBER: dict[str, Callable[..., Any]] = {
+    "remainder": lambda x: x % 2j,
+    "fmod": lambda x: torch.fmod(x, 2j),
+    "floor_divide": lambda x: x // 2j,
+    "xlogy": lambda x: torch.xlogy(x, 2j),
+    "less": lambda x: x < 2j,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OF_A_COMPLEX_NUMBER)
+def test_complex_number_beside_real_tensor_is_refused(name: str, dtype: torch.dtype) -> None:
+    x = torch.ones(3, dtype=dtype)
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"not implemented|omplex"):
+        OF_A_COMPLEX_NUMBER[name](x)
+    with pytest.raises(xf.errors.UnsupportedOpError, match="was given complex64"):
+        xf.jit(OF_A_COMPLEX_NUMBER[name])(x)
+
+
+PAIRS: dict[str, Callable[..., Any]] = {
+    "bool - bool": lambda x: x.bool() - x.bool(),
+    "bool - 1": lambda x: x.bool() - 1,
+    "1 - bool": lambda x: 1 - x.bool(),
+    "float - True": lambda x: x - True,
+    "sub_": lambda x: x.bool().sub_(x.bool()),
+    "heaviside": lambda x: torch.heaviside(x, x.double()),
+    "polar": lambda x: torch.polar(x, x.double()),
+    "polar of integers": lambda x: torch.polar(x.int(), x.int()),
+    "complex of integers": lambda x: torch.complex(x.int(), x),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pair_that_torch_refuses_is_refused_in_its_words(name: str) -> None:
+    with pytest.raises(RuntimeError, match=r".+") as eager:
+        PAIRS[name](torch.ones(3))
+    words = re.escape(str(eager.value).split("\n")[0])
+    with pytest.raises(RuntimeError, match=words):
+        xf.jit(PAIRS[name])(torch.ones(3))
 
 
 def test_scatter_reduce_mean_of_complex_is_refused() -> None:

@@ -38,3 +38,14 @@ def test_special_function_in_its_tails(
 ) -> None:
     found = xf.device_get(xf.jit(f)(torch.tensor(x, dtype=F64)))
     torch.testing.assert_close(found, torch.tensor(expected, dtype=F64), rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("of", [torch.special.xlog1py, torch.special.xlogy])
+def test_xlog1py_and_xlogy_of_a_number(of: Callable[..., torch.Tensor]) -> None:
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return of(x, 2.0), of(2, x), of(x.int(), 3), of(x.bfloat16(), 0.1)
+
+    x = torch.tensor([0.0, 0.5, 3.0])
+    torch.testing.assert_close(xf.device_get(xf.jit(both)(x)), both(x))
+    got = xf.grad(lambda x: of(x, 2.0).sum())(x)
+    torch.testing.assert_close(xf.device_get(got), torch.func.grad(lambda x: of(x, 2.0).sum())(x))

@@ -37,7 +37,14 @@ def xlogy(x: Operand, y: Operand) -> Tensor:
     return torch.where(y.isnan(), y, torch.where(x == 0, torch.zeros_like(x), x * torch.log(y)))
 
 
+@kernel("special_xlog1py")
+def xlog1py(x: Operand, y: Operand) -> Tensor:
+    x, y = floating(x, y)
+    return torch.where(y.isnan(), y, torch.where(x == 0, torch.zeros_like(x), x * torch.log1p(y)))
+
+
 @kernel("heaviside")
 def heaviside(x: Tensor, y: Tensor) -> Tensor:
-    x, y = together(x, y)
+    if x.dtype is not y.dtype:
+        raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
     return torch.where(x == 0, y, (x > 0).to(y.dtype))

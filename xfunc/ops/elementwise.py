@@ -167,7 +167,8 @@ def angle(x: Tensor) -> Tensor:
 @composition("polar")
 def polar(size: Tensor, angle: Tensor) -> Tensor:
     # torch's reverse rule takes the direction from the result, which has none where the size is 0.
-    size, angle = floating(size, angle)
+    if size.dtype is not angle.dtype or not size.is_floating_point():
+        torch.complex(size, angle)  # raises an error
     return torch.complex(size * torch.cos(angle), size * torch.sin(angle))
 
 

@@ -1,18 +1,19 @@
-"""Operations refused on dtypes for which XLA aborts the process.
+"""Operations refused on dtypes that XLA cannot compile, or aborts the process for.
 
 Complex numbers have no order ("No min value for given type", "unhandled direction for conversion to
-Comparison: .LT.C64"), and booleans have no sums of products. Eager torch refuses most of these too;
-here the error names the operation.
+Comparison: .LT.C64"), floating ones no bits, and booleans neither quotients nor sums of products.
+Eager torch refuses most of these too; here the error names the operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import Kernel, surround
+from xfunc.rules.operands import dtype_of_number, is_inexact
 
 _ORDERING = """
     clamp clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor floor_divide floor_divide.Scalar
@@ -37,7 +38,15 @@ _FLOATING = """
     logcumsumexp hardswish hardsigmoid log_sigmoid_forward leaky_relu softshrink hardshrink
     nextafter hypot logaddexp logaddexp2 igamma igammac
 """.split()
-_WHOLE = ("gcd", "lcm")
+_WHOLE = """
+    gcd lcm bitwise_not bitwise_and.Tensor bitwise_and.Scalar bitwise_and.Scalar_Tensor
+    bitwise_or.Tensor bitwise_or.Scalar bitwise_or.Scalar_Tensor bitwise_xor.Tensor
+    bitwise_xor.Scalar bitwise_xor.Scalar_Tensor
+""".split()
+_NUMBERS = """
+    gcd lcm remainder.Scalar remainder.Tensor remainder.Scalar_Tensor fmod.Scalar fmod.Tensor
+    floor_divide floor_divide.Scalar div.Tensor_mode div.Scalar_mode pow.Tensor_Tensor
+""".split()
 _MEANS = ("scatter_reduce.two", "index_reduce")
 _SIGNED = ("copysign.Tensor", "copysign.Scalar")
 _PRODUCTS = ("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm", "_trilinear")
@@ -52,7 +61,9 @@ def add() -> None:
     for name in _FLOATING:
         surround(name, _refusing(_only_integers, "it is of floating-point numbers"), _some_floating)
     for name in _WHOLE:
-        surround(name, _refusing(_first_floating, "it is of integers"), _none_floating)
+        surround(name, _refusing(_first_inexact, "it is of integers"), _none_inexact)
+    for name in _NUMBERS:
+        surround(name, _refusing(_only_bools, "it is of numbers"), _some_number)
     for name in _MEANS:
         surround(
             name,
@@ -67,9 +78,17 @@ def add() -> None:
         )
 
 
+def _dtypes(args: Sequence[object]) -> list[torch.dtype]:
+    """The dtypes of tensors and numbers."""
+    return [
+        a.dtype if isinstance(a, torch.Tensor) else dtype_of_number(type(a))
+        for a in args
+        if isinstance(a, (torch.Tensor, bool, int, float, complex))
+    ]
+
+
 def _first_complex(*args: object) -> torch.dtype | None:
-    dtypes = (a.dtype for a in args if isinstance(a, torch.Tensor))
-    return next((d for d in dtypes if d.is_complex), None)
+    return next((d for d in _dtypes(args) if d.is_complex), None)
 
 
 def _first_bool(*args: torch.Tensor) -> torch.dtype | None:
@@ -77,14 +96,17 @@ def _first_bool(*args: torch.Tensor) -> torch.dtype | None:
     return next((d for d in dtypes if d is torch.bool), None)
 
 
+def _only_bools(*args: object) -> torch.dtype | None:
+    return torch.bool if set(_dtypes(args)) == {torch.bool} else None
+
+
 def _only_integers(*args: object) -> torch.dtype | None:
     dtypes = [a.dtype for a in args if isinstance(a, torch.Tensor)]
-    return None if any(d.is_floating_point or d.is_complex for d in dtypes) else dtypes[0]
+    return None if any(map(is_inexact, dtypes)) else dtypes[0]
 
 
-def _first_floating(*args: object) -> torch.dtype | None:
-    dtypes = (a.dtype for a in args if isinstance(a, torch.Tensor))
-    return next((d for d in dtypes if d.is_floating_point), None)
+def _first_inexact(*args: object) -> torch.dtype | None:
+    return next(filter(is_inexact, _dtypes(args)), None)
 
 
 def _complex_mean(*args: object) -> torch.dtype | None:
@@ -99,8 +121,12 @@ def _some_floating(*args: object) -> bool:
     return _only_integers(*args) is None
 
 
-def _none_floating(*args: object) -> bool:
-    return _first_floating(*args) is None
+def _none_inexact(*args: object) -> bool:
+    return _first_inexact(*args) is None
+
+
+def _some_number(*args: object) -> bool:
+    return _only_bools(*args) is None
 
 
 def _no_bool(*args: torch.Tensor) -> bool:
@@ -109,8 +135,12 @@ def _no_bool(*args: torch.Tensor) -> bool:
 
 def _conversion(dtype: torch.dtype) -> str:
     if dtype.is_complex:
-        return "x.real, x.imag, x.abs()"
-    return "x.long()" if dtype.is_floating_point else "x.float()"
+        return "a floating dtype (x.real, x.imag, x.abs())"
+    if dtype is torch.bool:
+        return "another dtype (x.int(), x.float())"
+    return (
+        "an integer dtype (x.long())" if dtype.is_floating_point else "a floating dtype (x.float())"
+    )
 
 
 def _refusing(
@@ -121,12 +151,11 @@ def _refusing(
             dtype = refused(*args)
             if dtype is None:
                 return function(*args, **kwargs)
-            to = "an integer" if dtype.is_floating_point else "a floating"
             fail(
                 UnsupportedOpError,
                 f"torch.{name.strip('_').partition('.')[0]} was given "
                 f"{str(dtype).removeprefix('torch.')}: {why}",
-                f"convert to {to} dtype ({_conversion(dtype)}).",
+                f"convert to {_conversion(dtype)}.",
             )
 
         return run

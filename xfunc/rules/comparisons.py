@@ -7,7 +7,15 @@ import torch
 from xfunc.graph import build
 from xfunc.graph.build import Number, binary, select
 from xfunc.graph.node import Node, array_type
-from xfunc.rules.operands import Operand, as_node, broadcast_dims, convert, number, pair
+from xfunc.rules.operands import (
+    Operand,
+    as_node,
+    broadcast_dims,
+    convert,
+    is_inexact,
+    number,
+    pair,
+)
 from xfunc.tracer.placeholders import Placeholder, node_of
 from xfunc.tracer.table import rule
 
@@ -34,7 +42,7 @@ def _bitwise(opcode: str) -> None:
     @rule(*(f"bitwise_{opcode}.{kind}" for kind in ("Tensor", "Scalar", "Scalar_Tensor")))
     def bits(a: Operand, b: Operand) -> Node:
         x, y = pair(a, b)
-        return Node(opcode, x.type, (x, y))
+        return NotImplemented if is_inexact(x.type.dtype) else Node(opcode, x.type, (x, y))
 
     @rule(f"logical_{opcode}")
     def logic(a: Operand, b: Operand) -> Node:
@@ -49,7 +57,7 @@ for _opcode in ("and", "or", "xor"):
 
 @rule("bitwise_not")
 def _bitwise_not(x: Placeholder) -> Node:
-    return build.not_(x.node)
+    return NotImplemented if is_inexact(x.dtype) else build.not_(x.node)
 
 
 @rule("logical_not")

@@ -134,14 +134,26 @@ def _sum_rule(opcode: str) -> Callable[..., Node]:
     return run
 
 
-_add, _subtract = _sum_rule("add"), _sum_rule("subtract")
+_add, _difference = _sum_rule("add"), _sum_rule("subtract")
 rule("add.Tensor", "add.Scalar")(_add)
-rule("sub.Tensor", "sub.Scalar")(_subtract)
+
+
+@rule("sub.Tensor", "sub.Scalar")
+def _sub(a: Operand, b: Operand, alpha: Number = 1) -> Node:
+    masks = [kind_of(x)[0] in (torch.bool, bool) for x in (a, b)]
+    if any(masks):
+        which, use = "two bool tensors", "Use the `^` or `logical_xor()` operator instead."
+        if not all(masks):
+            which = "a bool tensor"
+            use = "If you are trying to invert a mask, use the `~` or `logical_not()` operator "
+            use += "instead."
+        raise RuntimeError(f"Subtraction, the `-` operator, with {which} is not supported. {use}")
+    return _difference(a, b, alpha)
 
 
 @rule("rsub.Scalar", "rsub.Tensor")
 def _rsub(a: Operand, b: Operand, alpha: Number = 1) -> Node:
-    return _subtract(b, a, alpha)
+    return _sub(b, a, alpha)
 
 
 def _quotient(x: Node, y: Node) -> Node:
@@ -217,7 +229,7 @@ def _div_mode(a: Operand, b: Operand, *, rounding_mode: str | None = None) -> No
     if rounding_mode is None:
         return _div(a, b)
     dtype = promoted(kind_of(a), kind_of(b))
-    if dtype.is_complex:
+    if dtype.is_complex or dtype is torch.bool:
         return NotImplemented
     x, y = wide_together(dtype, a, b)
     if dtype.is_floating_point:
@@ -240,7 +252,7 @@ def _rest(x: Node, y: Node) -> Node:
 @rule("fmod.Tensor", "fmod.Scalar")
 def _fmod(a: Operand, b: Operand) -> Node:
     dtype = promoted(kind_of(a), kind_of(b))
-    if dtype.is_complex:
+    if dtype.is_complex or dtype is torch.bool:
         return NotImplemented
     x, y = wide_together(dtype, a, b)
     return build.convert(_rest(x, y), dtype)
@@ -249,7 +261,7 @@ def _fmod(a: Operand, b: Operand) -> Node:
 @rule("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor")
 def _remainder(a: Operand, b: Operand) -> Node:
     dtype = promoted(kind_of(a), kind_of(b))
-    if dtype.is_complex:
+    if dtype.is_complex or dtype is torch.bool:
         return NotImplemented
     x, y = wide_together(dtype, a, b)
     rest = _rest(x, y)
@@ -458,17 +470,18 @@ def _neg_view(x: Placeholder) -> Node:
 
 @rule("complex")
 def _complex(a: Placeholder, b: Placeholder) -> Node:
+    names = [scalar_type_name(x.dtype) for x in (a, b)]
+    if not {a.dtype, b.dtype} <= {torch.float16, torch.float32, torch.float64}:
+        raise RuntimeError(
+            "Expected both inputs to be Half, Float or Double tensors but got {} and {}".format(
+                *names
+            )
+        )
     if a.dtype is not b.dtype:
-        names = [scalar_type_name(x.dtype) for x in (a, b)]
         raise RuntimeError(
             "Expected object of scalar type {} but got scalar type {} for second argument".format(
                 *names
             )
-        )
-    if a.dtype not in (torch.float16, torch.float32, torch.float64):
-        name = scalar_type_name(a.dtype)
-        raise RuntimeError(
-            f"Expected both inputs to be Half, Float or Double tensors but got {name} and {name}"
         )
     return build.complex_(*pair(a, b))
 
@@ -527,7 +540,7 @@ def _pow(a: Operand, b: Operand) -> Node:
         return _complex_power(x, y)
     if dtype.is_floating_point:
         return binary("power", x, y)
-    if dtype is torch.bool:
+    if dtype is torch.bool and not (isinstance(a, Placeholder) and isinstance(b, Placeholder)):
         return build.or_(x, build.not_(y))
     return NotImplemented  # a loop over the bits: a kernel
 
