@@ -34,7 +34,7 @@ def runtime() -> Runtime:
     """
     if _kept and (kept := _kept.get(threading.get_ident())) is not None:
         return kept
-    return _runtime or use(os.environ.get("XFUNC_BACKEND") or _DEFAULT)
+    return _runtime or use(_unchosen())
 
 
 def chosen() -> str | None:
@@ -60,6 +60,12 @@ def staying_on(where: Runtime, run: Callable[..., R], *args: object) -> R:
             _kept.pop(thread, None)  # In a fork it is missing.
         else:
             _kept[thread] = before
+
+
+def _unchosen() -> str:
+    """The runtime that is used if nobody chooses one."""
+    name = os.environ.get("XFUNC_BACKEND") or AUTO
+    return _DEFAULT if name == AUTO else name
 
 
 def use(name: str) -> Runtime:
@@ -97,7 +103,8 @@ def use(name: str) -> Runtime:
     with lock:  # A call in another thread ends on the runtime that it began on.
         _runtime = found
         lock.is_shared = may_share(found)
-        ambient.note_backend(None if name == _DEFAULT else name)
+        # What was traced before the first choice is for the runtime that nobody has to choose.
+        ambient.note_backend(None if name == _unchosen() else name)
     return found
 
 

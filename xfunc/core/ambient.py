@@ -289,6 +289,6 @@ _backend: str | None = None
 
 
 def note_backend(name: str | None) -> None:
-    """Record that programs run on another backend from now on; None: the default."""
+    """Record that programs run on another backend from now on; None: the one that nobody chose."""
     global _backend
     _backend = name
