@@ -39,6 +39,24 @@ def test_read_of_complex_tensor(read: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, want)
 
 
+def test_donated_clone_leaves_its_source() -> None:
+    add = xf.jit(lambda x: x + 1, donate_argnums=0)
+    x = on_device(3)
+    for _ in range(2):
+        assert add(x.clone()).tolist() == [2, 2, 2]
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_donated_tensor_leaves_its_clone_and_what_is_pending() -> None:
+    both = xf.jit(lambda x, y: (x + 1, x + y), donate_argnums=0)
+    for _ in range(2):
+        x = on_device(3)
+        clone, pending = x.clone(), x * 5
+        assert [t.tolist() for t in both(x, clone)] == [[2, 2, 2], [2, 2, 2]]
+        assert clone.tolist() == [1, 1, 1]
+        assert pending.tolist() == [5, 5, 5]
+
+
 def test_donated_equal_scalars() -> None:
     add = xf.jit(lambda x, y: (x + 1, y + 1), donate_argnums=(0, 1))
     device = on_device().device

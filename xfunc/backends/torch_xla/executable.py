@@ -22,6 +22,7 @@ from xfunc.backends.torch_xla.runtime import (
     device_count,
     placeholder,
     settle,
+    settle_all,
     switched,
     user_computation,
     wait,
@@ -122,6 +123,8 @@ class Executable:
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on tensors of the device: the parameters, in the order that `order` lists them."""
         inputs = inputs or _unused()
+        if self._donated:
+            settle_all()
         try:
             return self._launch(self._hash, inputs)
         except RuntimeError as error:

@@ -201,6 +201,16 @@ def settle(tensors: Sequence[torch.Tensor]) -> None:
     xla()._xla_sync_multi(list(tensors), [str(device())], True, True)
 
 
+def settle_all() -> None:
+    """Run everything that is pending, so that each tensor of the device has a buffer of its own.
+
+    What torch_xla has yet to compute from a tensor needs its buffer, and `clone` is such a thing.
+    """
+    wait()
+    with contextlib.suppress(RuntimeError):  # A tensor that lost its computation is still alive.
+        xla()._xla_sync_live_tensors(str(device()), [], False)
+
+
 def wait() -> None:
     """Wait until the virtual devices are idle; see NOTE [virtual devices]."""
     if is_cpu() and device_count() > 1:
