@@ -13,11 +13,12 @@ import pytest
 import torch
 
 import xfunc as xf
+from tests.support import in_jax
+from tests.support.in_jax import SIZES
 from xfunc.errors import ShapeError, TreeMismatchError, UnsupportedOpError
 
 DATA = Path(__file__).parents[1] / "data" / "export"
 S = xf.Dim("S", max=32)
-SIZES = [2, 5, 8, 9, 20]
 HELD = torch.linspace(0.0, 1.0, 3)
 
 
@@ -26,7 +27,7 @@ def struct(*shape, dtype=torch.float32):
 
 
 def given(n):
-    """What `inputs` of export_in_jax.py gives."""
+    """What `in_jax.inputs` gives."""
     return [torch.arange(k * 4.0).cos().reshape(k, 4) for k in (n, 4)]
 
 
@@ -87,20 +88,15 @@ def test_export_range_serves_all_sizes(data):
     assert xf.export.serialize(lowered()) == data
 
 
-@pytest.mark.torch_xla  # which traced what is recorded
 def test_export_range_equals_jax(data):
-    """JAX ran the StableHLO in the file, with NaN in the padding; it is what is exported today."""
-    recorded = unpacked((DATA / "range.xfunc").read_bytes())
-    today = unpacked(data)
-    assert {n: d for n, d in recorded.items() if n.endswith(".stablehlo")} == {
-        n: d for n, d in today.items() if n.endswith(".stablehlo")
-    }
-    want = iter(json.loads((DATA / "results.json").read_text())["range"])
-    loaded = xf.export.deserialize(data)
-    for n in SIZES:
-        for x in xf.tree.leaves(loaded(*given(n))):
-            expected = torch.tensor(next(want), dtype=torch.float64)
-            equal(x.cpu().ravel().double(), expected)
+    """JAX runs the StableHLO in the file, with NaN in the padding."""
+    want = json.loads((DATA / "results.json").read_text())["range"]
+    of_jax = in_jax.run_file(io.BytesIO(data))
+    equal(*([torch.tensor(x).double() for x in xs] for xs in (of_jax, want)))
+    for file in (data, (DATA / "range.xfunc").read_bytes()):
+        loaded = xf.export.deserialize(file)
+        ours = [x.cpu().ravel() for n in SIZES for x in xf.tree.leaves(loaded(*given(n)))]
+        equal(ours, [torch.tensor(x) for x in want])
 
 
 def test_export_range_two_dims_trees_and_static_arguments():
