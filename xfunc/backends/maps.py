@@ -25,12 +25,18 @@ def map_limit() -> int:
     return 0
 
 
+def _count() -> int:
+    """How many the process has; 0 if that is not known."""
+    with contextlib.suppress(OSError), open("/proc/self/maps") as file:
+        return sum(1 for _ in file)
+    return 0
+
+
 def check_maps(name: str, repair: str) -> None:
     """Refuse to compile for the CPU when XLA would crash; see NOTE [memory maps]."""
     if next(_compiles) % 16 or not map_limit():
         return
-    with open("/proc/self/maps") as file:
-        used = sum(1 for _ in file)
+    used = _count()
     if used > 0.95 * map_limit():
         fail(
             CompileError,

@@ -232,8 +232,9 @@ def is_transparent(cls: type) -> bool:
 
     `object.__reduce_ex__` uses the same sum to decide what it may pickle.
     """
-    size = object.__basicsize__ + 8 * sum(len(views.slots_of(c)) for c in cls.__mro__)
-    size += 8 * (cls.__dictoffset__ > 0) + 8 * (getattr(cls, "__weakrefoffset__", 0) > 0)
+    pointers = sum(len(views.slots_of(c)) for c in cls.__mro__)
+    pointers += (cls.__dictoffset__ > 0) + (getattr(cls, "__weakrefoffset__", 0) > 0)
+    size = object.__basicsize__ + tuple.__itemsize__ * pointers
     return cls.__basicsize__ == size and cls.__itemsize__ == 0
 
 

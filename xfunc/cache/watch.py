@@ -10,8 +10,8 @@ of every dict. An equal number shows with one read that nothing changed; if it d
 compared, because the change may not matter. A function's code and attributes are checked in one
 read of the pointers in the function itself: the watch keeps what they point to alive, so that equal
 pointers mean the same objects. Numbers and pointers are at the same offsets in all supported
-versions of Python; this is verified when the module is loaded, and if it fails, contents are
-compared.
+versions of CPython with 64-bit pointers and a GIL, whatever the processor; this is verified when
+the module is loaded. If it fails, and in other Pythons, contents are compared.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import ctypes
 import itertools
 import operator
 import sys
+import sysconfig
 import types
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -128,9 +129,15 @@ def _touch(cls: type) -> None:
     getattr(cls, "_xfunc_looks_this_up", None)
 
 
-_class_versions = _class_versions_work()
-_dict_versions = _dict_versions_work()
-_has_pointers = _pointers_work()
+# Elsewhere, what stands at these offsets may not even be part of the object.
+_layout_is_known = (
+    sys.implementation.name == "cpython"
+    and ctypes.sizeof(ctypes.c_void_p) == 8
+    and not sysconfig.get_config_var("Py_GIL_DISABLED")
+)
+_class_versions = _layout_is_known and _class_versions_work()
+_dict_versions = _layout_is_known and _dict_versions_work()
+_has_pointers = _layout_is_known and _pointers_work()
 
 
 def end_watches() -> None:

@@ -121,7 +121,10 @@ def _machine() -> tuple[Any, ...]:
 
 
 def _cpu() -> str:
-    """The instructions that the CPU knows."""
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        return next((line for line in file if line.startswith(("flags", "Features"))), "")
-    return ""
+    """The instructions that the CPU knows, or else the name of the machine that has it."""
+    with contextlib.suppress(OSError, StopIteration), open(_CPUS, encoding="utf-8") as file:
+        return next(line for line in file if line.startswith(("flags", "Features")))
+    return platform.node()
+
+
+_CPUS = "/proc/cpuinfo"  # of Linux; "Features" is what it says of ARM's

@@ -1,0 +1,113 @@
+"""What only Linux, glibc or 64-bit CPython has, taken away: the results are the same."""
+
+from __future__ import annotations
+
+import builtins
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from tests.support.fresh import ROOT
+from xfunc.backends import maps
+from xfunc.backends.pjrt import stored
+from xfunc.cache import watch
+
+FORK = """
+import os, signal
+import torch
+import xfunc as xf
+from xfunc.backends import forks
+
+class Libc:  # macOS has no on_exit
+    def __getattr__(self, name):
+        raise AttributeError(name)
+
+forks._libc = Libc()
+f = xf.jit(lambda x: x * 2)
+assert f(torch.ones(3)).tolist() == [2, 2, 2]
+pid = os.fork()
+if pid == 0:
+    signal.alarm(60)
+    print("written at the end", end="")
+    raise SystemExit(5)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+"""
+
+
+@pytest.fixture
+def without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = builtins.open
+
+    def open_(file: Any, *args: Any, **options: Any) -> Any:
+        if str(file).startswith("/proc/"):
+            raise FileNotFoundError(file)
+        return own(file, *args, **options)
+
+    monkeypatch.setattr(builtins, "open", open_)
+
+
+@pytest.mark.usefixtures("without_proc")
+def test_memory_maps_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maps, "map_limit", maps.map_limit.__wrapped__)
+    assert maps.map_limit() == 0
+    for limit in (lambda: 0, lambda: 100):  # the limit may be there without the maps
+        monkeypatch.setattr(maps, "map_limit", limit)
+        for _ in range(17):
+            maps.check_maps("f", "call xf.clear_caches()")
+
+
+@pytest.mark.usefixtures("without_proc")
+def test_kept_programs_without_proc_are_of_this_machine() -> None:
+    assert stored._cpu() == platform.node()
+
+
+def test_kept_programs_are_of_the_instructions_of_arm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd aes\n")
+    monkeypatch.setattr(stored, "_CPUS", str(file))
+    assert stored._cpu() == "Features\t: fp asimd aes\n"
+    file.write_text("processor\t: 0\n")
+    assert stored._cpu() == platform.node()
+
+
+@pytest.mark.usefixtures("pjrt")
+def test_fork_exit_status_without_on_exit() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=240, check=False,
+        cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "written at the end"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_changes_of_functions_without_known_layout(
+    known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere than in CPython, nothing is read from an object's memory."""
+    for name in ("_class_versions", "_dict_versions", "_has_pointers"):
+        monkeypatch.setattr(watch, name, known and getattr(watch, name))
+    if not known:
+        monkeypatch.setattr(watch, "_place", None)
+    rate = 2.0
+
+    def scaled(x: torch.Tensor, shift: float = 1.0) -> torch.Tensor:
+        return x * rate + shift
+
+    f, x = xf.jit(lambda x: scaled(x)), torch.ones(2)
+    for _ in range(3):
+        assert f(x).tolist() == [3, 3]
+    rate = 3.0
+    assert f(x).tolist() == [4, 4]
+    scaled.__defaults__ = (5.0,)
+    assert f(x).tolist() == [8, 8]
+    scaled.__code__ = (lambda x, shift: x - shift + 0 * rate).__code__
+    assert f(x).tolist() == [-4, -4]
