@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from xfunc.graph.node import ArrayType, Node, Operation, TupleType, array_type
+from xfunc.graph.node import ArrayType, Node, NoSuchTypeError, Operation, TupleType, array_type
 
 Number = bool | int | float | complex
 
@@ -156,10 +156,10 @@ def complex_(re: Node, im: Node) -> Node:
     """Complex numbers of their parts.
 
     Raises:
-        RuntimeError: the parts are float16.
+        NoSuchTypeError: the parts are float16.
     """
     if re.type.dtype is torch.float16:
-        raise RuntimeError("Type not supported: ComplexHalf")
+        raise NoSuchTypeError("complex numbers of float16")
     return Node("complex", array_type(re.type.dtype.to_complex(), re.type.dims), (re, im))
 
 

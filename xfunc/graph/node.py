@@ -20,6 +20,10 @@ from typing import Any
 import torch
 
 
+class NoSuchTypeError(RuntimeError):
+    """XLA has no such numbers."""
+
+
 class ArrayType:
     """The dtype and dimensions of an array; equal ones are one object: see `array_type`.
 
@@ -44,10 +48,10 @@ def array_type(dtype: torch.dtype, dims: tuple[int, ...]) -> ArrayType:
     """The type of an array.
 
     Raises:
-        RuntimeError: XLA has no such numbers.
+        NoSuchTypeError: XLA has no such numbers.
     """
     if dtype is torch.complex32:
-        raise RuntimeError("Type not supported: ComplexHalf")
+        raise NoSuchTypeError("complex numbers of float16")
     return ArrayType(dtype, dims)
 
 

@@ -19,7 +19,7 @@ from xfunc.graph.build import Number, add, multiply
 from xfunc.graph.node import ArrayType, Node, array_type, next_number
 from xfunc.rules.operands import convert, dtype_of_number, number, on_cpu
 from xfunc.tracer import placeholders
-from xfunc.tracer.placeholders import Placeholder, node_of
+from xfunc.tracer.placeholders import NoDataError, Placeholder, node_of
 from xfunc.tracer.table import rule
 
 _library = torch.library.Library("aten", "IMPL")
@@ -249,7 +249,7 @@ def to_float8(n: Node, dtype: torch.dtype) -> Node:
 
 def refuse_read(*_: Any, **__: Any) -> Any:
     """Raise: a placeholder has no data."""
-    raise RuntimeError("Unexpected execution happens: a traced value has no data")
+    raise NoDataError("a traced value has no data")
 
 
 @rule("_to_copy")

@@ -197,7 +197,7 @@ class Mode(TorchFunctionMode):
         return tuple(lifted), kwargs
 
 
-_TELL_OF_DEVICES = "XLA tensor", "device", "mutating a non-functional tensor"
+_TELL_OF_DEVICES = "device", "mutating a non-functional tensor"
 
 # If traced code uses torch.compile, dynamo must not compile the tracer or the functions it calls.
 functorch.never_compile(Mode.__torch_function__)

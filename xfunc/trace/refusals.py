@@ -1,4 +1,4 @@
-"""Errors of torch_xla and torch, translated to errors of xfunc."""
+"""Errors of torch, translated to errors of xfunc."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import torch
 from xfunc.core.avals import short
 from xfunc.core.locations import Location, in_user_code, raised_at
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError, XfuncError, report
+from xfunc.graph.node import NoSuchTypeError
 from xfunc.torchlib import functorch, switches, torch_functions
 from xfunc.torchlib.derivatives import no_derivative
 from xfunc.torchlib.in_place import REPLACED
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import tensors_in
+from xfunc.tracer.placeholders import NoDataError
 
 # torch's messages about an autograd.Function that a transform cannot handle, and their meaning.
 _FUNCTION_RULES = {
@@ -62,7 +64,7 @@ _CHANGES = {
         "that they share (hessian and jacfwd map over tangents)",
         "compute a new tensor: x = x * y instead of x *= y.",
     ),
-    "Expected XLA tensor. Got": (
+    "expected all tensors to be on the same device, not on": (
         "traced values are written into a tensor of the CPU, or used with one",
         "make that tensor without device=, or pass it as an argument.",
     ),
@@ -124,7 +126,7 @@ def refusal_of(
     given: Iterable[object] = (),
     static: str = "it as a static argument",
 ) -> XfuncError | None:
-    """torch_xla's refusal to execute, translated to an error of xfunc; None for any other error.
+    """What torch, or a rule, refuses, as an error of xfunc; None for any other error.
 
     `given` are the arguments of `func` after the first; `static` says what may be made static.
     """
@@ -166,20 +168,7 @@ def refusal_of(
                 at=at,
             )
         )
-    unlowered = _UNLOWERED.match(message)
-    if unlowered is not None:
-        of, why = unlowered.groups()
-        what = "a number" if of == "prim::Constant" else of.removeprefix("aten::")
-        return UnsupportedOpError(
-            report(
-                f"{what} cannot be expressed in XLA: {why}",
-                "give numbers within the range of the dtype (torch.iinfo, torch.finfo), and "
-                "operands of the dtypes that the operation takes.",
-                function=name,
-                at=at,
-            )
-        )
-    if any(t in message for t in _COMPLEX_HALF):
+    if isinstance(error, NoSuchTypeError):
         what = "the code" if func is None else operation_name(func)
         return UnsupportedOpError(
             report(
@@ -190,8 +179,7 @@ def refusal_of(
                 at=at,
             )
         )
-    refused = ("Unexpected execution happens", "tensor_data", "HasValue()", "to be on cpu, but it")
-    if not any(r in message for r in refused):
+    if not isinstance(error, NoDataError) and "to be on cpu, but it" not in message:
         return None
     numbers = any(isinstance(x, torch.Tensor) and x.ndim == 0 for x in given)
     if func is not None and (numbers or torch_functions.reads_sizes(func)):
@@ -207,8 +195,7 @@ def refusal_of(
     if func is None:
         return ConcretizationError(
             report(
-                "the code reads a traced value or synchronises (torch_xla.sync), but a traced "
-                "value has no data",
+                "the code reads a traced value, but a traced value has no data",
                 "compute with tensors, or return the value and read it outside.",
                 function=name,
                 at=at,
@@ -358,9 +345,3 @@ def _show(x: object) -> str:
     if isinstance(x, (int, float, complex, str, type(None), torch.dtype, torch.device)):
         return repr(x)
     return "..." if x is ... else type(x).__name__
-
-
-_COMPLEX_HALF = ("Type not supported: ComplexHalf", "input shape type not supported: f16")
-_UNLOWERED = re.compile(
-    r"Error while lowering: \S* (\S+),[^\n]*\n(?:Error|XLA builder error): ([^\n]*)"
-)

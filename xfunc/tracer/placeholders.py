@@ -46,6 +46,10 @@ fallback: list[Fallback] = []
 """Computes operations without a rule: see `xfunc.ops.fallback`."""
 
 
+class NoDataError(RuntimeError):
+    """A placeholder has no data to read."""
+
+
 class Placeholder(torch.Tensor):
     """A value without data.
 

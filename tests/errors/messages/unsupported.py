@@ -259,7 +259,7 @@ reachable(torch.eye(3) > 0)
             """\
 UnsupportedOpError: torch.mm was given bool: matrix products of booleans are not defined
   at example.py:3 in reachable: return a @ a
-Hint: convert to a floating dtype (x.float()).""",
+Hint: convert to another dtype (x.int(), x.float()).""",
             """\
 @xf.jit
 def reachable(a):
