@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import dynamic, operations
-from xfunc.backends import active
-from xfunc.backends.torch_xla import runtime
 
 
 def main() -> None:
@@ -31,8 +29,6 @@ def main() -> None:
     operations.add_options(parser)
     dynamic.add_options(parser)
     options = parser.parse_args()
-    if active.runtime().name == "torch_xla":
-        runtime.xla()  # First: imported otherwise, torch_xla guesses the device and warns.
     for name in options.names:
         if name == "start":
             from benchmarks import start

@@ -1,7 +1,6 @@
 """The start of a process: seconds from there to the first result, `sin` of two numbers.
 
-Each in its own process, of which the fastest counts: xfunc with both backends, torch_xla's lazy
-tensors, and JAX.
+Each in its own process, of which the fastest counts.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from benchmarks.peers import ROOT, environment_of, find_jax
 
 ROUNDS = 5
 XFUNC = "import torch, xfunc as xf; print(xf.jit(torch.sin)(torch.ones(2)).tolist())"
-LAZY = "import torch, torch_xla; print(torch.sin(torch.ones(2, device='xla')).tolist())"
 JAX = "import jax, jax.numpy as jnp; print(jax.jit(jnp.sin)(jnp.ones(2)).tolist())"
 
 
@@ -26,21 +24,20 @@ def main(jax_python: str | None, rounds: int = ROUNDS) -> None:
         rounds: processes of each kind.
     """
     cases = {
-        "xfunc": (sys.executable, XFUNC, {}),
-        'xfunc, `"pjrt"`': (sys.executable, XFUNC, {"XFUNC_BACKEND": "pjrt"}),
-        "torch_xla": (sys.executable, LAZY, {"PJRT_DEVICE": "CPU"}),
-        "torch alone: imported": (sys.executable, "import torch", {}),
+        "xfunc": (sys.executable, XFUNC),
+        "torch alone: imported": (sys.executable, "import torch"),
+        "torch and JAX: imported": (sys.executable, "import torch, jax"),
     }
     python = find_jax(jax_python)
     if python is not None:
-        cases["JAX"] = (python, JAX, {})
+        cases["JAX"] = (python, JAX)
     taken: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds):  # in turns
-        for name, (python, code, settings) in cases.items():
+        for name, (python, code) in cases.items():
             begin = time.perf_counter()
             subprocess.run(
                 [python, "-c", code],
-                env=environment_of(PYTHONDONTWRITEBYTECODE="", **settings),
+                env=environment_of(PYTHONDONTWRITEBYTECODE=""),
                 cwd=ROOT,
                 capture_output=True,
                 check=True,

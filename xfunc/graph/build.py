@@ -168,6 +168,8 @@ def complex_(re: Node, im: Node) -> Node:
 
 def reshape(x: Node, dims: tuple[int, ...]) -> Node:
     """The same elements in row-major order."""
+    if x.opcode == "reshape":  # What is in between has no other meaning.
+        (x,) = x.operands
     if x.type.dims == dims:
         return x
     return Node("reshape", array_type(x.type.dtype, dims), (x,))

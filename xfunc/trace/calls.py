@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +43,44 @@ _SAME_VALUE = frozenset(
 _SHAPED_LIKE = frozenset((torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like))
 
 
+class _Plan(NamedTuple):
+    """What is to be done in the calls of a torch function.
+
+    Attributes:
+        kind: how to treat it.
+        run: what runs in its place.
+        has_bounds: whether its indices may be known to be out of range.
+        is_arithmetic: whether its numbers are typed where it is differentiated.
+        reduces: whether it may reduce nothing.
+        is_like: whether it makes values like another one.
+        makes_value: whether its result is not an argument.
+    """
+
+    kind: Kind
+    run: Callable[..., Any]
+    has_bounds: bool
+    is_arithmetic: bool
+    reduces: bool
+    is_like: bool
+    makes_value: bool
+
+
+_plans: dict[object, _Plan] = {}
+
+
+def _planned(func: Any) -> _Plan:
+    made = _plans[func] = _Plan(
+        torch_functions.kind_of(func),
+        REPLACEMENTS.get(func, func),
+        bounds.checks(func),
+        func in torch_functions.ARITHMETIC,
+        empty.is_reduction(func),
+        func in _SHAPED_LIKE,
+        func not in _SAME_VALUE,
+    )
+    return made
+
+
 class Mode(TorchFunctionMode):
     """Passes every torch call of traced code to its trace."""
 
@@ -65,7 +103,8 @@ class Mode(TorchFunctionMode):
     ) -> Any:
         """A torch function called by traced code."""
         trace = self._trace
-        kind = torch_functions.kind_of(func)
+        plan = _plans.get(func) or _planned(func)
+        kind = plan.kind
         if kind is Kind.METADATA:
             if type(args[0]) is Token and id(args[0]) in trace.substitutes:
                 args = (trace.lift(args[0]), *args[1:])
@@ -98,23 +137,25 @@ class Mode(TorchFunctionMode):
             args, kwargs = autocast.cast(func, args, kwargs)
         if trace.has_float8:
             float8.check(func, args, kwargs, trace.name)
-        if bounds.checks(func):
+        if plan.has_bounds:
             trace.known.check(func, trace.name, args, kwargs)
         args = trace.overlaps.separate(func, args)
-        if kind is Kind.IN_PLACE or "out" in kwargs or kwargs.get("inplace"):
-            written = kwargs.get("out", args[0] if args else None)
-            trace.overlaps.check(func, written, trace.name)
-        if kind is Kind.IN_PLACE or kwargs.get("out") is not None:
-            trace.batching.prepare(func, args, kwargs)
-        if func in torch_functions.ARITHMETIC and functorch.JVP in functorch.levels():
+        writes = kind is Kind.IN_PLACE or bool(kwargs and {"out", "inplace"} & kwargs.keys())
+        if writes:
+            if kind is Kind.IN_PLACE or "out" in kwargs or kwargs.get("inplace"):
+                written = kwargs.get("out", args[0] if args else None)
+                trace.overlaps.check(func, written, trace.name)
+            if kind is Kind.IN_PLACE or kwargs.get("out") is not None:
+                trace.batching.prepare(func, args, kwargs)
+        if plan.is_arithmetic and functorch.JVP in functorch.levels():
             args = rules.typed_numbers(trace, args)
         try:
-            out = empty.reduce(func, args, kwargs) if empty.is_reduction(func) else NotImplemented
+            out = empty.reduce(func, args, kwargs) if plan.reduces else NotImplemented
             if out is NotImplemented:
-                run = REPLACEMENTS.get(func, func)
+                run = plan.run
                 if func is torch.autograd.grad and trace.around.region is not None:
                     run = _grad_here() or run
-                call = _run if kwargs.get("out") is None else write_into
+                call = write_into if writes and kwargs.get("out") is not None else _run
                 try:
                     out = call(run, args, kwargs)
                 except RuntimeError as error:  # One that the user made on the CPU is moved to it.
@@ -129,14 +170,14 @@ class Mode(TorchFunctionMode):
                 explain(error, func, args, kwargs, trace.name)
                 raise
             raise refusal from error
-        if trace.around.region is not None and func in _SHAPED_LIKE:
+        if plan.is_like and trace.around.region is not None:
             out = regions.like(out, args[0] if args else kwargs["input"])
         if trace.batching.is_open and kind is not Kind.IN_PLACE:
-            trace.batching.note(out, REPLACEMENTS.get(func, func), args, kwargs)
+            trace.batching.note(out, plan.run, args, kwargs)
         trace.overlaps.note(func, args, kwargs, out)
         if isinstance(out, torch.Tensor):
             frame = sys._getframe(2)
-            if func not in _SAME_VALUE:
+            if plan.makes_value:
                 trace.stamps.stamp(out, frame)
             trace.made.remember(out, func, frame)
             trace.known.follow(kind, func, args, kwargs, out)
@@ -151,7 +192,7 @@ class Mode(TorchFunctionMode):
         if kind is Kind.FOREIGN:
             check_derivative(func, args, kwargs, out, trace.name)
             trace.check_unmutated(func)
-        elif kind is Kind.IN_PLACE or "out" in kwargs or "inplace" in kwargs:
+        elif writes:
             written = part_of(kwargs.get("out", args[0] if args else None))
             if written is not None:
                 whole, index, part = written
