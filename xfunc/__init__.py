@@ -1,4 +1,4 @@
-"""xfunc: JAX-style functional transforms over torch and torch_xla.
+"""xfunc: JAX-style functional transforms over torch.
 
 What is public is in `__all__`: functions, and the modules in this folder and in `random`,
 `sharding`, `aot` and `stages`. The other folders are internal.

@@ -61,9 +61,9 @@ def set_platform(platform: str) -> None:
 
 
 def set_backend(name: str) -> None:
-    """Run programs by ``"torch_xla"`` (the default) or by ``"pjrt"``, JAX's runtime.
+    """Run programs by ``"pjrt"``, JAX's runtime (the default), or by ``"torch_xla"``.
 
-    The default is ``"pjrt"``. ``xf.default_backend()`` tells the kind of devices.
+    ``xf.default_backend()`` tells the kind of devices.
 
     At any time: data is moved where a program needs it, and programs are kept for each of the two.
     The environment variable ``XFUNC_BACKEND`` set before the program starts means the same.

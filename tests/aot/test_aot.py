@@ -267,6 +267,7 @@ def test_compile_of_convolution_with_sharded_positions_gathers_them(shardy, monk
     x = S((4, 8, 64), torch.float32, xf.NamedSharding(MESH, xf.P("fsdp", None, "tensor")))
     f = xf.jit(lambda x, w: torch.nn.functional.conv1d(x, w, stride=2, padding=1))
     text = f.lower(x, S((8, 8, 3), torch.float32)).compile("tpu:v6e:2x2").as_text()
+    assert text is not None
     assert "all-gather" in text
     assert "collective-permute" not in text
 

@@ -164,7 +164,7 @@ class ComputationBuilder:
         value, proto = self.instruction("custom-call", shape, operands)
         proto.custom_call_target = target
         proto.custom_call_has_side_effect = side_effect
-        proto.custom_call_api_version = 1  # API_VERSION_ORIGINAL, as torch_xla's own
+        proto.custom_call_api_version = 1  # API_VERSION_ORIGINAL
         if attributes:
             proto.frontend_attributes.map.update(attributes)
         if sharding is not None:

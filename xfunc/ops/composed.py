@@ -13,8 +13,7 @@ from xfunc.torchlib.unbatched import distances
 
 Tensor = torch.Tensor
 
-# torch's own decompositions of operations whose derivative torch_xla 2.9 does not lower, or lowers
-# only for some arguments.
+# torch's own decompositions of operations whose derivative is an operation of its own.
 for _name in """
     huber_loss glu
 """.split():
@@ -119,7 +118,6 @@ def istft(
     return y[0] if single else y
 
 
-# torch_xla 2.9 requires two arrays of the same rank, and does not lower the derivative.
 composition("cdist")(distances)
 
 

@@ -11,7 +11,7 @@ from xfunc.hlo import ComputationBuilder, Value
 from xfunc.hlo import ops as hlo
 from xfunc.hlo.passes.absent import absent_tangent
 from xfunc.ops.emit import instruction, loop
-from xfunc.ops.registry import above, bare, composition, kernel, original
+from xfunc.ops.registry import above, bare, composition, kernel
 from xfunc.torchlib.promotion import result_type
 
 Tensor = torch.Tensor
@@ -78,14 +78,12 @@ def _integers(name: str, *xs: Tensor | int) -> list[Tensor]:
 
 @kernel("__lshift__.Scalar", "__lshift__.Tensor", "bitwise_left_shift.Tensor")
 def left_shift(x: Tensor, by: Tensor | int) -> Tensor:
-    # torch_xla 2.9 multiplies by a power of two that may not fit the dtype.
     x, by = _integers("bitwise_left_shift", x, by)
     return instruction(_shift, x, by, opcode="shift-left")
 
 
 @kernel("__rshift__.Scalar", "__rshift__.Tensor", "bitwise_right_shift.Tensor")
 def right_shift(x: Tensor, by: Tensor | int) -> Tensor:
-    # torch_xla 2.9 divides, which rounds the wrong way below zero.
     x, by = _integers("bitwise_right_shift", x, by)
     opcode = "shift-right-arithmetic" if x.dtype.is_signed else "shift-right-logical"
     return instruction(_shift, x, by, opcode=opcode)
@@ -209,8 +207,7 @@ def view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 def absent(
     size: list[int], *, dtype: torch.dtype | None = None, device: object = None, **options: object
 ) -> Tensor:
-    # Forward-mode formulas call this in place of missing tangents. torch_xla 2.9 would create the
-    # zeros on the host and transfer them.
+    # Forward-mode formulas call this in place of missing tangents.
     zeros = above(_absent, size, dtype, device)
     return torch._to_functional_tensor(zeros)  # otherwise it could have no views
 
@@ -221,26 +218,3 @@ def _absent(size: list[int], dtype: torch.dtype | None, device: torch.device | N
     if dtype is torch.bool:  # The formulas subtract, which torch refuses for booleans.
         dtype = torch.uint8
     return instruction(absent_tangent, anchor, dims=tuple(size), dtype=dtype)
-
-
-@kernel("linspace", unless=lambda start, end, steps, *rest: steps < 1)
-def linspace(
-    start: float,
-    end: float,
-    steps: int,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: object = None,
-    device: torch.device | None = None,
-    pin_memory: bool | None = None,
-) -> Tensor:
-    # torch_xla 2.9 silently returns float32 for every dtype.
-    dtype = dtype or torch.get_default_dtype()
-    place = torch.arange(steps, device=device)
-    if not dtype.is_floating_point:
-        return original("linspace")(start, end, steps, dtype=dtype, device=device)
-    wide = torch.float64 if dtype is torch.float64 else torch.float32
-    place = place.to(wide)
-    step = (end - start) / max(steps - 1, 1)
-    found = torch.where(place < steps // 2, start + step * place, end - step * (steps - 1 - place))
-    return (found if steps > 1 else torch.full_like(place, start)).to(dtype)

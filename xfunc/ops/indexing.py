@@ -76,7 +76,6 @@ _REDUCE = {"add": "sum", "multiply": "prod"}
 
 
 def _long(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    # torch_xla 2.9 fails on mixed integer dtypes.
     return [i.long() if i is not None and i.dtype is torch.int32 else i for i in indices]
 
 
@@ -120,8 +119,6 @@ def _index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumula
 @kernel("masked_scatter")
 @batched("masked_scatter")
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    # torch_xla 2.9 accepts only masks of the same rank, and sources with as many elements. It
-    # emits dimensions of dynamic size.
     if mask.dtype is not torch.bool:
         got = f"but got mask with dtype {mask.dtype}"
         raise RuntimeError(f"masked_scatter_ only supports boolean masks, {got}")

@@ -1,6 +1,6 @@
 """Inverse functions of complex numbers, on torch's branches.
 
-torch_xla 2.9 and XLA lose some or all digits of large numbers, miss the poles, and take the wrong
+XLA loses some or all digits of large numbers, misses the poles, and takes the wrong
 branch where a part is zero. The formulas are those of W. Kahan ("Branch cuts for complex elementary
 functions", 1987).
 """

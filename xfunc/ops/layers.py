@@ -1,7 +1,7 @@
 """Layer, group and batch normalisation.
 
-torch_xla 2.9 lowers these to batch normalisation, where XLA computes the variance as a difference
-of two large numbers: off by a quarter where the mean is a thousand times the deviation.
+Not by XLA's batch normalisation, which computes the variance as a difference of two large numbers:
+off by a quarter where the mean is a thousand times the deviation.
 
 Narrow dtypes are normalised in a wider one, whose mean and deviation are kept for the derivative,
 which would otherwise treat the rounded values as exact.

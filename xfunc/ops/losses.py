@@ -1,7 +1,6 @@
 """Losses over class labels.
 
-torch_xla 2.9 crashes the process on a single example, and returns no total weight: its own
-backward pass does without, but torch.func's vmap rule divides by it.
+The total weight is a result: torch.func's rule for vmap divides by it.
 """
 
 from __future__ import annotations

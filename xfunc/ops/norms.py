@@ -33,7 +33,6 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    # torch_xla 2.9 treats every order as a finite power.
     shape = x.shape
     x = x.to(dtype) if dtype is not None else x
     size = x.abs() if x.ndim else x.abs().reshape(1)

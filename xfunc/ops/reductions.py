@@ -76,7 +76,6 @@ def _arg(x: Tensor, dim: int | None, keepdim: bool, largest: bool) -> Tensor:
 
 @kernel("argmax")
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    # torch_xla 2.9 finds the last NaN; torch finds the first.
     return _arg(x, dim, keepdim, True)
 
 
@@ -219,7 +218,7 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tenso
 
 
 @kernel("logsumexp")
-def logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
+def logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     if not (x.is_floating_point() or x.is_complex()):
         x = x.to(torch.get_default_dtype())
     if not x.ndim:

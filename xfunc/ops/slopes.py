@@ -1,38 +1,15 @@
-"""Derivatives of activations: at kinks, and with operands of different shapes.
+"""Activations and their derivatives.
 
 At a kink torch takes the slope of one side, and for NaN that of the part not cut off.
-
-A batch of tangents or cotangents can meet unbatched inputs, in a Jacobian for example: torch's
-kernels broadcast the two.
 """
 
 from __future__ import annotations
 
 import torch
 
-from xfunc.ops.registry import composition, kernel, kernels, original
+from xfunc.ops.registry import composition, kernel
 
 Tensor = torch.Tensor
-
-_POINTWISE = """
-    hardtanh_backward hardsigmoid_backward hardswish_backward
-    gelu_backward mish_backward leaky_relu_backward softplus_backward
-    softshrink_backward hardshrink_backward log_sigmoid_backward
-""".split()
-
-
-def _of_one_shape(grad: Tensor, *operands: object) -> bool:
-    return all(x.shape == grad.shape for x in operands if isinstance(x, Tensor))
-
-
-def _broadcasting(name: str) -> None:
-    @kernel(name, unless=_of_one_shape)
-    def backward(*operands: object, **options: object) -> Tensor:
-        shape = torch.broadcast_shapes(*(x.shape for x in operands if isinstance(x, Tensor)))
-        return original(name)(
-            *(x.expand(shape).contiguous() if isinstance(x, Tensor) else x for x in operands),
-            **options,
-        )
 
 
 @composition("silu_backward")
@@ -78,12 +55,5 @@ def log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @kernel("log_sigmoid_backward")
 def log_sigmoid_backward(grad: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
-    small = torch.exp(-x.abs())  # torch_xla 2.9 divides by the exponential of -x
+    small = torch.exp(-x.abs())
     return grad * torch.where(x < 0, 1, small) / (1 + small)
-
-
-for _name in _POINTWISE:
-    if _name not in kernels() and torch._C._dispatch_has_kernel_for_dispatch_key(
-        f"aten::{_name}", "XLA"
-    ):
-        _broadcasting(_name)

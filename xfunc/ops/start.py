@@ -1,4 +1,4 @@
-"""`start`: registers the kernels once torch_xla is loaded."""
+"""`start`: loads the rules and kernels, and registers derivatives and batching rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from xfunc.ops import opmath, ordered, registry
 _MODULES = (
     "elementwise arithmetic unary reductions indexing fft views factorisations "
     "linalg lapack norms windows maxima composed scattered special incomplete_gamma "
-    "bessel losses slopes pushed layers scaled iota bounded sorting".split()
+    "bessel losses slopes pushed layers scaled bounded sorting".split()
 )
 
 

@@ -68,7 +68,6 @@ def unfold_backward(
 
 @kernel("roll")
 def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
-    # torch_xla 2.9 divides by a size of zero, which crashes the process.
     if not x.numel():
         return x.clone()
     if not dims:

@@ -237,7 +237,6 @@ def _avg_pool(spatial: int) -> Callable[..., Tensor]:
             raise RuntimeError("divisor must be not zero")
         if not (any(padding) or ceil_mode or divisor_override):
             return original(f"avg_pool{spatial}d")(x, kernel_size, stride, (0,))
-        # torch_xla 2.9 gets the rest wrong.
         taps = _average_taps(
             x, spatial, kernel_size, stride, padding, ceil_mode, count_include_pad,
             divisor_override is None,

@@ -113,7 +113,7 @@ def _absent(output: Aval) -> Tensor | None:
 
 def _contiguous(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
     # torch copies a tangent whose strides are not those of its primal, by an operation
-    # (as_strided) that torch_xla cannot trace.
+    # (as_strided) that has no rule.
     if tangent.stride() == strides:
         return tangent
     return tangent.clone(memory_format=torch.contiguous_format)

@@ -50,7 +50,7 @@ def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _on_device(x: Leaf) -> Leaf:
-    """A value of a trace; one made there on the CPU is moved to the device, as torch_xla does."""
+    """A value of a trace; one made there on the CPU becomes a constant."""
     return recorder.to_device(x) if x is not None and x.device.type == "cpu" else x
 
 

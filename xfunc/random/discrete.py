@@ -222,7 +222,6 @@ def _permutation(key: Tensor, x: Tensor, axis: int, independent: bool) -> Tensor
     x = x.to(key.device)
     if independent or x.ndim == 1:
         return _shuffle(key, x, axis)
-    # Not index_select: on a sort's result, torch_xla 2.9 crashes the process.
     return x[(slice(None),) * axis + (_order(key, n=x.shape[axis]),)]
 
 

@@ -3,9 +3,9 @@
 The numbers are those of JAX with ``jax_threefry_partitionable`` on, its default: element i of a
 draw is the hash of the 64-bit number i, so the result is the same however it is sharded.
 
-NOTE [a key is an int32 tensor of two]: it holds the two 32-bit words of JAX's key. torch_xla has no
-uint32, and int32 arithmetic wraps in the same way; int64 would take twice the memory. As an
-integer leaf it passes through `grad`, `vmap`, `scan`, `jit` and checkpoints untouched.
+NOTE [a key is an int32 tensor of two]: it holds the two 32-bit words of JAX's key. torch has little
+arithmetic of uint32, and that of int32 wraps in the same way; int64 would take twice the memory. As
+an integer leaf it passes through `grad`, `vmap`, `scan`, `jit` and checkpoints untouched.
 
 NOTE [plain torch arithmetic]: the hash is some 150 elementwise operations, which XLA fuses, so it
 runs about as fast as JAX's; it needs no rules of its own under `vmap` and `disable_jit`. It is
@@ -158,7 +158,7 @@ def bits(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int32) -> Te
         key: int32[2].
         shape: shape of the result.
         dtype: an integer dtype. The bits are JAX's for the unsigned type of that width:
-            torch_xla has no uint16, uint32 or uint64, so they come in a signed one.
+            they come in a signed one.
 
     Source: ``jax.random.bits``.
     """

@@ -1,8 +1,8 @@
 """``buckets="auto"``: powers of 2 at first, then the best ladder for the sizes that occur.
 
-NOTE [no compilation beside calls]: torch_xla 2.9 locks the device while it compiles: calls from
-other threads wait until it has finished. So nothing is compiled in the background. Instead, the
-benefit of a compilation is weighed: see NOTE [when a new ladder pays] in `refit`.
+NOTE [no compilation beside calls]: a compilation takes the processor from the calls. So nothing is
+compiled in the background. Instead, the benefit of a compilation is weighed: see NOTE [when a new
+ladder pays] in `refit`.
 """
 
 from __future__ import annotations

@@ -117,10 +117,7 @@ def scalar_of(i: pb.HloInstructionProto) -> int | float | None:
 
 
 def progression_of(i: pb.HloInstructionProto) -> tuple[int, int] | None:
-    """Start and step of a constant that is an arithmetic progression of whole numbers.
-
-    torch_xla writes ``torch.arange`` like this.
-    """
+    """Start and step of a constant that is an arithmetic progression of whole numbers."""
     kind = i.shape.element_type
     name = _INTEGERS.get(kind) or _FLOATS.get(kind)
     if i.opcode != "constant" or len(i.shape.dimensions) != 1 or name is None:

@@ -1,8 +1,8 @@
 """Tensors without memory of their own, and modes that only imagine or record what is computed.
 
 The devices are given the memory of a tensor. torch's wrappers (FakeTensor, DTensor, MaskedTensor
-and others), which handle each operation in Python, have none: torch_xla 2.9 would read at address 0
-and end the process.
+and others), which handle each operation in Python, have none: to read there would
+end the process.
 """
 
 # torch does not declare these in its type stubs.

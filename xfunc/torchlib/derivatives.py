@@ -1,11 +1,8 @@
 """Whether torch can differentiate an operation.
 
-NOTE [composites that have a kernel]: torch differentiates an operation by its own formula or, if it
-is composed of others in C++, by theirs. A kernel for the key XLA rules out the second way: torch
-then finds no rule under AutogradXLA, and at a level of torch.func the derivative is zero, with only
-a warning in reverse mode and none in forward mode. So every composite torch
-operation with a kernel gets its composition back, under AutogradXLA (`ops.registry`); and
-differentiating a third-party operator without a rule is an error.
+Torch differentiates an operation by its own formula or, if it is composed of others in C++, by
+theirs. For an operator of somebody else that has neither, it takes the derivative to be zero at a
+level of torch.func, with only a warning in reverse mode and none in forward mode: an error here.
 """
 
 from __future__ import annotations

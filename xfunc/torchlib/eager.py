@@ -46,7 +46,7 @@ def is_eager() -> bool:
 
 
 class _OneDevice(TorchFunctionMode):
-    """Brings the tensors of each call together, for which torch_xla has no rule.
+    """Brings the tensors of each call together, for which torch has no rule.
 
     To the CPU, if the call changes a tensor there; otherwise to the device. Gradients go back.
     """

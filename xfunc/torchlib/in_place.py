@@ -1,4 +1,4 @@
-"""In-place changes that torch or torch_xla cannot make under a transform.
+"""In-place changes that torch cannot make under a transform.
 
 NOTE [shapes changed in place]: ``x.t_()`` gives the tensor itself another shape. For a view of a
 differentiated value, torch records how to recreate it from its base: on the CPU a list of
@@ -7,8 +7,8 @@ is changed in place, gradients would be those of the old shape.
 
 NOTE [copies of views]: in torch's forward mode, the tangent of `torch.diagonal_copy(x)` is a view
 of the tangent of x, so changing the copy in place changes both. torch copies a tangent whose
-strides differ from those of its primal, which hides this where a view has other strides; views in
-torch_xla do not. The tangent of ``x % 2`` is that of x itself, too, and so for `fmod` and `frac`.
+strides differ from those of its primal, which hides this where a view has other strides; traced
+views do not. The tangent of ``x % 2`` is that of x itself, too, and so for `fmod` and `frac`.
 """
 
 from __future__ import annotations

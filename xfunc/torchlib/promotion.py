@@ -59,7 +59,7 @@ def wrapped(x: T, dtype: torch.dtype) -> T | int | float:
     """A number as used with tensors of a dtype; anything else unchanged."""
     if type(x) is not int or not -(2**63) <= x < 2**64:  # torch accepts no others
         return x
-    if dtype not in _NARROW:  # torch_xla makes an int64 of it
+    if dtype not in _NARROW:
         return float(x) if x >= 2**63 and dtype.is_floating_point else x
     first = torch.iinfo(dtype).min
     return (x - first) % (1 << 8 * dtype.itemsize) + first

@@ -1,4 +1,4 @@
-"""Settings of torch, torch_xla and Python that are changed in a block.
+"""Settings of torch and Python that are changed in a block.
 
 NOTE [switches of the process]: some settings of Python and torch are the same for all threads. They
 are changed while any trace is open: by the first of several, and back by the last one. Where torch

@@ -46,7 +46,6 @@ def check_array(x: Shaped, name: str | None, label: str = "a captured tensor") -
         name: of the function that is being traced, if one is.
         label: what the message calls `x`.
     """
-    # uint16 and uint32 would silently become signed in torch_xla 2.9.
     problem = None
     if isinstance(x, torch.Tensor) and torch.nn.parameter.is_lazy(x):  # It has no shape either.
         hint = "call the module once on an example, which makes its parameters."

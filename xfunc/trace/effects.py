@@ -1,9 +1,8 @@
 """Callbacks to Python with values of a running program.
 
-NOTE [effects are outputs]: torch_xla's CPU client has no host callbacks: the custom calls that JAX
-registers for them are missing, and torch_xla implements no registration. So the values for a
-callback become additional outputs of the program, through every transform, and the callback is
-called after the program has finished.
+NOTE [effects are outputs]: a runtime may have no host callbacks. So the values for a callback
+become additional outputs of the program, through every transform, and the callback is called after
+the program has finished.
 
 An `Effect` accompanies these tensors and knows what they mean: the arguments of one call
 (`Callback`), those of many at once (`Batched`), or those of each step of a loop or of each

@@ -1,8 +1,7 @@
 """Reductions of arrays without elements, and of arrays without dimensions.
 
-In torch each operation checks for these itself; torch_xla omits the checks: the maximum of nothing
-is refused, its sum is zero, its median NaN. The answer needs no data, so torch itself computes it
-on the CPU.
+In torch each operation checks for these itself: the maximum of nothing is refused, its sum is zero,
+its median NaN. The answer needs no data, so torch itself computes it on the CPU.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def special(
     if kind is Kind.RANDOM and torch_functions.is_random_call(func, args, kwargs):
         return True, _draw(trace, func, args, kwargs)
     if func is torch.Tensor.__setitem__ and torch_functions.is_masked_fill(args):
-        # torch_xla would compute the indices of the mask; a fill does not need them.
+        # A fill does not need the indices of the mask.
         x, mask, value = args
         if isinstance(value, (int, float)) and x.is_floating_point():
             value = number(value, x.dtype)  # infinite, where torch.masked_fill refuses
@@ -176,9 +176,7 @@ def _draw(
 
 
 def check_sizes(trace: Trace, func: object, given: Iterable[object]) -> tuple[object, ...]:
-    """Sizes as numbers; raise for a traced one. torch_xla would raise too, but with a report on
-    stderr.
-    """
+    """Sizes as numbers; raise for a traced one."""
     sizes = []
     for size in given:
         if isinstance(size, (tuple, list)):

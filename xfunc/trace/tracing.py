@@ -215,13 +215,11 @@ class Trace:
             stack.enter_context(switches.no_saved_tensors_hooks())
             stack.enter_context(functorch.bottom_level())
             stack.callback(ambient.restore, ambient.restore(self.around))
-            # A backward pass may trace: of torch_xla's tensors in a thread of its own, of pjrt's in
-            # the thread of a `disable_jit`, which is not about the trace.
+            # A backward pass may trace, in the thread of a `disable_jit`, which is not about it.
             stack.enter_context(disable_jit(False))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-            # torch runs backward passes of XLA tensors in a separate thread, which would have
-            # neither the mode nor the lock of this one.
+            # Not in a separate thread, which would have neither the mode nor the lock of this one.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(self.mode)
             self.stamps = scopes.Stamps()
@@ -255,7 +253,7 @@ class Trace:
             self._translate(error)
 
     def _translate(self, error: BaseException) -> None:
-        """Re-raise torch_xla's refusals that the mode does not see as errors of xfunc."""
+        """Re-raise refusals that the mode does not see as errors of xfunc."""
         explain_usage(error, self.name)
         if isinstance(error, (RuntimeError, UserWarning)) and not isinstance(error, XfuncError):
             refusal = refusal_of(None, error, self.name, raised_at(error) or user_location())

@@ -60,7 +60,6 @@ def library() -> ModuleType:
     Raises:
         ImportError: it is not installed.
     """
-    # torch_xla only traces, and must not take an accelerator from JAX.
     os.environ.setdefault("PJRT_DEVICE", "CPU")
     # XLA warns for every program for several devices that its partitioner will be replaced. JAX
     # sets this as well, when it is imported.

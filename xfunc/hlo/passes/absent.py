@@ -274,7 +274,7 @@ class _Absent:
         elif i.opcode in _PARTS:
             parts = _PARTS[i.opcode]
         elif i.opcode in ("reduce", "reduce-window") and self._adds(i):
-            parts = [0]  # torch_xla starts all sums with zero.
+            parts = [0]
         else:
             return False
         nothing = [known[k] is True or i.operand_ids[k] in self._zeros for k in parts]

@@ -74,7 +74,6 @@ class _Value:
         # See NOTE [what is left alone].
         in_order = awaited or proto.control_predecessor_ids
         self.timeless = not (in_order or proto.HasField("sharding"))
-        # Not whether the field is set: torch_xla sets an empty one on all its instructions.
         self.plain = self.timeless and not proto.frontend_attributes.map
         self.fill: scalars.Number | None = None  # the value of all its elements, if known
 
