@@ -15,7 +15,6 @@ import torch
 
 import xfunc as xf
 from tests.support.divided import spec_of
-from xfunc.errors import CompileError
 from xfunc.sharding import Mesh, NamedSharding, P, make_mesh
 
 Tensor = torch.Tensor
@@ -141,13 +140,19 @@ def test_random_programs_with_unconstrained_dimensions(number: int, seed: int) -
         xf.device_put(t, NamedSharding(mesh, spec_of(draw, tuple(t.shape), mesh, 0.7)))
         for t in given
     ]
-    try:
-        found = xf.device_get(xf.jit(lambda x, w: both(x, w, xf.grad, constrained))(*placed))
-    except CompileError as e:
-        # After a topk that a constraint divides unlike its operand.
-        if "hlo verifier" not in str(e):
-            raise
-        pytest.skip("XLA refuses to compile it")
+    found = xf.device_get(xf.jit(lambda x, w: both(x, w, xf.grad, constrained))(*placed))
     want = both(*given, torch.func.grad, lambda x, spec: x)
     for got, exact in zip(found, want, strict=True):
         assert torch.allclose(got, exact, rtol=1e-9, atol=1e-9), (mesh.shape, program.names)
+
+
+@pytest.mark.usefixtures("partitioner")
+@pytest.mark.parametrize("k", [1, 3])
+def test_topk_of_few_elements_on_each_device(k: int, seed: int) -> None:
+    # XLA refused what it had partitioned: "Expected instruction to have shape equal to f64[2,8]".
+    mesh = make_mesh((8,), ("a",))
+    x = torch.randn(2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    whole = NamedSharding(mesh, P(None, None))
+    first = xf.jit(lambda x: xf.with_sharding_constraint(x.topk(k, 1)[0], whole))
+    found = first(xf.device_put(x, NamedSharding(mesh, P(None, "a"))))
+    assert torch.equal(found.cpu(), x.topk(k, 1)[0])

@@ -10,6 +10,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.passes.barriers import hold_barriers
 from xfunc.hlo.passes.convolutions import keep_space_whole
+from xfunc.hlo.passes.first_of_sorted import hide_sorts
 from xfunc.hlo.passes.limits import reach_limits
 from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
@@ -62,6 +63,7 @@ def prepare_to_partition(proto: pb.HloModuleProto, count: int) -> None:
         divide_evenly(proto, count)
         hide_positions(proto)
         keep_space_whole(proto)
+        hide_sorts(proto, count)
     list_groups(proto)
 
 
