@@ -1,5 +1,7 @@
 """`torch.autocast` in traced functions: dtypes and values of eager torch on the CPU."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,3 +82,73 @@ def test_autocast_float32_functions_and_explicit_dtype() -> None:
     torch.testing.assert_close(kinds[0].cpu(), low.float().softmax(-1))
     assert plain.dtype is torch.float32
     assert attended.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "xla"])
+def test_autocast_norms_squares_and_resizing_in_float32(kind: str) -> None:
+    def low(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with torch.autocast(kind, dtype=torch.bfloat16):
+            y = x @ x
+            return (
+                torch.linalg.vector_norm(y),
+                torch.linalg.matrix_norm(y, "nuc"),
+                torch.linalg.norm(y),
+                torch.square(y),
+                F.interpolate(y[None], scale_factor=2),
+            )
+
+    assert [r.dtype for r in xf.eval_shape(low, A)] == [torch.float32] * 5
+    assert xf.eval_shape(xf.grad(lambda x: sum(r.sum() for r in low(x))), A).dtype is torch.float32
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, y)
+        return x @ y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = ctx.saved_tensors
+        return grads[0].float() @ y.mT, x.mT @ grads[0].float()
+
+
+MODULES = {
+    "MultiheadAttention": torch.nn.MultiheadAttention(4, 2),
+    "TransformerEncoderLayer": torch.nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0),
+    "RNN": torch.nn.RNN(4, 3),
+    "Bilinear": torch.nn.Bilinear(4, 4, 3),
+    "autograd.Function": _Product.apply,
+}
+
+
+@pytest.mark.sample(2, seed=0)
+@pytest.mark.parametrize("name", MODULES)
+def test_autocast_of_modules_like_eager_torch(name: str) -> None:
+    f: Any = MODULES[name]
+    more = {"MultiheadAttention": 2, "Bilinear": 1, "autograd.Function": 1}.get(name, 0)
+
+    def low(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = f(x, *[x] * more)
+        return out[0] if isinstance(out, tuple) else out
+
+    want, found = low(A), xf.jit(low)(A)
+    assert found.dtype is want.dtype
+    torch.testing.assert_close(found.cpu(), want, rtol=5e-2, atol=5e-2)
+    x = A.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(low(x).float().square().sum(), x)
+    slope = xf.grad(lambda x: low(x).float().square().sum())(A)
+    torch.testing.assert_close(slope.cpu(), expected, rtol=0.1, atol=0.2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_for_cuda_in_traced_function_without_cuda(dtype: torch.dtype) -> None:
+    def product(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=dtype):
+            return x @ x
+
+    assert xf.jit(product)(A).dtype is dtype
+    if not torch.cuda.is_available():  # As elsewhere, torch disables it outside.
+        with pytest.warns(UserWarning, match="CUDA is not available"):
+            assert product(A).dtype is torch.float32

@@ -2,7 +2,8 @@
 
 The device of traced tensors has no autocast of its own. What a block asks for any of the devices
 holds, with one list of functions: that of CUDA in torch's documentation ("Automatic Mixed
-Precision", op reference). A function that is Python in torch counts as a whole.
+Precision", op reference) and, where this leaves some out, in its `autocast_mode.h`. A function that
+is Python in torch counts as a whole.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ _LOW = """
 _FLOAT32 = """
     __pow__ __rdiv__ __rpow__ __rtruediv__ acos arccos asin arcsin binary_cross_entropy_with_logits
     cdist cosh cosine_embedding_loss cosine_similarity cross_entropy cumprod cumsum dist erfinv exp
-    expm1 gaussian_nll_loss group_norm hinge_embedding_loss huber_loss instance_norm kl_div l1_loss
-    layer_norm log log10 log1p log2 log_softmax logsumexp margin_ranking_loss mse_loss
-    multi_margin_loss multilabel_margin_loss nll_loss norm normalize pdist poisson_nll_loss pow
-    prod reciprocal renorm rms_norm rsqrt sinh smooth_l1_loss soft_margin_loss softmax softmin
-    softplus sum tan triplet_margin_loss
+    expm1 gaussian_nll_loss group_norm hinge_embedding_loss huber_loss instance_norm interpolate
+    kl_div l1_loss layer_norm log log10 log1p log2 log_softmax logsumexp margin_ranking_loss
+    matrix_norm mse_loss multi_margin_loss multilabel_margin_loss nll_loss norm normalize
+    nuclear_norm pdist poisson_nll_loss pow prod reciprocal renorm rms_norm rsqrt sinh
+    smooth_l1_loss soft_margin_loss softmax softmin softplus square sum tan triplet_margin_loss
+    upsample upsample_bilinear upsample_nearest vector_norm
 """
 _WIDEST = """
     addcdiv addcmul atan2 arctan2 bilinear cat concat concatenate cross dot grid_sample index_put

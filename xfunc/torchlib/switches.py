@@ -176,6 +176,28 @@ def _reading_nothing() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+@contextlib.contextmanager
+def _autocasting_for_cuda() -> Iterator[None]:
+    """Let ``torch.autocast("cuda")`` count without CUDA, too: else torch disables it there."""
+    common, cuda = torch.cuda.amp.common, torch.cuda
+    is_absent, is_supported = common.amp_definitely_not_available, cuda.is_bf16_supported
+
+    def amp_definitely_not_available() -> bool:
+        return not _thread.is_tracing and is_absent()
+
+    def is_bf16_supported(*args: Any, **kwargs: Any) -> bool:
+        missing = _thread.is_tracing and not cuda.is_available()
+        return missing or is_supported(*args, **kwargs)
+
+    common.amp_definitely_not_available = amp_definitely_not_available
+    cuda.is_bf16_supported = is_bf16_supported
+    try:
+        yield
+    finally:
+        common.amp_definitely_not_available = is_absent
+        cuda.is_bf16_supported = is_supported
+
+
 def _is_compiling(caller: types.FrameType) -> bool:
     """For ``torch.compiler.is_compiling``, called in a frame.
 
@@ -235,7 +257,7 @@ def _find_no_nan() -> None:
 
 @contextlib.contextmanager
 def _all_settings() -> Iterator[None]:
-    with _young_garbage_only(), _reading_nothing(), _finding_nan_again():
+    with _young_garbage_only(), _reading_nothing(), _autocasting_for_cuda(), _finding_nan_again():
         yield
 
 
