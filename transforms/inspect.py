@@ -32,7 +32,7 @@ def eval_shape(fun: Callable[..., object], *args: object, **kwargs: object) -> P
         return symbolic_result(fun, args, kwargs)
     fun = without_options(fun)
     staged = Staged(fun, Part(fun, "shapes"))
-    return stages.trace(staged, args, kwargs, may_keep=True).out_info
+    return stages.trace(staged, args, kwargs).out_info
 
 
 def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:

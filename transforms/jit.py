@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overloa
 
 import torch
 
-from xfunc import config, tree
+from xfunc import tree
 from xfunc.backends.placement import remember
 from xfunc.cache.programs import CacheInfo
 from xfunc.core import ambient
@@ -395,10 +395,9 @@ class Jit(Transform[P, R]):
         self._staged.cache.clear()
 
     def explain(self) -> str:
-        """Hits, misses, the last miss and why it is not kept on disk; the buckets used so far."""
+        """Hits, misses, the last miss, and the buckets used so far."""
         limits = self._dynamic or self._limit
-        never = "" if limits is None or config.kept_traces is None else limits.why_not_kept()
-        info, why = self.cache_info(), self._staged.cache.explained(never)
+        info, why = self.cache_info(), self._staged.cache.explained()
         counts = ", ".join(f"{v} {k}" for k, v in info._asdict().items())
         text = f"{self._staged.name}: {counts}\n{why}"
         if limits is not None:

@@ -21,7 +21,6 @@ __all__ = [
     "set_compilation_cache_dir",
     "set_cpu_devices",
     "set_platform",
-    "set_trace_cache_dir",
     "shard_as_in_scan",
     "tpu_compiler",
     "use_shardy_partitioner",
@@ -39,9 +38,6 @@ def _has_new_jax() -> bool:
 
 hide_library_frames: bool = True
 """Whether tracebacks of errors raised through xfunc leave out the frames of xfunc and torch."""
-
-kept_traces: str | None = None
-"""The folder in which `set_trace_cache_dir` keeps traced programs."""
 
 shard_as_in_scan: bool = True
 """Whether gradients inside scans are sharded like their values."""
@@ -103,24 +99,6 @@ def set_compilation_cache_dir(folder: str | os.PathLike[str] | None) -> None:
     Source: ``jax_compilation_cache_dir``.
     """
     client.keep_programs_in(_absolute("set_compilation_cache_dir", folder))
-
-
-def set_trace_cache_dir(folder: str | os.PathLike[str] | None) -> None:
-    """Keep traced programs in a folder, for other processes; None or ``""`` keeps none.
-
-    Other processes then need not trace them.
-
-    A program is found by the contents of its function and of everything that this reaches by name,
-    by its arguments, the settings of the process, and the versions of what is installed. If any of
-    this is uncertain, the function is traced as usual: see the page on caching. With the backend
-    ``"pjrt"`` and `set_compilation_cache_dir` the process need not compile either. Other users must
-    not be able to write to the folder.
-
-    Raises:
-        TypeError, ValueError: this is no path of a folder.
-    """
-    global kept_traces
-    kept_traces = _absolute("set_trace_cache_dir", folder)
 
 
 def set_cpu_devices(n: int) -> None:

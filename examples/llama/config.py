@@ -151,7 +151,6 @@ class Run:
         if self.programs is not None:
             folder = Path(self.programs).expanduser()
             folder.mkdir(parents=True, exist_ok=True)
-            xf.config.set_trace_cache_dir(folder)
             xf.config.set_compilation_cache_dir(folder / "compiled")
 
     def recipe(self, devices: int, *, abstract: bool = False) -> Recipe:

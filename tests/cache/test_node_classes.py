@@ -6,14 +6,12 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import xfunc as xf
-from tests.support.fresh import Server
 
 pytestmark = pytest.mark.quick
 
@@ -106,22 +104,3 @@ def test_jit_method_of_node_class_replaced(cls: type, monkeypatch: pytest.Monkey
         assert f(node).tolist() == [7, 7]
     assert f(node).tolist() == [2, 2]
     assert xf.trace_count(f) == traced + 2
-
-
-def test_trace_cache_global_of_node_class_changed(fresh: Server, tmp_path: Path) -> None:
-    code = f"""
-import sys, typing, torch, xfunc as xf
-xf.config.set_trace_cache_dir({str(tmp_path)!r})
-RATE = float(sys.argv[1])
-def helper(x):
-    return x * RATE
-class State(typing.NamedTuple):
-    w: torch.Tensor
-    def scaled(self):
-        return helper(self.w)
-f = xf.jit(lambda s: s.scaled())
-print(*f(State(torch.ones(1))).tolist(), xf.trace_count(f))
-"""
-    for rate, traces in ((1, 1), (1, 0), (5, 1), (1, 0)):
-        done = fresh.run(code, rate)
-        assert done.stdout.split() == [f"{rate}.0", str(traces)], done.stderr

@@ -57,7 +57,6 @@ class FunctionCache:
 
     Attributes:
         latest: what was found last.
-        not_kept: why the program of the last miss is not kept on disk; "" if it is, or if none is.
         globals: the guards of its globals, once it has been traced.
     """
 
@@ -65,7 +64,7 @@ class FunctionCache:
         self.name, self.root = name, root
         self.entries: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self.hits = self.misses = self.traces = self.compiles = 0
-        self.last_miss, self.not_kept = "not called yet", ""
+        self.last_miss = "not called yet"
         self.latest = Latest(None, None)
         self.globals: Guards | None = None
         self._uncalled: set[Hashable] = set()  # keys of programs that no call of the user's made
@@ -91,23 +90,22 @@ class FunctionCache:
         `names` are those of the function's parameters.
         """
         self.misses += 1
-        self.last_miss, self.not_kept = self._why(key, names), ""
+        self.last_miss = self._why(key, names)
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
         """Look for programs that nobody called: these are no hits and no misses of the user's."""
-        before, known = (self.hits, self.misses, self.last_miss, self.not_kept), {*self.entries}
+        before, known = (self.hits, self.misses, self.last_miss), {*self.entries}
         try:
             yield
         finally:
-            self.hits, self.misses, self.last_miss, self.not_kept = before
+            self.hits, self.misses, self.last_miss = before
             new = self.entries.keys() - known
             self._uncalled = {k for k in self._uncalled if k in self.entries} | new
 
-    def explained(self, never_kept: str = "") -> str:
-        """The last miss, in lines; `never_kept`: why none of its programs is kept on disk."""
-        why = never_kept or self.not_kept
-        return f"last miss: {self.last_miss}" + (f"\nnot kept on disk: {why}" if why else "")
+    def explained(self) -> str:
+        """The last miss, in a line."""
+        return f"last miss: {self.last_miss}"
 
     def add(self, key: Hashable, entry: object, guards: Iterable[Guard] = ()) -> None:
         """Keep an entry; the least recently used one makes room."""
@@ -139,7 +137,7 @@ class FunctionCache:
         self.entries.clear()
         self.latest = Latest(None, None)
         self.hits = self.misses = self.traces = self.compiles = 0
-        self.last_miss, self.not_kept = "not called yet", ""
+        self.last_miss = "not called yet"
         self.globals, self._uncalled = None, set()
 
 

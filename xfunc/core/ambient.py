@@ -223,14 +223,6 @@ def recompiled() -> Recompiled | None:
     return None if override is None else override.recompiled
 
 
-def is_inside_something() -> bool:
-    """Whether something around the call changes what is traced, besides `modes`."""
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
-        return True
-    around = _thread.around
-    return around.region is not None or bool(around.named_axes) or around.override is not None
-
-
 def modes() -> Hashable:
     """Global settings of torch, and surroundings, that change what is traced."""
     found: Hashable = torch.get_default_dtype()

@@ -152,11 +152,6 @@ def _inside(fun: object) -> object:
     return fun
 
 
-def is_of_xfunc(file: str) -> bool:
-    """Whether a source file is xfunc's own."""
-    return file.startswith(_LIBRARIES[:3])
-
-
 @functools.cache
 def _is_installed(file: str) -> bool:
     return "site-packages" in file or "dist-packages" in file

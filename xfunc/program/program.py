@@ -34,7 +34,7 @@ from xfunc.core.types import Shaped
 from xfunc.remat.policies import Policy
 from xfunc.remat.split import Halves, primal, split
 from xfunc.torchlib import batching, functorch, values
-from xfunc.trace import scopes, tracing
+from xfunc.trace import tracing
 from xfunc.trace.array_operands import check_returned
 from xfunc.trace.lowering import Lowering, lower
 from xfunc.trace.tracing import Trace
@@ -244,17 +244,6 @@ class Program:
             inputs, outs = self._run(trace, ())
             self._lowering = lower(self.name, trace.raw_inputs(), self.avals, outs)
             del inputs, outs  # Whatever is alive when the trace ends has leaked.
-
-    def restore(self, lowering: Lowering, captures: Sequence[torch.Tensor], has_rule: bool) -> None:
-        """Take over what an earlier process traced, in place of `trace`."""
-        self.captures, self.avals = list(captures), (*self.avals, *map(aval_of, captures))
-        self.has_rule, self._outputs = has_rule, lowering.outputs
-        self._lowering, self._traced = lowering, True
-
-    def settle(self) -> None:
-        """Resolve the stamps of scopes, so that XLA's cache finds the module of `restore`."""
-        resolved = scopes.resolve(self.lowering.module)
-        self._lowering = dataclasses.replace(self.lowering, module=resolved)
 
     def joint(self, wrt: tuple[bool, ...], zeros: frozenset[int] = frozenset()) -> Joint:
         """The joint program for gradients with respect to the inputs marked in `wrt`.

@@ -158,12 +158,10 @@ def trace(
     kwargs: Mapping[str, object],
     shardings: Sequence[object] | None = None,
     options: Options = PLAIN,
-    may_keep: bool = False,
 ) -> Traced:
     """Trace a staged function for tensors, numbers or `ShapeDtypeStruct`s.
 
-    `shardings` are the shardings of its flat arguments; some may be None. See `Staged.make` for
-    `may_keep`.
+    `shardings` are the shardings of its flat arguments; some may be None.
     """
     leaves, structure = tree.flatten((args, kwargs))
     leaves, fixed = arguments_of(staged, leaves, structure)
@@ -175,7 +173,7 @@ def trace(
         )
     ]
     whole = options._replace(fixed=fixed, effects_allowed=True)
-    entry, held = staged.find(structure, avals, options=whole, may_keep=may_keep)
+    entry, held = staged.find(structure, avals, options=whole)
     in_avals = tuple(Aval(shape, dtype, s) for (shape, dtype), s in zip(avals, found, strict=True))
     parts = Parts(staged, entry, options, _tiles(entry, in_avals, leaves, held))
     return Traced(structure, in_avals, parts)

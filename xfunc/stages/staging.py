@@ -24,7 +24,6 @@ from xfunc.cache import draws, frozen, identity, programs
 from xfunc.cache.changes import Changed
 from xfunc.cache.globals import Guards
 from xfunc.cache.misses import Key
-from xfunc.cache.observed import Observer
 from xfunc.cache.programs import FunctionCache
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, AvalKey
@@ -34,13 +33,13 @@ from xfunc.core.paths import path_of
 from xfunc.core.wrappers import Part
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.program import Program, differentiable
-from xfunc.stages import again, kept, recursion
+from xfunc.stages import again, recursion
 from xfunc.stages.arguments import as_outputs, avals_of, prepare
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import PLAIN, Fixed, Options, Static
 from xfunc.torchlib import values
 from xfunc.torchlib.dataless import check_surroundings
-from xfunc.trace import effects, recorder, tracing
+from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Effect
 from xfunc.trace.lowering import count_compiles
 from xfunc.tree import Function, Leaf, PyTree
@@ -131,17 +130,16 @@ class Staged:
         avals: tuple[AvalKey, ...],
         wrt: tuple[bool, ...] | None = None,
         options: Options = PLAIN,
-        may_keep: bool = False,
     ) -> tuple[Entry, list[torch.Tensor]]:
         """The entry for arguments of a structure and avals, and the tensors the function holds.
 
-        See `make` for `wrt` and `may_keep`.
+        See `make` for `wrt`.
         """
         with lock:
             key, held = self.key_of(structure, avals, options)
             entry = self.cache.find(key)
             if entry is None:
-                entry = self.make(key, held, wrt, options, may_keep)
+                entry = self.make(key, held, wrt, options)
             return entry, held
 
     def make(
@@ -150,7 +148,6 @@ class Staged:
         held: list[torch.Tensor],
         wrt: tuple[bool, ...] | None,
         options: Options,
-        may_keep: bool = False,
     ) -> Entry:
         """Trace the function for a new key, unless another thread is doing so: then wait for that.
 
@@ -162,14 +159,13 @@ class Staged:
             wrt: for a first-order gradient, the arguments it is taken with respect to: then the
                 first run makes the joint program.
             options: those that the key was made from.
-            may_keep: whether the program may come from the disk, and be written there.
         """
         check_surroundings(self.name)
         key = Key(*key_parts)
         recursion.check(self.name, self.cache, key)
         with turn((self.cache, key)):
             found = self.cache.find(key) if lock.is_shared else None
-            return found or self._made(key, held, wrt, options, may_keep)
+            return found or self._made(key, held, wrt, options)
 
     def _made(
         self,
@@ -177,7 +173,6 @@ class Staged:
         held: list[torch.Tensor],
         wrt: tuple[bool, ...] | None,
         options: Options,
-        may_keep: bool,
     ) -> Entry:
         run, fixed = [options.call or self.fun], options.fixed
         allowed = options.effects_allowed  # The program must not hold `options`: see `frozen`.
@@ -208,29 +203,16 @@ class Staged:
         store.globals = store.globals or Guards()
         named = store.globals.of(self.value, key.tree)
         before, kinds = named.snapshot(), identity.class_contents(self.value)
-        place = found = None
-        if may_keep:
-            raws = (options.static, fixed, options.beside)
-            parts, watched = (key.tree, key.avals, key.modes), any(wrt or ())
-            place, store.not_kept = kept.place_of(self.value, parts, named, raws, watched)
-            found = place and place.find(self.name, avals)
         reach = before[0]
         held_by = (*identity.things_in(self.value), *reach.walk.things)
         drawn = draws.watching(name, reach.places, reach.mentioned, held_by)
-        seen = Observer(drawn)
         with recursion.being_traced(store, key), collect_guards() as guards:
             if named:
                 depend_on(named)
-            if found is not None:
-                program.restore(found.lowering, [held[i] for i in found.captures], found.has_rule)
-                out_tree[:] = [found.out_tree]
-            elif wrt is not None and any(wrt):
-                with draws.refused(drawn):
+            with draws.refused(drawn):
+                if wrt is not None and any(wrt):
                     program.joint(wrt, options.zeros)
-            else:
-                if place is not None:
-                    recorder.device()  # It is not to be seen how it starts.
-                with seen if place is not None else draws.refused(drawn):
+                else:
                     program.trace()
         changed = named.note_changes(before) | identity.note_changes(self.value, places)
         changed |= Changed.any(cls.note_changes(contents) for cls, contents in kinds.items())
@@ -244,12 +226,6 @@ class Staged:
         copies = iter(identity.detached(others, self.value, before[0].walk.things))
         program.captures = [c if id(c) in slots else next(copies) for c in program.captures]
         captures = tuple(slots.get(id(c), c) for c in program.captures)
-        if place is not None and found is None:
-            if had or not program.outputs:
-                store.not_kept = kept.CALLS_BACK
-            else:
-                made = (program, captures, out_tree[0], seen, list(guards), changed)
-                store.not_kept = place.keep(*made)
         entry = Entry(
             program,
             options.primitive(program),
@@ -338,7 +314,7 @@ def _run_staged(
         entry = store.find(key)
         if entry is None:
             options = options._replace(effects_allowed=True)
-            entry = staged.make(key, held, watched(leaves), options, may_keep=True)
+            entry = staged.make(key, held, watched(leaves), options)
         latest = store.latest
     if entry.executable is None or where.device_count() > 1:
         result = first_run(store, entry, leaves, held)

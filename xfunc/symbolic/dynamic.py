@@ -348,11 +348,6 @@ class Dynamic:
         """Show further plans in `explain`."""
         self._plans[object()] = plans
 
-    def why_not_kept(self) -> str:
-        """Why no program is kept on disk; "" if those for exact shapes may be."""
-        is_wide = any(bucket.entry is not None for bucket in self._served.values())
-        return "a program for a range of shapes" if is_wide else ""
-
     def explain(self) -> str:
         """The buckets used so far, and their state."""
         lines = []

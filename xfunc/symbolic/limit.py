@@ -189,10 +189,6 @@ class Limit:
         """Show further plans in `explain`."""
         self._plans[object()] = plans
 
-    def why_not_kept(self) -> str:
-        """Why no program is kept on disk."""
-        return "what a memory_limit has chosen"
-
     def explain(self) -> str:
         """The plans for each kind of arguments."""
         return "\n".join(plans.explain() for plans in self._plans.values())

@@ -11,18 +11,14 @@ pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("executables_not_kept")
 
 
 @pytest.mark.parametrize("nothing", [None, ""])
-def test_config_cache_dirs_are_made_absolute(
+def test_config_cache_dir_is_made_absolute(
     nothing: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = xf.config.set_compilation_cache_dir, xf.config.set_trace_cache_dir
     try:
         for folder in "compiled", Path("compiled"):
-            for keep_in in settings:
-                keep_in(folder)
-            kept = flags.compiled_programs, xf.config.kept_traces
-            assert kept == (str(tmp_path / "compiled"),) * 2
+            xf.config.set_compilation_cache_dir(folder)
+            assert flags.compiled_programs == str(tmp_path / "compiled")
     finally:
-        for keep_in in settings:
-            keep_in(nothing)
-    assert (flags.compiled_programs, xf.config.kept_traces) == (None, None)
+        xf.config.set_compilation_cache_dir(nothing)
+    assert flags.compiled_programs is None
