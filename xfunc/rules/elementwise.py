@@ -470,34 +470,16 @@ def _neg_view(x: Placeholder) -> Node:
 
 @rule("complex")
 def _complex(a: Placeholder, b: Placeholder) -> Node:
-    names = [scalar_type_name(x.dtype) for x in (a, b)]
+    p, q = (scalar_type_name(x.dtype) for x in (a, b))
     if not {a.dtype, b.dtype} <= {torch.float16, torch.float32, torch.float64}:
         raise RuntimeError(
-            "Expected both inputs to be Half, Float or Double tensors but got {} and {}".format(
-                *names
-            )
+            f"Expected both inputs to be Half, Float or Double tensors but got {p} and {q}"
         )
     if a.dtype is not b.dtype:
         raise RuntimeError(
-            "Expected object of scalar type {} but got scalar type {} for second argument".format(
-                *names
-            )
+            f"Expected object of scalar type {p} but got scalar type {q} for second argument"
         )
     return build.complex_(*pair(a, b))
-
-
-@rule("view_as_real_copy")
-def _view_as_real(x: Placeholder) -> Node:
-    n = x.node
-    parts = [build.reshape(p, (*n.type.dims, 1)) for p in (build.real(n), build.imag(n))]
-    return build.concatenate(parts, len(n.type.dims))
-
-
-@rule("view_as_complex_copy")
-def _view_as_complex(x: Placeholder) -> Node:
-    n, dims = x.node, x.node.type.dims
-    parts = [build.slice_in(n, len(dims) - 1, k, k + 1) for k in (0, 1)]
-    return build.complex_(*[build.reshape(p, dims[:-1]) for p in parts])
 
 
 # -- powers ---------------------------------------------------------------------------------------

@@ -513,3 +513,20 @@ def _constant_pad(x: Placeholder, pad: Sequence[int], value: Any = 0) -> Node:
     for k in range(len(pad) // 2):
         edges[len(edges) - 1 - k] = (pad[2 * k], pad[2 * k + 1], 0)
     return build.pad(n, build.constant(number(value, n.type.dtype), n.type.dtype), tuple(edges))
+
+
+# -- parts of complex numbers ---------------------------------------------------------------------
+
+
+@rule("view_as_real_copy")
+def _view_as_real(x: Placeholder) -> Node:
+    n = x.node
+    parts = [build.reshape(p, (*n.type.dims, 1)) for p in (build.real(n), build.imag(n))]
+    return build.concatenate(parts, len(n.type.dims))
+
+
+@rule("view_as_complex_copy")
+def _view_as_complex(x: Placeholder) -> Node:
+    n, dims = x.node, x.node.type.dims
+    parts = [build.slice_in(n, len(dims) - 1, k, k + 1) for k in (0, 1)]
+    return build.complex_(*[build.reshape(p, dims[:-1]) for p in parts])
