@@ -114,7 +114,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "functions that modules of torch call": (
         "torch._check",
         "torch._pack_padded_sequence",
-        "torch._weight_norm",
         "torch.nn.init._calculate_correct_fan",
         "torch.nn.modules.transformer._detect_is_causal_mask",
         "torch.utils._device._device_constructors",
@@ -127,10 +126,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "torch.distributed._shard._utils.narrow_tensor_by_index",
         "torch.distributed.checkpoint.filesystem._StorageInfo",
     ),
-    "modules that are recognised by name": (
-        "torch._tensor.Tensor",
-        "torch._tensor_str.set_printoptions",
-    ),
+    "modules that are recognised by name": ("torch._tensor.Tensor",),
 }
 """Those of every release that is supported."""
 

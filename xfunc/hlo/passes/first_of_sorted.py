@@ -1,6 +1,6 @@
 """`hide_sorts`: the partitioner does not see that the first elements of a sorted array are taken.
 
-XLA's partitioner (jaxlib 0.7.1 and 0.10.2) gives such a slice the shape of the array, which its
+XLA's partitioner (jaxlib 0.10.2) gives such a slice the shape of the array, which its
 verifier refuses, where the sorted dimension is divided among so many devices that one has hardly
 more elements than are taken; JAX's `lax.sort(x)[:, :2]` likewise: of shape (2, 8), sharded as
 ``P(None, "a")`` on 8 devices, with a result that a constraint makes whole. Nothing is lost: where
