@@ -179,7 +179,8 @@ def _reading_nothing() -> Iterator[None]:
 @contextlib.contextmanager
 def _autocasting_for_cuda() -> Iterator[None]:
     """Let ``torch.autocast("cuda")`` count without CUDA, too: else torch disables it there."""
-    common, cuda = torch.cuda.amp.common, torch.cuda
+    common: Any = torch.cuda.amp.common
+    cuda: Any = torch.cuda
     is_absent, is_supported = common.amp_definitely_not_available, cuda.is_bf16_supported
 
     def amp_definitely_not_available() -> bool:

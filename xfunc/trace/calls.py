@@ -68,10 +68,10 @@ class _Plan(NamedTuple):
 _plans: dict[object, _Plan] = {}
 
 
-def _planned(func: Any) -> _Plan:
+def _planned(func: Callable[..., Any]) -> _Plan:
     made = _plans[func] = _Plan(
         torch_functions.kind_of(func),
-        REPLACEMENTS.get(func, func),
+        REPLACEMENTS.get(func) or func,
         bounds.checks(func),
         func in torch_functions.ARITHMETIC,
         empty.is_reduction(func),

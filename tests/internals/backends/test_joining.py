@@ -38,9 +38,7 @@ def who_joins(fresh: Server, backend: str, variables: dict[str, str | None]) -> 
 
 @pytest.mark.torch_xla
 @pytest.mark.parametrize("device", ["TPU", None])
-@pytest.mark.parametrize(
-    ("backend", "variable"), [("torch_xla", ""), ("", "torch_xla"), ("", "auto")]
-)
+@pytest.mark.parametrize(("backend", "variable"), [("torch_xla", ""), ("", "torch_xla")])
 def test_initialize_hosts_joined_by_torch_xla(
     fresh: Server, backend: str, variable: str, device: str | None
 ) -> None:
@@ -55,6 +53,7 @@ def test_initialize_hosts_joined_by_torch_xla(
         ("", "", None),
         ("", "", "TPU"),
         ("", "pjrt", None),
+        ("", "auto", "TPU"),
         ("", "torch_xla", "CPU"),  # torch_xla's CPU is one process.
     ],
 )
