@@ -14,7 +14,7 @@ import torch
 
 import xfunc as xf
 from benchmarks.peers import answer_of, find_jax
-from benchmarks.timing import Row, table, wait
+from benchmarks.timing import Row, table
 
 SIZE, ROUNDS = 256, 40
 ROUTINES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -34,27 +34,23 @@ def main(jax_python: str | None) -> None:
     """Print the tables.
 
     Args:
-        jax_python: a Python that has JAX; None: look for one.
+        jax_python: see `find_jax`.
     """
     x = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0)) / SIZE**0.5
     a = x @ x.mT + torch.eye(SIZE) / 2
-    on_device = xf.jit(lambda a: a + 0)(a)
-    ours = {k: times(functools.partial(_run, xf.jit(f), on_device)) for k, f in ROUTINES.items()}
+    there = xf.device_put(a)
+    ours = {k: times(functools.partial(_run, xf.jit(f), there)) for k, f in ROUTINES.items()}
     eager = {k: times(functools.partial(f, a)) for k, f in ROUTINES.items()}
     rows = [Row(f"eager torch, {k}", ours[k][1], eager[k][1], 1.5) for k in ROUTINES]
-    python = find_jax(jax_python)
-    if python is None:
-        print("No Python with JAX was found (--jax-python): no ratio to JAX.\n")
-    else:
-        jax = time_jax(python)
-        rows += [Row(f"JAX, {k}", ours[k][1], jax[k][1], 1.5) for k in ROUTINES]
-        rows += [Row(f"JAX, {k}, first call", ours[k][0], jax[k][0], 1.5) for k in ROUTINES]
+    given = str(SIZE), str(ROUNDS)
+    jax = answer_of(find_jax(jax_python), "benchmarks.jax_linalg", *given)
+    rows += [Row(f"JAX, {k}", ours[k][1], jax[k][1], 1.5) for k in ROUTINES]
+    rows += [Row(f"JAX, {k}, first call", ours[k][0], jax[k][0], 1.5) for k in ROUTINES]
     print(table(f"linalg: matrices of {SIZE} x {SIZE}, float32", rows))
 
 
 def _run(f: Callable[[torch.Tensor], Any], a: torch.Tensor) -> None:
-    f(a)
-    wait()
+    xf.block_until_ready(f(a))
 
 
 def times(run: Callable[[], object]) -> tuple[float, float]:
@@ -65,8 +61,3 @@ def times(run: Callable[[], object]) -> tuple[float, float]:
         run()
         found.append(time.perf_counter() - start)
     return found[0], min(found[1:])
-
-
-def time_jax(python: str) -> dict[str, tuple[float, float]]:
-    """The same for JAX."""
-    return answer_of(python, "benchmarks.jax_linalg", str(SIZE), str(ROUNDS))

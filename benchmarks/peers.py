@@ -1,10 +1,9 @@
-"""Peers in processes of their own: other Pythons, and other backends."""
+"""Peers in processes of their own, perhaps of another Python."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +12,9 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 
-def find_jax(python: str | None) -> str | None:
-    """The given Python, or else the first one found, that can import JAX."""
-    named = python or os.environ.get("XFUNC_JAX_PYTHON")
-    for candidate in (named,) if named else (sys.executable, "python", "python3"):
-        found = shutil.which(candidate)
-        test = [found, "-c", "import jax"]
-        if found and subprocess.run(test, capture_output=True, check=False).returncode == 0:
-            return found
-    return None
+def find_jax(python: str | None) -> str:
+    """The Python for comparisons with JAX: the given one, or this one, which has JAX too."""
+    return python or os.environ.get("XFUNC_JAX_PYTHON") or sys.executable
 
 
 def environment_of(**more: str) -> dict[str, str]:

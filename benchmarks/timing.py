@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,16 @@ class Contender:
 
     run: Callable[[], object]
     after: Callable[[], object] = lambda: None
+
+
+class Loop:
+    """Calls a function on its own last result, `state`."""
+
+    def __init__(self, fun: Callable[[Any], Any], start: Any):
+        self._fun, self.state = fun, start
+
+    def __call__(self) -> None:
+        self.state = self._fun(self.state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,11 +108,6 @@ def race(
     finally:
         gc.enable()
     return best
-
-
-def wait() -> None:
-    """Let the device finish."""
-    sys.modules["torch_xla"]._XLAC._xla_wait_device_ops([])
 
 
 def _turn(c: Contender, calls: int) -> float:
