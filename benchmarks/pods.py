@@ -18,10 +18,10 @@ import torch
 
 import xfunc as xf
 from benchmarks.peers import answer_of, find_jax
+from benchmarks.timing import Row, table
 from examples.llama import model, train
 from examples.llama.plan import Plan
 from examples.llama.sharding import AXES, Sharding
-from xfunc.backends.torch_xla import runtime
 
 CONFIG = model.PUBLISHED["llama3.1-405b"]
 PRECISION, BATCH, SEQ, ROUNDS = "bfloat16", 1024, 4096, 12
@@ -32,23 +32,19 @@ def main(jax_python: str | None) -> None:
     """Print the table.
 
     Args:
-        jax_python: a Python that has JAX; None: look for one.
+        jax_python: see `find_jax`.
     """
-    print("## pods: lowering the train step of Llama 3.1 405B\n")
-    print(
-        "| data x fsdp x tensor | trace and lower, s | again, s | HLO, MB | process grows, MB "
-        "| JAX, s | again, s | again, xfunc / JAX |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
     python = find_jax(jax_python)
     for name in MESHES:
         first, again, size, grown = answer_of(sys.executable, "benchmarks.pods", name)
-        row = f"| {name} | {first:.2f} | {again:.2f} | {size / 1e6:.3f} | {grown / 1e6:.0f} |"
-        if python is not None:
-            given = json.dumps(sizes(_recipe(name), BATCH, SEQ))
-            theirs = answer_of(python, "benchmarks.jax_pods", given)
-            row += f" {theirs[0]:.2f} | {theirs[1]:.2f} | {again / theirs[1]:.2f} |"
-        print(row)
+        given = json.dumps(sizes(_recipe(name), BATCH, SEQ))
+        theirs = answer_of(python, "benchmarks.jax_pods", given)
+        rows = [
+            Row("JAX, trace and lower, the first time", first, theirs[0], 0.25),
+            Row("JAX, trace and lower, again", again, theirs[1], 0.25),
+        ]
+        print(table(f"pods: the train step of Llama 3.1 405B, data x fsdp x tensor {name}", rows))
+        print(f"{size / 1e6:.3f} MB of HLO; the process grew by {grown / 1e6:.0f} MB\n")
 
 
 def sizes(recipe: train.Recipe, rows: int, seq: int) -> dict[str, Any]:
@@ -85,7 +81,6 @@ def measure(name: str) -> list[float]:
     """Seconds to lower, and to lower again; bytes of HLO; bytes by which the process grew."""
     recipe = _recipe(name)
     state, batch = train.abstract_state(recipe), train.abstract_batch(recipe, BATCH, SEQ)
-    runtime.xla()
     xf.eval_shape(lambda a: a + 1, xf.ShapeDtypeStruct((2,), torch.float32))  # imports everything
 
     def lower() -> tuple[float, int]:
