@@ -6,9 +6,8 @@ program, from its start to the loss of its first step, with a folder of programs
 
 - ``jit``: the Python code is traced and compiled;
 - ``exported``: a file of `xfunc.export` is loaded and compiled;
-- ``pjrt``: as ``jit``, with the backend ``"pjrt"``;
-- ``pjrt, compiled``: JAX's cache of compiled programs is full;
-- ``pjrt, traced and compiled``: so is the one of traced programs.
+- ``compiled``: JAX's cache of compiled programs is full;
+- ``kept``: so is the one of traced programs.
 """
 
 from __future__ import annotations
@@ -27,15 +26,10 @@ import torch
 import xfunc as xf
 from benchmarks import llama
 from benchmarks.peers import answer_of
+from benchmarks.timing import Row, table
 
 ROUNDS = 3
-CASES = {
-    "jit": ("torch_xla", "jit"),
-    "exported": ("torch_xla", "exported"),
-    "pjrt": ("pjrt", "jit"),
-    "pjrt, compiled": ("pjrt", "compiled"),
-    "pjrt, traced and compiled": ("pjrt", "kept"),
-}
+CASES = "jit", "exported", "compiled", "kept"
 C = llama.Config()
 
 
@@ -66,44 +60,40 @@ def program(name: str) -> tuple[Any, tuple[Any, ...]]:
 
 def main(rounds: int = ROUNDS) -> None:
     """Print the tables."""
+    rows = []
     for name in ("llama", "long"):
         with tempfile.TemporaryDirectory() as folder:
-            lines = int(_started(name, "write", folder, "torch_xla")["lines"])
-            _started(name, "kept", folder, "pjrt")
+            lines = int(_started(name, "write", folder)["lines"])
+            _started(name, "kept", folder)
             found = {
-                case: min(
-                    (_started(name, how, folder, backend) for _ in range(rounds)),
+                how: min(
+                    (_started(name, how, folder) for _ in range(rounds)),
                     key=lambda r: r["together"],
                 )
-                for case, (backend, how) in CASES.items()
+                for how in CASES
             }
         print(f"## second process, {name} ({lines} lines): seconds to the first result\n")
-        print("| | import | until ready | trace, compile, run | together | of the first |")
-        print("|---|---|---|---|---|---|")
-        for case, times in found.items():
-            first = found["pjrt" if case.startswith("pjrt") else "jit"]["together"]
-            columns = ("import", "ready", "run", "together")
-            cells = " | ".join(f"{times[column]:.2f}" for column in columns)
-            print(f"| {case} | {cells} | {times['together'] / first:.2f} |")
+        print("| | import | until ready | trace, compile, run | together |")
+        print("|---|---|---|---|---|")
+        for how, times in found.items():
+            cells = " | ".join(f"{x:.2f}" for x in times.values())
+            print(f"| {how} | {cells} |")
         print()
-    example(rounds)
+        first = found["jit"]["together"]
+        rows += [Row(f"{name}: {how}", found[how]["together"], first, 0.3) for how in CASES[1:]]
+    rows += example(rounds)
+    print(table("second process: of the first one's time, to the first result", rows))
 
 
-def example(rounds: int) -> None:
-    """Print the table of the training program: seconds from its start to the first step's loss."""
-    print("## second process, the training program (small-11m)\n")
-    print("| backend | the first process | the second | of the first | but for imports |")
-    print("|---|---|---|---|---|")
-    for backend in ("torch_xla", "pjrt"):
-        with tempfile.TemporaryDirectory() as folder:
-            _started("fit", f"{folder}/before", folder, backend)  # makes the tokens
-            kept = [f"{folder}/programs{k}" for k in range(rounds)]
-            first = min(_started("fit", programs, folder, backend) for programs in kept)
-            second = min(_started("fit", kept[0], folder, backend) for _ in kept)
-            ratios = (b / a for a, b in zip(first, second, strict=True))
-            cells = first[0], second[0], *ratios
-            print(f"| {backend} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
-    print()
+def example(rounds: int) -> list[Row]:
+    """The training program, from its start to the first step's loss."""
+    with tempfile.TemporaryDirectory() as folder:
+        _started("fit", f"{folder}/before", folder)  # makes the tokens
+        kept = [f"{folder}/programs{k}" for k in range(rounds)]
+        first = min(_started("fit", programs, folder) for programs in kept)
+        second = min(_started("fit", kept[0], folder) for _ in kept)
+    names = "the training program (small-11m)", "the same, but for imports"
+    return [Row(n, ours, theirs, 0.3) for n, ours, theirs in zip(names, second, first, strict=True)]
 
 
 class _Heard(io.StringIO):
@@ -140,11 +130,11 @@ def fit(programs: str, folder: str, begin: float) -> None:
     print(json.dumps([heard.at - begin, heard.at - imported]))
 
 
-def _started(name: str, how: str, folder: str, backend: str) -> Any:
+def _started(name: str, how: str, folder: str) -> Any:
     """The measurements of a fresh process, with bytecode on disk as an installed package has it."""
     given = name, how, folder, str(time.time())
-    settings = {"XFUNC_BACKEND": backend, "PYTHONDONTWRITEBYTECODE": ""}
-    return answer_of(sys.executable, "benchmarks.second_process", *given, **settings)
+    module = "benchmarks.second_process"
+    return answer_of(sys.executable, module, *given, PYTHONDONTWRITEBYTECODE="")
 
 
 def child(name: str, how: str, folder: str, begin: float) -> None:

@@ -1,7 +1,7 @@
-"""A training step on the CPU: 6 layers of a Llama, unrolled and scanned, on both backends.
+"""A training step on the CPU: 6 layers of a Llama, unrolled and scanned.
 
-Loss, gradient and SGD, with the weights donated: of xfunc on torch_xla and on pjrt, of JAX, of
-eager torch and of `torch.compile`. Each trains in a process of its own, all from the same weights
+Loss, gradient and SGD, with the weights donated: of xfunc, of JAX, of eager torch and of
+`torch.compile`. Each trains in a process of its own, all from the same weights
 on the same tokens; they take turns, and the fastest turn of each counts.
 """
 
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import xfunc as xf
 from benchmarks import llama
 from benchmarks.peers import ROOT, environment_of, find_jax
-from benchmarks.timing import answer, show
+from benchmarks.timing import Row, answer, table
 
 C = llama.Config(layers=6, hidden=512, intermediate=1376, vocab=4096, batch=4, seq=256)
 ROUNDS = 25
@@ -34,13 +34,13 @@ def main(jax_python: str | None, rounds: int = ROUNDS) -> None:
     """Print the table.
 
     Args:
-        jax_python: a Python that has JAX; None: look for one.
+        jax_python: see `find_jax`.
         rounds: how often each gets a turn.
     """
     python = find_jax(jax_python)
-    ways = ["torch_xla", "pjrt", *(["jax"] if python else []), "eager", "compile"]
-    forms = {way: FORMS[:1] if way in ("eager", "compile") else FORMS for way in ways}
-    running = {(way, form): _start(way, form, python) for way in ways for form in forms[way]}
+    names = [(way, form) for way in ("xfunc", "jax") for form in FORMS]
+    names += [(way, "unrolled") for way in ("eager", "compile")]
+    running = {name: _start(*name, python) for name in names}
     first = {name: _turn(process) for name, process in running.items()}
     losses = [loss for loss, _ in first.values()]
     assert max(losses) - min(losses) < 1e-3, f"the losses differ: {first}"
@@ -51,25 +51,21 @@ def main(jax_python: str | None, rounds: int = ROUNDS) -> None:
             best[name] = min(best[name], _turn(process)[1])
     for process in running.values():
         process.communicate()
-    print(f"## step: {C.layers} layers of width {C.hidden}, {C.batch} rows of {C.seq}\n")
-    print("| | unrolled | scanned | scanned / unrolled | JAX / unrolled | JAX / scanned |")
-    print("|---|---|---|---|---|---|")
-    for way in ways:
-        found = [best.get((way, form)) for form in FORMS]
-        peers = [best.get(("jax", form)) for form in FORMS]
-        ratios = [found[1] and found[1] / (found[0] or 1)]
-        ratios += [p and f and p / f for p, f in zip(peers, found, strict=True)]
-        cells = [show(f, "s") if f else "" for f in found] + [
-            f"{r:.2f}" if r else "" for r in ratios
-        ]
-        print("|", " | ".join([way, *cells]), "|")
-    print()
+    unrolled, scanned = (best["xfunc", form] for form in FORMS)
+    rows = [
+        Row("JAX, unrolled", unrolled, best["jax", "unrolled"], 1),
+        Row("JAX, scanned", scanned, best["jax", "scanned"], 1),
+        Row("eager torch, unrolled", unrolled, best["eager", "unrolled"], 1),
+        Row("torch.compile, unrolled", unrolled, best["compile", "unrolled"], 1),
+        Row("xfunc itself: scanned, against unrolled", scanned, unrolled, 1.3),
+    ]
+    title = f"step: {C.layers} layers of width {C.hidden}, {C.batch} rows of {C.seq}"
+    print(table(title, rows))
 
 
-def _start(way: str, form: str, python: str | None) -> subprocess.Popen[str]:
+def _start(way: str, form: str, python: str) -> subprocess.Popen[str]:
     arguments = [sys.executable, "-m", "benchmarks.step", way, form]
     if way == "jax":
-        assert python is not None
         shapes = llama.shapes(C)
         sizes = {**dataclasses.asdict(C), "head_dim": C.head_dim, "shapes": shapes, "rate": RATE}
         arguments = [python, "-m", "benchmarks.jax_llama", "step", form, json.dumps(sizes)]
@@ -155,8 +151,7 @@ def theirs(compiled: bool) -> Step:
 
 def serve(way: str, form: str) -> None:
     """Train on request."""
-    if way in ("torch_xla", "pjrt"):
-        xf.config.set_backend(way)
+    if way == "xfunc":
         step = ours(form)
         params, batch = xf.device_put(weights(form)), xf.device_put(tokens())
     else:

@@ -1,7 +1,7 @@
-"""Batches of many lengths within a memory limit, on one GPU: exported for all of them, and torch.
+"""Batches of many lengths within a memory limit, on one GPU: dynamic shapes, and torch.
 
 A Llama 2 with the width of 7B and 4 layers trains on a trace of lengths as in instruction data. The
-exported step has a program for each of 8 buckets of lengths, with what it keeps for the backward
+dynamic step has a program for each of 8 buckets of lengths, with what it keeps for the backward
 pass chosen to fit the limit. Each way may use `LIMIT` bytes; a batch that needs more is left out.
 """
 
@@ -14,8 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 import torch._dynamo.utils
@@ -23,30 +22,44 @@ import torch._functorch.config
 
 import xfunc as xf
 from benchmarks.dynamic import setting
-from benchmarks.gpu.llama import peak_in_use, starting_state, torch_step
+from benchmarks.gpu.llama import peak_in_use, torch_step, weights
 from examples.llama import model, train
 from examples.llama.model import Batch
 from examples.llama.plan import Plan
 from examples.llama.recipe import Recipe
 
-CONFIG = model.Config(32000, 4096, 11008, layers=4, heads=32, kv_heads=32)
-ROWS, CAP, LIMIT, BATCHES = (14, 18), setting.CAP, 36 * 2**30, 32
+LIMIT = 36 * 2**30
 WAYS = "dynamic", "padded", "eager", "compile"
 
 
-def recipe() -> Recipe:
+class Size(NamedTuple):
+    """What is trained, and the trace: batches of how many rows, up to how many tokens."""
+
+    model: model.Config
+    rows: tuple[int, ...]
+    cap: int
+    batches: int
+
+
+FULL = Size(
+    model.Config(32000, 4096, 11008, layers=4, heads=32, kv_heads=32), (14, 18), setting.CAP, 32
+)
+SMALL = Size(model.Config(512, 16, 32, layers=1, heads=2, kv_heads=2), (2,), 128, 2)
+
+
+def recipe(size: Size) -> Recipe:
     """What is trained."""
-    plan = Plan("full", "dense", loss_chunk=CAP)
+    plan = Plan("full", "dense", loss_chunk=size.cap)
     how = {"schedule": "constant", "warmup": 1, "peak_lr": 1e-4, "decay_norms": True}
-    return Recipe(CONFIG, 1000, plan, "mixed", **how)
+    return Recipe(size.model, 1000, plan, "mixed", **how)
 
 
-def batches(rows: int) -> list[Batch]:
+def batches(size: Size, rows: int) -> list[Batch]:
     """Those of the trace, each as wide as its longest row."""
-    lengths = setting.lengths(rows * BATCHES)
+    lengths = [min(n, size.cap) for n in setting.lengths(rows * size.batches)]
     draw = torch.Generator().manual_seed(0)
     found = []
-    for k in range(BATCHES):
+    for k in range(size.batches):
         some = torch.tensor(lengths[k * rows : (k + 1) * rows])
         tokens = torch.randint(512, (rows, int(some.max())), generator=draw, dtype=torch.int32)
         targets = tokens.roll(-1, 1)
@@ -55,30 +68,17 @@ def batches(rows: int) -> list[Batch]:
     return found
 
 
-def export(folder: Path, only: Sequence[str] = ()) -> None:
-    """Export the steps: for all lengths, and for rows padded to `CAP`."""
-    made = recipe()
-    state = xf.eval_shape(lambda p: train.start(made, p), model.shapes(CONFIG, torch.float32))
-    for rows in ROWS:
-        widths = [b.tokens.shape[1] for b in batches(rows)]
-        step = train.dynamic_step(made, CAP, xf.buckets([*widths, CAP], n=8), LIMIT)
-        tokens: Any = xf.ShapeDtypeStruct((rows, xf.Dim("S", max=CAP)), torch.int32)
-        lowered = step.lower(state, Batch(tokens, tokens), None)
-        xf.export.save(lowered, folder / f"lengths-{rows}-dynamic.xfunc")
-        tokens = xf.ShapeDtypeStruct((rows, CAP), torch.int32)
-        padded = train.train_step.lower(state, Batch(tokens, tokens), recipe=made)
-        xf.export.save(padded, folder / f"lengths-{rows}-padded.xfunc")
-
-
-def check(folder: Path, only: Sequence[str] = ()) -> None:
+def check(small: bool, only: Sequence[str] = ()) -> None:
     """Print a table for each number of rows."""
-    for rows in ROWS:
-        print(f"{rows} rows, {LIMIT / 2**30:.0f} GiB, {BATCHES} batches up to {CAP} tokens\n")
+    size = SMALL if small else FULL
+    for rows in size.rows:
+        print(f"{rows} rows, {LIMIT / 2**30:.0f} GiB, {size.batches} batches up to {size.cap}\n")
         print("| | targets/s | dynamic / this | peak, GiB | out of memory | programs | loss |")
         print("|---|---|---|---|---|---|---|", flush=True)
         first = 0.0
         for way in only or WAYS:
-            command = [sys.executable, "-m", "benchmarks.gpu.lengths", str(folder), str(rows), way]
+            command = [sys.executable, "-m", "benchmarks.gpu.lengths", str(rows), way]
+            command += ["small"] * small
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 print(f"| {way} | {done.stderr[-1500:]} |", flush=True)
@@ -86,7 +86,7 @@ def check(folder: Path, only: Sequence[str] = ()) -> None:
             found = Found(**json.loads(done.stdout.splitlines()[-1]))
             first = first or found.rate
             cells = [f"{found.rate:,.0f}", f"{first / found.rate:.2f}" if found.rate else ""]
-            cells += [f"{found.peak / 2**30:.1f}", f"{found.failed} of {BATCHES}"]
+            cells += [f"{found.peak / 2**30:.1f}", f"{found.failed} of {size.batches}"]
             print("|", " | ".join([way, *cells, str(found.programs), f"{found.loss:.4f}"]), "|")
         print(flush=True)
 
@@ -111,7 +111,7 @@ class Found:
 
 
 @dataclasses.dataclass
-class _Way:
+class Way:
     """A way to train.
 
     Attributes:
@@ -125,51 +125,54 @@ class _Way:
     peak: Callable[[], int]
 
 
-def _ours(folder: Path, rows: int, way: str) -> _Way:
-    step = xf.export.load(folder / f"lengths-{rows}-{way}.xfunc")
-    kept = starting_state(step.in_info[0][0], CONFIG)
-    used = set()
+def ours(size: Size, given: Sequence[Batch], way: str) -> Way:
+    """xfunc's steps: for all lengths of these batches, or for rows padded to the longest."""
+    made = recipe(size)
+    kept = train.start(made, weights(size.model))
+    buckets = xf.buckets([*(b.tokens.shape[1] for b in given), size.cap], n=8)
+    dynamic = train.dynamic_step(made, size.cap, buckets, LIMIT)
+    used = set[int]()
 
     def run(batch: Batch) -> float:
         nonlocal kept
-        width = batch.tokens.shape[1]
         if way == "padded":
-            kept, metrics = step(kept, setting.widened(batch, CAP))
+            batch = setting.widened(batch, size.cap)
+            kept, metrics = train.train_step(kept, batch, recipe=made)
         else:
-            used.add(next(env["S"] for env, _ in step.buckets if env["S"] >= width))
-            kept, metrics = step(kept, batch, None)
+            used.add(next(b for b in buckets if b >= batch.tokens.shape[1]))
+            kept, metrics = dynamic(kept, batch, None)
         return float(metrics.loss)
 
-    return _Way(run, lambda: len(used) or 1, peak_in_use)
+    return Way(run, lambda: len(used) or 1, peak_in_use)
 
 
-def _theirs(compiled: bool) -> _Way:
-    torch.cuda.set_per_process_memory_fraction(
-        LIMIT / torch.cuda.get_device_properties(0).total_memory
-    )
-    step = torch_step(recipe(), lambda f: torch.compile(f, dynamic=True) if compiled else f)
+def theirs(size: Size, compiled: bool) -> Way:
+    """torch's step."""
+    device = torch.get_default_device()
+    step = torch_step(recipe(size), lambda f: torch.compile(f, dynamic=True) if compiled else f)
 
     def run(batch: Batch) -> float:
         with torch._functorch.config.patch(activation_memory_budget=0.5):
-            return step(batch.tokens.long().cuda(), batch.targets.long().cuda())
+            return step(batch.tokens.long().to(device), batch.targets.long().to(device))
 
     def programs() -> int:
         return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
-    return _Way(run, programs, torch.cuda.max_memory_allocated)
+    return Way(run, programs, torch.cuda.max_memory_allocated)
 
 
-def measure(folder: Path, rows: int, name: str) -> Found:
+def measure(size: Size, rows: int, name: str) -> Found:
     """Train on all batches twice."""
+    given, on_gpu = batches(size, rows), torch.cuda.is_available()
+    share = LIMIT / torch.cuda.get_device_properties(0).total_memory if on_gpu else 1.0
     if name in ("eager", "compile"):
-        torch.set_default_device("cuda")
-        way = _theirs(name == "compile")
+        if on_gpu:
+            torch.cuda.set_per_process_memory_fraction(share)
+            torch.set_default_device("cuda")
+        way = theirs(size, name == "compile")
     else:
-        share = LIMIT / torch.cuda.get_device_properties(0).total_memory
         os.environ["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{share:.4f}"
-        way = _ours(folder, rows, name)
-    with torch.device("cpu"):
-        given = batches(rows)
+        way = ours(size, given, name)
     targets = seconds = 0.0
     failed, loss = 0, float("nan")
     for again in (False, True):
@@ -190,5 +193,5 @@ def measure(folder: Path, rows: int, name: str) -> Found:
 
 
 if __name__ == "__main__":
-    found = measure(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    found = measure(SMALL if sys.argv[3:] else FULL, int(sys.argv[1]), sys.argv[2])
     print(json.dumps(dataclasses.asdict(found)))

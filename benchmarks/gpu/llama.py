@@ -1,4 +1,4 @@
-"""A training step of Llama 3.2 1B on one GPU: exported, in JAX, in eager torch and torch.compile.
+"""A training step of Llama 3.2 1B on one GPU: xfunc, JAX, eager torch and torch.compile.
 
 Weights and AdamW are in float32, the model computes in bfloat16. Each way trains in a process of
 its own, from the same weights on the same tokens.
@@ -7,6 +7,7 @@ its own, from the same weights on the same tokens.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import statistics
@@ -14,8 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,56 +26,50 @@ from examples.llama import model, train
 from examples.llama.plan import Plan
 from examples.llama.recipe import Recipe
 
-MODEL, ROWS, SEQ = "llama3.2-1b", 2, 4096
 WARM, STEPS = 3, 10
 PLANS = {
-    "cudnn": Plan("everything", "cudnn", loss_chunk=SEQ),
-    "cudnn-dots": Plan("dots", "cudnn", loss_chunk=SEQ),
+    "cudnn": Plan("everything", "cudnn", loss_chunk=4096),
+    "cudnn-dots": Plan("dots", "cudnn", loss_chunk=4096),
     "blockwise": Plan("full", "blockwise", loss_chunk=1024),
 }
 WAYS = (*(f"xfunc {name}" for name in PLANS), "jax all", "jax dots", "eager", "compile")
 
 
-def recipe(plan: Plan = Plan()) -> Recipe:
-    """What is trained: all weights decay, as they do in torch and optax unless told otherwise."""
-    return Recipe(
-        model.CONFIGS[MODEL],
-        1000,
-        plan,
-        "mixed",
-        schedule="constant",
-        warmup=1,
-        peak_lr=1e-4,
-        decay_norms=True,
-    )
+class Size(NamedTuple):
+    """What is trained, and on how many rows of how many tokens."""
+
+    model: model.Config
+    rows: int
+    seq: int
 
 
-def export(folder: Path, only: Sequence[str] = ()) -> None:
-    """Export the steps."""
-    tokens: Any = xf.ShapeDtypeStruct((ROWS, SEQ), torch.int32)
-    for name, plan in PLANS.items():
-        made = recipe(plan)
-        weights = model.shapes(made.model, torch.float32)
-        state = xf.eval_shape(lambda params, made=made: train.start(made, params), weights)
-        step = train.train_step.lower(state, model.Batch(tokens, tokens), recipe=made)
-        xf.export.save(step, folder / f"llama-{name}.xfunc")
+FULL = Size(model.CONFIGS["llama3.2-1b"], 2, 4096)
+SMALL = Size(model.Config(512, 16, 32, layers=1, heads=2, kv_heads=2), 2, 8)
 
 
-def check(folder: Path, only: Sequence[str] = ()) -> None:
+def recipe(c: model.Config, plan: Plan = Plan()) -> Recipe:
+    """How it is trained: all weights decay, as in torch and optax unless told otherwise."""
+    how = {"schedule": "constant", "warmup": 1, "peak_lr": 1e-4, "decay_norms": True}
+    return Recipe(c, 1000, plan, "mixed", **how)
+
+
+def check(small: bool, only: Sequence[str] = ()) -> None:
     """Print the table."""
-    print(f"{MODEL}, {ROWS} rows of {SEQ}, {torch.cuda.get_device_name()}\n")
+    size = SMALL if small else FULL
+    print(f"{size}\n")
     print("| | tokens/s | xfunc / this | peak, GiB | first step, s | losses |")
     print("|---|---|---|---|---|---|", flush=True)
     first = 0.0
-    for way in only or WAYS:
-        command = [sys.executable, "-m", "benchmarks.gpu.llama", str(folder), way]
+    on_gpu = torch.cuda.is_available()
+    for way in only or [w for w in WAYS if on_gpu or "cudnn" not in w]:
+        command = [sys.executable, "-m", "benchmarks.gpu.llama", way, *["small"] * small]
         env = os.environ | {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
         done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
         if done.returncode:
             print(f"| {way} | {done.stderr[-1500:]} |", flush=True)
             continue
         found = Found(**json.loads(done.stdout.splitlines()[-1]))
-        rate = ROWS * SEQ / found.seconds
+        rate = size.rows * size.seq / found.seconds
         first = first or rate
         losses = ", ".join(f"{x:.4f}" for x in (found.losses[0], found.losses[-1]))
         cells = [f"{rate:,.0f}", f"{first / rate:.2f}", f"{found.peak / 2**30:.1f}"]
@@ -112,38 +106,29 @@ def weights(config: model.Config) -> Any:
     return xf.tree.map(made, model.weights(config))
 
 
-def starting_state(like: Any, config: model.Config) -> Any:
-    """The state that an exported step starts from, on the device."""
-    zeros = xf.tree.map(lambda a: torch.zeros(a.shape, dtype=a.dtype), like)
-    return xf.device_put(zeros._replace(params=weights(config)))
-
-
-def batch() -> Tensor:
-    """Rows of tokens, ``[ROWS, SEQ + 1]``."""
+def batch(size: Size) -> Tensor:
+    """Rows of tokens, each with one more to predict."""
     draw = torch.Generator().manual_seed(1)
-    size = ROWS, SEQ + 1
-    return torch.randint(512, size, generator=draw, dtype=torch.int32, device="cpu")
+    shape = size.rows, size.seq + 1
+    return torch.randint(512, shape, generator=draw, dtype=torch.int32, device="cpu")
 
 
-def ours(folder: Path, name: str) -> tuple[Callable[[], float], Callable[[], int]]:
-    """The exported step; a function that makes one, and one that tells the peak so far."""
-    step = xf.export.load(folder / f"llama-{name}.xfunc")
-    kept = starting_state(step.in_info[0][0], model.CONFIGS[MODEL])
-    there = xf.device_put(model.batch_of(batch()))
+def ours(made: Recipe, tokens: Tensor) -> Callable[[], float]:
+    """A function that makes a step, and returns its loss."""
+    kept = train.start(made, weights(made.model))
+    there = xf.device_put(model.batch_of(tokens))
 
     def run() -> float:
         nonlocal kept
-        kept, metrics = step(kept, there)
+        kept, metrics = train.train_step(kept, there, recipe=made)
         return float(metrics.loss)
 
-    return run, peak_in_use
+    return run
 
 
 def peak_in_use() -> int:
     """Bytes that programs, of xfunc or JAX, have had in use at once."""
-    stats = xf.memory_stats()
-    assert stats is not None, "this takes a GPU"
-    return stats["peak_bytes_in_use"]
+    return (xf.memory_stats() or {}).get("peak_bytes_in_use", 0)  # none on a CPU
 
 
 def torch_step(made: Recipe, wrap: Callable[[Any], Any]) -> Callable[[Tensor, Tensor], float]:
@@ -172,29 +157,22 @@ def torch_step(made: Recipe, wrap: Callable[[Any], Any]) -> Callable[[Tensor, Te
     return run
 
 
-def theirs(compiled: bool) -> tuple[Callable[[], float], Callable[[], int]]:
-    """torch's step, and a function that tells the peak so far."""
-    step = torch_step(recipe(), torch.compile if compiled else lambda f: f)
-    tokens = batch().cuda().long()
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    return lambda: step(inputs, targets), torch.cuda.max_memory_allocated
-
-
-def measure(folder: Path, way: str) -> Found:
+def measure(way: str, size: Size) -> Found:
     """Train."""
     library, _, name = way.partition(" ")
+    peak = peak_in_use
     if library == "xfunc":
-        run, peak = ours(folder, name)
+        run = ours(recipe(size.model, PLANS[name]), batch(size))
     elif library == "jax":
         from benchmarks.gpu import jax_llama
 
-        run, peak = (
-            jax_llama.step(recipe(), weights(model.CONFIGS[MODEL]), batch(), name),
-            peak_in_use,
-        )
+        run = jax_llama.step(recipe(size.model), weights(size.model), batch(size), name)
     else:
-        torch.set_default_device("cuda")
-        run, peak = theirs(library == "compile")
+        peak = torch.cuda.max_memory_allocated
+        torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
+        step = torch_step(recipe(size.model), torch.compile if way == "compile" else lambda f: f)
+        tokens = batch(size).to(torch.get_default_device()).long()
+        run = functools.partial(step, tokens[:, :-1], tokens[:, 1:])
     start = time.perf_counter()
     losses = [run()]
     first, times = time.perf_counter() - start, []
@@ -206,4 +184,4 @@ def measure(folder: Path, way: str) -> Found:
 
 
 if __name__ == "__main__":
-    print(json.dumps(dataclasses.asdict(measure(Path(sys.argv[1]), sys.argv[2]))))
+    print(json.dumps(dataclasses.asdict(measure(sys.argv[1], SMALL if sys.argv[2:] else FULL))))

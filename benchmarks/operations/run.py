@@ -109,7 +109,7 @@ def _outcomes(op: Any, sample: Any, transforms: Sequence[str]) -> Iterator[tuple
             expected[transform] = TRANSFORMS[transform].theirs(case, given)
         except Exception as error:
             yield transform, "absent", f"{type(error).__name__}: {error}"
-    found = _run(case, tuple(expected))
+    found = results(case, tuple(expected))
     for transform, theirs in expected.items():
         status, result = found[transform]
         if status == "right":
@@ -128,7 +128,7 @@ def inputs_of(case: Case, transform: str) -> dict[str, Any]:
     return inputs(case) if TRANSFORMS[transform].differentiates else forward_inputs(case)
 
 
-def _run(case: Case, transforms: tuple[str, ...]) -> dict[str, tuple[str, Any]]:
+def results(case: Case, transforms: tuple[str, ...]) -> dict[str, tuple[str, Any]]:
     """The status under each transform, and the result or the error.
 
     All transforms are one program, which is compiled once; each is one of its own if that fails.
@@ -142,7 +142,7 @@ def _run(case: Case, transforms: tuple[str, ...]) -> dict[str, tuple[str, Any]]:
         found: Any = xf.device_get(xf.jit(program)(given))
     except Exception as error:
         if len(transforms) != 1:
-            return {t: s for one in transforms for t, s in _run(case, (one,)).items()}
+            return {t: s for one in transforms for t, s in results(case, (one,)).items()}
         kind, text = type(error).__name__, str(error)[:1500]
         return {
             transforms[0]: (

@@ -1,4 +1,4 @@
-"""Exported functions on the GPU: values, torch's own tensors there, and what a call takes."""
+"""Functions on the GPU: values, torch's own tensors there, and what a call takes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 import xfunc as xf
+from benchmarks import dispatch
+from benchmarks.timing import table
 
 S = xf.ShapeDtypeStruct
 ROWS = xf.Dim("rows", max=64)
-CALLS, LEAVES, GIB = 1000, 300, 2**30
+LEAVES, GIB = 300, 2**30
 
 
 def gradient(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -49,32 +51,9 @@ def add(cache: Tensor, new: Tensor) -> Tensor:
     return cache + new
 
 
-def all_add(state: list[Tensor]) -> list[Tensor]:
-    """What a donated state becomes."""
-    return [x + 1 for x in state]
-
-
-def export(folder: Path, only: Sequence[str] = ()) -> None:
-    """Export the functions."""
-    f32 = torch.float32
-    programs = {
-        "gradient": xf.jit(gradient).lower(S((5, 4), f32), S((4, 4), f32)),
-        "ragged": xf.jit(ragged).lower(S((ROWS, 4), f32), S((4, 3), f32)),
-        "add": xf.jit(add, donate_argnums=0).lower(S((4, 4), f32), S((4, 4), f32)),
-        "large": xf.jit(add, donate_argnums=0).lower(S((GIB // 4,), f32), S((), f32)),
-        "leaves": xf.jit(all_add, donate_argnums=0).lower([S((8,), f32)] * LEAVES),
-    }
-    for name, lowered in programs.items():
-        xf.export.save(lowered, folder / f"serving-{name}.xfunc")
-
-
-def check(folder: Path, only: Sequence[str] = ()) -> None:
+def check(small: bool, only: Sequence[str] = ()) -> None:
     """Compare values with eager torch on the GPU, and print what calls and copies take."""
-    loaded = {
-        name: xf.export.load(folder / f"serving-{name}.xfunc")
-        for name in "gradient ragged add large leaves".split()
-    }
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     draw = torch.Generator(device).manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -82,31 +61,38 @@ def check(folder: Path, only: Sequence[str] = ()) -> None:
 
     x, w = normal(5, 4), normal(4, 4)
     for given in ((x, w), (x.cpu(), w)):
-        _equal(loaded["gradient"](*given), by_torch(x, w))
-    _kept(folder / "serving-gradient.xfunc", (x, w))
+        _equal(xf.jit(gradient)(*given), by_torch(x, w))
+    _kept((x, w))
+    any_rows = xf.jit(ragged, dynamic_shapes=((ROWS, None), None))
     for rows in (1, 2, 7, 64):
         x, w = normal(rows, 4), normal(4, 3)
-        _equal(loaded["ragged"](x, w), ragged(x, w))
-    _tensors_of_the_gpu(loaded["add"], normal(4, 4))
-    print("values, donation, and torch's tensors of the GPU: as in eager torch")
-    _copies(loaded["large"], device)
-    _calls(loaded)
+        _equal(any_rows(x, w), ragged(x, w))
+    print("values: as in eager torch")
+    if device.type == "cuda":
+        donating = xf.jit(add, donate_argnums=0)
+        _tensors_of_the_gpu(donating, normal(4, 4))
+        print("donation, and torch's tensors of the GPU: as in eager torch")
+        _copies(donating, device, 2**20 if small else GIB)
+    rows = dispatch.calls("one add", dispatch.one, 0, False)
+    rows += dispatch.calls(f"{LEAVES} leaves", dispatch.each, LEAVES, True)
+    print(table("host time of one call", rows))
 
 
-def _kept(file: Path, given: tuple[Tensor, Tensor]) -> None:
+def _kept(given: tuple[Tensor, Tensor]) -> None:
     """A program is kept in a folder, and found there; a profile is written."""
     with tempfile.TemporaryDirectory() as kept, tempfile.TemporaryDirectory() as profile:
         xf.config.set_compilation_cache_dir(kept)
 
         def programs() -> dict[Path, int]:
+            xf.clear_caches()
+            _equal(xf.jit(gradient)(*given), by_torch(*given))
             return {p: p.stat().st_mtime_ns for p in Path(kept).rglob("*") if p.is_file()}
 
-        _equal(xf.export.load(file)(*given), by_torch(*given))
         first = programs()
         with xf.profiler.trace(profile):
-            _equal(xf.export.load(file)(*given), by_torch(*given))
+            second = programs()
         assert first, "Nothing is kept."
-        assert programs() == first, "The second is compiled, too."
+        assert second == first, "The second is compiled, too."
         assert any(Path(profile).rglob("*.xplane.pb")), "The profile is empty."
         xf.config.set_compilation_cache_dir(None)
 
@@ -148,9 +134,9 @@ def _seconds(run: Callable[[], object], times: int) -> float:
     return statistics.median(found)
 
 
-def _copies(large: Any, device: torch.device) -> None:
-    """Pass a GiB of torch's own memory, and take one back."""
-    given, one = torch.zeros(GIB // 4, device=device), torch.tensor(1.0)
+def _copies(large: Any, device: torch.device, size: int) -> None:
+    """Pass a GiB (`size`) of torch's own memory, and take one back."""
+    given, one = torch.zeros(size // 4, device=device), torch.tensor(1.0)
     host = given.cpu()
     to_us = _seconds(lambda: xf.block_until_ready(large(given, one)), 5)
     by_host = _seconds(lambda: xf.block_until_ready(large(host, one)), 5)
@@ -162,30 +148,3 @@ def _copies(large: Any, device: torch.device) -> None:
     print(f"a result to torch's on the GPU: {1e3 * back:.1f} ms; ", end="")
     print(f"by the CPU: {1e3 * back_by_host:.1f} ms")
     print(f"memory: {xf.memory_stats()}")
-
-
-def _calls(loaded: dict[str, Any]) -> None:
-    """What a call takes, beside JAX's own, and torch's."""
-    import jax
-
-    def ours(*shape: int) -> Tensor:
-        return xf.device_put(torch.ones(shape))
-
-    def of_jax(*shape: int) -> Any:
-        return jax.numpy.ones(shape, "float32")
-
-    def timed(name: str, run: Callable[..., Any], state: Any, *others: Any) -> None:
-        def step() -> None:
-            nonlocal state
-            state = run(state, *others)
-
-        print(f"{name}: {1e6 * _seconds(step, CALLS):.1f} us")
-
-    size = 4, 4
-    timed("one add, exported", loaded["add"], ours(*size), ours(*size))
-    timed("one add, jax.jit", jax.jit(add, donate_argnums=0), of_jax(*size), of_jax(*size))
-    there = torch.ones(size, device="cuda")
-    timed("one add, eager torch", add, there.clone(), there)
-    timed("300 donated leaves, exported", loaded["leaves"], [ours(8) for _ in range(LEAVES)])
-    theirs = jax.jit(all_add, donate_argnums=0)
-    timed("300 donated leaves, jax.jit", theirs, [of_jax(8) for _ in range(LEAVES)])
