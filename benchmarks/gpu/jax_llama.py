@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 import torch
 
 import xfunc as xf
@@ -54,21 +53,30 @@ def step(recipe: Recipe, weights: Any, batch: torch.Tensor, policy: str) -> Call
         x = params["embed"][tokens[:, :-1]]
         x, _ = jax.lax.scan(jax.checkpoint(layer, policy=POLICIES[policy]), x, params["layers"])
         logits = (norm(x, params["norm"]) @ params["embed"].T).astype(jnp.float32)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
-
-    adamw = optax.chain(
-        optax.clip_by_global_norm(recipe.clip),
-        optax.adamw(recipe.peak_lr, recipe.beta1, recipe.beta2, weight_decay=recipe.weight_decay),
-    )
+        chosen = jnp.take_along_axis(logits, tokens[:, 1:, None], -1).squeeze(-1)
+        return (jax.nn.logsumexp(logits, -1) - chosen).mean()
 
     def train(params: Any, state: Any, tokens: Any) -> Any:
         value, grads = jax.value_and_grad(loss)(params, tokens)
-        updates, state = adamw.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, value
+        count, means, squares = state[0] + 1, state[1], state[2]
+        norm = jnp.sqrt(sum(jnp.square(g).sum() for g in jax.tree.leaves(grads)))
+        scale = jnp.minimum(recipe.clip / norm, 1.0)
+        b1, b2 = recipe.beta1, recipe.beta2
+        means = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * scale * g, means, grads)
+        squares = jax.tree.map(
+            lambda s, g: b2 * s + (1 - b2) * jnp.square(scale * g), squares, grads
+        )
+
+        def update(p: Any, m: Any, s: Any) -> Any:
+            change = m / (1 - b1**count) / (jnp.sqrt(s / (1 - b2**count)) + recipe.eps)
+            return p - recipe.peak_lr * (change + recipe.weight_decay * p)
+
+        return jax.tree.map(update, params, means, squares), (count, means, squares), value
 
     kept = jax.tree.map(lambda p: jnp.asarray(p.numpy()), weights)
-    made = kept, adamw.init(kept)
-    del kept, weights
+    zeros = [jax.tree.map(jnp.zeros_like, kept) for _ in range(2)]
+    made = kept, (jnp.zeros(()), *zeros)
+    del kept, weights, zeros
     tokens = jnp.asarray(batch.numpy())
     compiled = jax.jit(train, donate_argnums=(0, 1))
 

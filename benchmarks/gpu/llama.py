@@ -44,7 +44,7 @@ class Size(NamedTuple):
 
 
 FULL = Size(model.CONFIGS["llama3.2-1b"], 2, 4096)
-SMALL = Size(model.Config(512, 16, 32, layers=1, heads=2, kv_heads=2), 2, 8)
+SMALL = Size(model.Config(512, 16, 32, layers=1, heads=2, kv_heads=2, tied=True), 2, 8)
 
 
 def recipe(c: model.Config, plan: Plan = Plan()) -> Recipe:
