@@ -6,8 +6,7 @@ program, from its start to the loss of its first step, with a folder of programs
 
 - ``jit``: the Python code is traced and compiled;
 - ``exported``: a file of `xfunc.export` is loaded and compiled;
-- ``compiled``: JAX's cache of compiled programs is full;
-- ``kept``: so is the one of traced programs.
+- ``compiled``: the cache of compiled programs is full.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from benchmarks.peers import answer_of
 from benchmarks.timing import Row, table
 
 ROUNDS = 3
-CASES = "jit", "exported", "compiled", "kept"
+CASES = "jit", "exported", "compiled"
 C = llama.Config()
 
 
@@ -64,7 +63,7 @@ def main(rounds: int = ROUNDS) -> None:
     for name in ("llama", "long"):
         with tempfile.TemporaryDirectory() as folder:
             lines = int(_started(name, "write", folder)["lines"])
-            _started(name, "kept", folder)
+            _started(name, "compiled", folder)
             found = {
                 how: min(
                     (_started(name, how, folder) for _ in range(rounds)),
@@ -140,10 +139,8 @@ def _started(name: str, how: str, folder: str) -> Any:
 def child(name: str, how: str, folder: str, begin: float) -> None:
     """Run one case in this process, and print how long it took."""
     imported = time.time()
-    if how in ("compiled", "kept"):
+    if how == "compiled":
         xf.config.set_compilation_cache_dir(Path(folder, "compiled"))
-    if how == "kept":
-        xf.config.set_trace_cache_dir(Path(folder, "traced"))
     step, args = program(name)
     file = Path(folder, "exported")
     if how == "write":

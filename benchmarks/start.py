@@ -20,17 +20,15 @@ def main(jax_python: str | None, rounds: int = ROUNDS) -> None:
     """Print the table.
 
     Args:
-        jax_python: a Python that has JAX; None: look for one.
+        jax_python: see `find_jax`.
         rounds: processes of each kind.
     """
     cases = {
         "xfunc": (sys.executable, XFUNC),
         "torch alone: imported": (sys.executable, "import torch"),
         "torch and JAX: imported": (sys.executable, "import torch, jax"),
+        "JAX": (find_jax(jax_python), JAX),
     }
-    python = find_jax(jax_python)
-    if python is not None:
-        cases["JAX"] = (python, JAX)
     taken: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(rounds):  # in turns
         for name, (python, code) in cases.items():

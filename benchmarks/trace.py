@@ -33,7 +33,7 @@ def main(jax_python: str | None) -> None:
     """Print the table.
 
     Args:
-        jax_python: a Python that has JAX; None: look for one.
+        jax_python: see `find_jax`.
     """
     c = llama.Config()
 
@@ -70,12 +70,8 @@ def main(jax_python: str | None) -> None:
 
     # Not in turns: make_fx leaves a lot of garbage for the next to collect.
     mine = race({"xfunc": Contender(ours)}, ROUNDS)["xfunc"]
-    rows = []
-    python = find_jax(jax_python)
-    if python is None:
-        print("No Python with JAX was found (--jax-python): no ratio to JAX.\n")
-    else:
-        rows.append(Row("JAX, trace and lower", mine, time_jax(python, c), 8, times_less=True))
+    peer = time_jax(find_jax(jax_python), c)
+    rows = [Row("JAX, trace and lower", mine, peer, 8, times_less=True)]
     both = race({"xfunc": Contender(ours), "bare": Contender(bare)}, ROUNDS)
     mine = min(mine, both["xfunc"])
     rows.append(Row("the tracer alone", mine, both["bare"], 1.6))
