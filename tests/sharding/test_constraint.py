@@ -25,6 +25,15 @@ from xfunc.sharding import (
 X = torch.arange(64, dtype=torch.float64).reshape(8, 8) / 10
 
 
+@pytest.mark.quick
+def test_sharding_constraint_in_program_that_takes_nothing() -> None:
+    made = xf.jit(lambda: with_sharding_constraint(torch.ones(8, 8), on("fsdp", "tensor")))()
+    assert is_divided(made, "fsdp", "tensor")
+    assert made.tolist() == torch.ones(8, 8).tolist()
+    like = xf.jit(lambda x: with_sharding_constraint(torch.zeros_like(x), on("fsdp")))(X)
+    assert is_divided(like, "fsdp")
+
+
 @pytest.mark.parametrize(
     "spec", [("fsdp", "tensor"), ("tensor", "fsdp"), (None, ("fsdp", "tensor")), ("tensor",), ()]
 )

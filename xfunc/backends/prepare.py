@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
+
+from xfunc.core.avals import Aval, hlo_shape
 from xfunc.errors import ShardingError, fail
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
+from xfunc.hlo.edit import entry_of, fresh_ids, instruction
 from xfunc.hlo.passes.barriers import hold_barriers
 from xfunc.hlo.passes.convolutions import keep_space_whole
 from xfunc.hlo.passes.first_of_sorted import hide_sorts
@@ -100,3 +104,18 @@ def _list_devices(sharding: pb.OpSharding) -> None:
         sharding.tile_assignment_devices.extend(order.devices().tolist())
         del sharding.iota_reshape_dims[:]
         del sharding.iota_transpose_perm[:]
+
+
+UNUSED = Aval((), torch.bool)
+"""What `add_parameter` lets a program take."""
+
+
+def add_parameter(proto: pb.HloModuleProto) -> None:
+    """Let a program that takes nothing take a boolean, in place."""
+    shape = hlo_shape(UNUSED).proto
+    parameter = instruction("parameter", next(fresh_ids(proto)), shape)
+    entry = entry_of(proto)
+    entry.instructions.insert(0, parameter)
+    for signature in (entry.program_shape, proto.host_program_shape):
+        signature.parameters.append(shape)
+        signature.parameter_names.append("unused")

@@ -112,7 +112,7 @@ class Lowering:
         """
         where = active.runtime()
         key = (where, donated, options)
-        if placements:
+        if placements or not self.inputs:
             key = (*key, placements, config.shard_as_in_scan, config.use_shardy_partitioner)
         found = self._executables.get(key)
         if found is None:

@@ -19,7 +19,7 @@ from xfunc.backends.pjrt.array import Array, array_of, make, sharding_of
 from xfunc.backends.pjrt.executable import Executable
 from xfunc.backends.pjrt.shardings import moved, placement_of, sharding
 from xfunc.backends.placement import Placement
-from xfunc.backends.prepare import prepare_to_run
+from xfunc.backends.prepare import UNUSED, add_parameter, prepare_to_run
 from xfunc.backends.protocol import Runtime
 from xfunc.core.avals import Aval, AvalKey
 from xfunc.core.weak import WeakTable
@@ -202,7 +202,11 @@ class Pjrt:
             ask_for_float32(proto)
         # JAX pairs donated parameters with results of their shape, in the order of both.
         numbers = sorted(range(len(inputs)), key=inputs.__getitem__)
-        renumber_parameters(proto, numbers)
+        is_empty = not inputs and self._count > 1  # JAX takes the devices of what it is given.
+        if is_empty:
+            add_parameter(proto)
+        else:
+            renumber_parameters(proto, numbers)
         calls_host = has_host_calls(proto)
         if calls_host:
             if not self.calls_host():
@@ -224,6 +228,8 @@ class Pjrt:
         whole = [None] * len(avals) if self._count > 1 else []
         where = [(placements or whole)[i] for i in flat] if self._count > 1 else []
         of = [avals[i] for i in flat]
+        if is_empty:
+            of, where = [UNUSED], [None]
         return Executable(
             name, module, flat, of, taken, calls_host, self._uploaded, where, dict(options), mesh
         )

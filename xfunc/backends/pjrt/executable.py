@@ -55,7 +55,7 @@ class Executable:
         name: of the program.
         module: its HLO.
         inputs: the flat input that each parameter takes.
-        avals: of the parameters.
+        avals: of the parameters, of which there is one if `inputs` are none on several devices.
         donated: parameters whose buffers the program may reuse.
         calls_host: whether it calls Python functions; then its last output is not a result.
         upload: makes an `Array` of any other tensor.
@@ -81,6 +81,8 @@ class Executable:
     ):
         self.inputs = tuple(inputs)
         self._name, self._upload = name, upload
+        unused = [upload(torch.zeros((), dtype=a.dtype)) for a in avals[len(inputs) :]]
+        self._unused = [array_of(x) for x in unused]  # of a program that takes nothing
         outputs = [Aval(tuple(s.dims), s.dtype) for s in module.entry.root.shape.elements]
         results = outputs[: len(outputs) - calls_host]
         if client.platform() == "cpu":
@@ -139,7 +141,7 @@ class Executable:
             with self._x64(True):
                 return self(inputs)
         try:
-            arrays = [x._jax_array for x in inputs]
+            arrays = [x._jax_array for x in inputs] or self._unused
         except AttributeError:
             arrays = [array_of(x if type(x) is Array else self._upload(x)) for x in inputs]
         if self._checked:

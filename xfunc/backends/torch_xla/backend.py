@@ -16,15 +16,14 @@ from xfunc.backends.host_calls import (
 )
 from xfunc.backends.lapack import use_lapack
 from xfunc.backends.placement import Placement
-from xfunc.backends.prepare import prepare_to_run
+from xfunc.backends.prepare import UNUSED, add_parameter, prepare_to_run
 from xfunc.backends.protocol import Runtime
 from xfunc.backends.torch_xla import placement, recorder, registry, runtime, uploads
-from xfunc.backends.torch_xla.executable import UNUSED, Executable
-from xfunc.core.avals import Aval, AvalKey, hlo_shape
+from xfunc.backends.torch_xla.executable import Executable
+from xfunc.core.avals import Aval, AvalKey
 from xfunc.errors import fail
 from xfunc.hlo import Module
-from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import entry_of, fresh_ids, instruction, renumber_parameters
+from xfunc.hlo.edit import renumber_parameters
 
 _TENSOR = frozenset({torch.Tensor})
 _AVAL = operator.attrgetter("shape", "dtype")
@@ -97,7 +96,7 @@ class TorchXLA:
         if self.calls_host():
             use_lapack(proto)
         if not inputs:
-            _add_parameter(proto)
+            add_parameter(proto)
         # See NOTE [donated buffers]: the last input comes first.
         numbers = sorted(range(len(inputs)), key=lambda k: -inputs[k])
         if numbers:
@@ -121,15 +120,6 @@ class TorchXLA:
         )
         found.inputs = tuple(flat[k] for k in found.order) if flat else ()
         return found
-
-
-def _add_parameter(proto: pb.HloModuleProto) -> None:
-    """Let a program that takes nothing take `UNUSED`, in place."""
-    entry, shape = entry_of(proto), hlo_shape(UNUSED).proto
-    entry.instructions.insert(0, instruction("parameter", next(fresh_ids(proto)), shape, []))
-    for signature in (entry.program_shape, proto.host_program_shape):
-        signature.parameters.append(shape)
-        signature.parameter_names.append("unused")
 
 
 # NOTE [donated buffers]

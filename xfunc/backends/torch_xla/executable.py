@@ -16,6 +16,7 @@ from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
+from xfunc.backends.prepare import UNUSED
 from xfunc.backends.torch_xla import analysis
 from xfunc.backends.torch_xla.runtime import (
     block,
@@ -159,12 +160,9 @@ class Executable:
             return self._retry(inputs, again, times - 1)
 
 
-UNUSED = Aval((), torch.bool)
-"""The parameter of a program that takes nothing: torch_xla runs no others."""
-
-
 @functools.cache
 def _unused() -> list[torch.Tensor]:
+    """What a program takes that takes nothing: torch_xla runs no others."""
     return [to_device(torch.zeros((), dtype=UNUSED.dtype))]
 
 
