@@ -64,7 +64,6 @@ def test_quantised_scale_keeps_nan_and_infinity(form: str) -> None:
         assert not second.isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")  # of torch 2.13
 def test_int8_matches_torch() -> None:
     weight = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
     weight[2], weight[3] = 0.0, weight[3] * 1e-6

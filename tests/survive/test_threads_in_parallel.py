@@ -120,6 +120,7 @@ def test_trace_stops_no_other_thread(pool: ThreadPoolExecutor) -> None:
     assert waiting.result(WAIT) == [2.0, 4.0, 6.0]
 
 
+@pytest.mark.one_device  # on several, programs take turns
 def test_running_program_stops_no_other_thread(pool: ThreadPoolExecutor) -> None:
     begun, done = threading.Event(), threading.Event()
 
