@@ -13,6 +13,7 @@ from xfunc.backends.devices import to_device
 from xfunc.backends.donated import run_donating
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import as_argument, hand_on_mesh
+from xfunc.backends.prepare import UNUSED
 from xfunc.core import ambient
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, dtype_of, hlo_shape, short
 from xfunc.core.matcher import matcher
@@ -32,7 +33,7 @@ def _check_program(module: Module, avals: Sequence[Aval], outputs: Sequence[Aval
     verify(module)
     entry = module.entry
     parameters = [p.shape for p in entry.parameters]
-    if parameters != ([hlo_shape(a) for a in avals] or [Shape(torch.bool)]):
+    if parameters != ([hlo_shape(a) for a in avals] or [hlo_shape(UNUSED)]):
         raise InvalidHloError("its parameters are not those of the header")
     if entry.root.shape != Shape.of_tuple(map(hlo_shape, outputs)):
         raise InvalidHloError("its results are not those of the header")
@@ -42,7 +43,7 @@ def loaded(name: str, hlo: bytes, avals: Sequence[Aval], outputs: Sequence[Aval]
     """The program of a file, checked against its header."""
     module = Module.from_bytes(hlo)
     _check_program(module, avals, outputs)
-    if not avals:  # There, it has an unused parameter.
+    if not avals:  # There, it takes `UNUSED`.
         b = Builder(name)
         body = b.computation(name)
         found = body.call(b.embed(module), [body.constant(False, torch.bool)])

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from xfunc.backends.host_calls import refuse_host_calls
-from xfunc.core.avals import Aval, hlo_shape
+from xfunc.backends.prepare import UNUSED
+from xfunc.core.avals import hlo_shape
 from xfunc.hlo import Builder, Module
 from xfunc.hlo.spmd.annotations import constrain
 from xfunc.hlo.spmd.tiles import Tiles
@@ -35,7 +36,7 @@ def whole(
         for i, a in enumerate(avals)
     }
     if len(held) == len(avals):
-        body.parameter(hlo_shape(Aval((), torch.bool)))
+        body.parameter(hlo_shape(UNUSED))
     if not lowering.outputs:
         return b.build(body.build(body.tuple([])))
     operands = [values[i] for i in lowering.inputs]
