@@ -24,9 +24,10 @@ from examples.llama.model import PUBLISHED, attend, mlp, rms_norm, shapes
 from examples.llama.plan import Plan
 from xfunc import checkpoint_policies as cp
 from xfunc.core.avals import Aval
-from xfunc.hlo import Instruction, Module, opcodes
+from xfunc.graph import opcodes
+from xfunc.graph.graph import Graph
+from xfunc.graph.node import Node
 from xfunc.hlo.estimate.cost import costs, roofline
-from xfunc.hlo.passes.offload import is_on_host
 from xfunc.program.program import Joint, Program
 from xfunc.remat.joint_graph import joint_graph
 from xfunc.remat.policies import Policy, everything_saveable
@@ -104,39 +105,39 @@ def measured(joint: Joint, policy: Policy) -> Point:
     flat = policy is not everything_saveable  # which is cut without cleanup
     whole = joint_graph(joint.lowering, n_inputs=joint.n_inputs, n_outputs=n, flat=flat)
     halves = joint.split(policy)
-    forward, backward = halves.forward.module, halves.backward.module
-    kept = forward.entry.root.operands[n:]
-    once, *both = (work(m) for m in (whole.module, forward, backward))
+    forward, backward = halves.forward.graph, halves.backward.graph
+    kept = forward.outputs[n:]
+    once, *both = (work(g) for g in (whole.graph, forward, backward))
     products, total, seconds = (a + b - c for a, b, c in zip(*both, once, strict=True))
-    host = sum(k.bytes for k in kept if is_on_host(k))
+    host = sum(k.bytes for k in kept if k.opcode == "custom-call")  # sent there
     on_device = sum(k.bytes for k in kept) - host
     return Point(on_device, host, int(products), int(total), seconds)
 
 
-def work(module: Module) -> tuple[float, float, float]:
+def work(graph: Graph) -> tuple[float, float, float]:
     """The cost of computing everything that depends on inputs.
 
     Floating-point operations of matrix products, those of all operations, and seconds.
     """
-    known = costs(module)
+    known = costs(graph)
     products = total = 0
     seconds = 0.0
-    for i in _varying(module):
-        if i.opcode in opcodes.FREE or i.opcode == "custom-call":  # to the host and back
+    for n in _varying(graph):
+        if n.opcode in opcodes.FREE or n.opcode == "custom-call":  # to the host and back
             continue
-        own = known[i.id].flops + known[i.id].transcendentals
-        products += own * (i.opcode == "dot")
+        own = known[n].flops + known[n].transcendentals
+        products += own * (n.opcode == "dot")
         total += own
-        seconds += roofline(known[i.id])
+        seconds += roofline(known[n])
     return products, total, seconds
 
 
-def _varying(module: Module) -> Iterator[Instruction]:
-    varies: set[int] = set()
-    for i in module.entry.instructions:
-        if i.opcode == "parameter" or any(o.id in varies for o in i.operands):
-            varies.add(i.id)
-            yield i
+def _varying(graph: Graph) -> Iterator[Node]:
+    varies = set(graph.inputs)
+    for n in graph.nodes:
+        if n in varies or not varies.isdisjoint(n.operands):
+            varies.add(n)
+            yield n
 
 
 def ours(budgets: Iterable[int]) -> dict[str, Point]:

@@ -24,6 +24,7 @@ import xfunc as xf
 from benchmarks import llama
 from benchmarks.peers import answer_of, find_jax
 from benchmarks.timing import Contender, Row, race, table
+from xfunc.hlo.write import write
 from xfunc.trace import recorder
 
 ROUNDS = 7
@@ -65,8 +66,8 @@ def main(jax_python: str | None) -> None:
         given = recorder.placeholder(tokens)
         value = loss(xf.tree.unflatten(structure, inputs), given)
         grads = torch.autograd.grad(value, inputs)
-        hlo, _ = recorder.recorded("bare", [*inputs, given], [value.detach(), *grads])
-        return len(hlo)
+        graph, _ = recorder.recorded("bare", [*inputs, given], [value.detach(), *grads])
+        return len(write(graph))
 
     # Not in turns: make_fx leaves a lot of garbage for the next to collect.
     mine = race({"xfunc": Contender(ours)}, ROUNDS)["xfunc"]

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from itertools import chain
 
-from xfunc.core.avals import Aval, hlo_shape
+from xfunc.core.avals import Aval, array_of
 from xfunc.core.locations import Location
 from xfunc.errors import ShardingError, fail, report
-from xfunc.hlo import Builder, ComputationBuilder, Module, Value, opcodes
-from xfunc.hlo import hlo_pb2 as pb
+from xfunc.graph import build, opcodes
+from xfunc.graph.build import CustomCall
+from xfunc.graph.graph import Graph, is_pair, moved
+from xfunc.graph.node import Node, unattributed
+from xfunc.hlo.attributes import has_sharding
 from xfunc.hlo.spmd import marks, vma
-from xfunc.hlo.spmd.annotations import is_pair
-from xfunc.hlo.spmd.collectives import all_reduce, without_sums
-from xfunc.hlo.spmd.groups import strip_groups
-from xfunc.hlo.spmd.varying import DivergenceError, Findings, varying
+from xfunc.hlo.spmd.annotations import is_region_graph
+from xfunc.hlo.spmd.collectives import all_reduce
+from xfunc.hlo.spmd.varying import DivergenceError, varying, without_sums
+from xfunc.hlo.wire import message_of
 from xfunc.sharding.manual import Region
 from xfunc.sharding.spec import PartitionSpec
 from xfunc.trace.lowering import Lowering
@@ -90,85 +92,67 @@ def across(
     if not results:
         return Lowering.empty(name, given)
     local = settled(local, region, ins)
-    found = along(local, region, ins)
+    differ = along(local, region, ins)
+    inside = without_ties(local.graph)  # One device's shards are not sharded any further.
     if not region.is_whole and not region.is_trivial:
-        _check_operations(local)
-    b = Builder(name)
-    body = b.computation(name)
-    entered = [
-        _entered(body, body.parameter(hlo_shape(given[i])), ins[i], region) for i in local.inputs
-    ]
+        _check_operations(local.name, inside)
     # See NOTE [sums of equal values].
-    inside = _without_ties(local)
-    inside = without_sums(inside, found.equal) if found.equal else inside
-    result = body.call(b.embed(inside), entered)
-    left = [
-        _left(body, body.get_tuple_element(result, k), p, region, differs)
-        for k, (p, differs) in enumerate(zip(outs, found.outputs, strict=True))
-    ]
-    module = b.build(body.build(body.tuple(left)))
-    if not region.is_trivial and (not region.is_whole or region.axes != region.own):
-        _mark_sources(module.proto, region)
-    return Lowering.of(name, module, given, results, local.inputs)
+    inside = without_sums(inside, _differing(local, region, ins), _axes(region))
+    with unattributed():
+        inputs = build.parameters([array_of(given[i]) for i in local.inputs])
+        ports = [ins[i] for i in local.inputs]
+        entered = [_entered(x, p, region) for x, p in zip(inputs, ports, strict=True)]
+        results_inside = build.call(inside, entered)
+        pairs = zip(results_inside, outs, differ, strict=True)
+        left = [_left(x, p, region, d) for x, p, d in pairs]
+        graph = Graph(name, inputs, left)
+        if not region.is_trivial and (not region.is_whole or region.axes != region.own):
+            graph = _Sources(region).manual(graph)
+    return Lowering.of(name, graph, given, results, local.inputs)
 
 
-def _entered(body: ComputationBuilder, x: Value, port: Port, region: Region) -> Value:
-    x = region.enter(body, x, port.spec)
+def _entered(x: Node, port: Port, region: Region) -> Node:
+    x = region.enter(x, port.spec)
     if port.is_row:
-        x = body.reshape(x, x.shape.dims[1:])
-    return _times(body, x, 1 / port.share)
+        x = build.reshape(x, x.dims[1:])
+    return _times(x, 1 / port.share)
 
 
-def _left(
-    body: ComputationBuilder, x: Value, port: Port, region: Region, differs: frozenset[str]
-) -> Value:
+def _left(x: Node, port: Port, region: Region, differs: frozenset[str]) -> Node:
     axes = [n for n in port.sum_over if n in differs]
     if axes:
-        x = all_reduce(body, x, region.groups(axes), "add")
-    x = _times(body, x, region.size(port.sum_over) // region.size(axes))
+        x = all_reduce(x, region.groups(axes), "add")
+    x = _times(x, region.size(port.sum_over) // region.size(axes))
     if port.is_row:
-        x = body.reshape(x, (1, *x.shape.dims))
-    return region.leave(body, x, port.spec)
+        x = build.reshape(x, (1, *x.dims))
+    return region.leave(x, port.spec)
 
 
-def _times(body: ComputationBuilder, x: Value, k: float) -> Value:
-    if k == 1:
-        return x
-    return body.multiply(x, body.broadcast(body.constant(k, x.shape.dtype), x.shape.dims))
-
-
-def _without_ties(local: Lowering) -> Module:
-    """The HLO; one device's shards are not sharded any further."""
-    if not any(map(is_pair, local.module.proto.computations)):
-        return local.module
-    proto = pb.HloModuleProto()
-    proto.CopyFrom(local.module.proto)
-    strip_groups(proto)
-    return Module(proto)
+def _times(x: Node, k: float) -> Node:
+    return x if k == 1 else build.multiply(x, k)
 
 
 _BORDERS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
-def _check_operations(local: Lowering) -> None:
+def _check_operations(name: str, graph: Graph) -> None:
     """See NOTE [what may be done in partly manual regions]."""
-    todo, seen = [local.module.entry], set[int]()
+    todo, seen = [graph], set[Graph]()
     while todo:
-        computation = todo.pop()
+        inner = todo.pop()
         # A region inside this one may be manual over all axes.
-        is_border = any(
-            i.proto.sharding.type == pb.OpSharding.MANUAL for i in computation.instructions
-        )
-        for i in computation.instructions:
-            new = [] if is_border else [c for c in i.called_computations if c.id not in seen]
-            seen.update(c.id for c in new)
+        is_border = is_region_graph(inner)
+        for n in inner.nodes:
+            graphs = [c.graph for c in n.calls if not isinstance(c, tuple)]
+            new = [] if is_border else [g for g in graphs if g is not None and g not in seen]
+            seen.update(new)
             todo += new
-            what = i.proto.custom_call_target or i.opcode
-            if i.opcode in opcodes.PARTITIONABLE or what in _BORDERS or marks.mark_of(i.proto):
+            what = n.params.target if isinstance(n.params, CustomCall) else n.opcode
+            if n.opcode in opcodes.PARTITIONABLE or what in _BORDERS or marks.mark_of(n):
                 continue
             fail(
                 ShardingError,
-                f"{local.name} needs the operation {what} of XLA, which 2.9 cannot do where a "
+                f"{name} needs the operation {what} of XLA, which 2.9 cannot do where a "
                 "shard_map is manual over some axes of the mesh only",
                 "leave axis_names out, so that it is manual over all of them, or do that part "
                 "outside the shard_map"
@@ -176,22 +160,59 @@ def _check_operations(local: Lowering) -> None:
             )
 
 
-def _mark_sources(proto: pb.HloModuleProto, region: Region) -> None:
-    """Annotate values without operands as manual; the partitioner infers the rest.
+class _Sources:
+    """Annotates values without operands as manual; the partitioner infers the rest.
 
     It aborts the process if manual values meet others in the state of a loop.
     """
-    by_id = {c.id: c for c in proto.computations}
-    todo, seen = [proto.entry_computation_id], set[int]()
-    while todo:
-        computation = by_id[todo.pop()]
-        for i in computation.instructions:
-            if i.opcode in ("call", "while", "conditional"):
-                todo += [k for k in i.called_computation_ids if k not in seen]
-                seen.update(i.called_computation_ids)
-            is_mark = marks.mark_of(i)  # It may become a constant.
-            if (is_mark or i.opcode in ("constant", "iota")) and not i.HasField("sharding"):
-                region.manual(len(i.shape.dimensions)).write(i.sharding)
+
+    def __init__(self, region: Region) -> None:
+        self._region = region
+        self._made: dict[Graph, Graph] = {}
+
+    def manual(self, graph: Graph) -> Graph:
+        """The graph, with what it runs."""
+        if graph not in self._made:
+            self._made[graph] = graph.rewritten(self._change)
+        return self._made[graph]
+
+    def _change(self, n: Node, operands: tuple[Node, ...]) -> Node:
+        if n.opcode in opcodes.RUNS:
+            callees = tuple([c if c.graph is None else self.manual(c.graph) for c in n.calls])
+            return moved(n, operands) if callees == n.calls else n.changed(operands, callees)
+        is_mark = marks.mark_of(n)  # It may become a constant.
+        if is_mark and n.params.sharding is None:
+            made = n.changed(operands)
+            made.params = n.params._replace(sharding=self._region.manual(len(n.dims)).wire)
+            return made
+        if n.opcode in ("constant", "iota") and not has_sharding(n):
+            made = n.changed(operands)
+            made.more += message_of(40, self._region.manual(len(n.dims)).wire)
+            return made
+        return moved(n, operands)
+
+
+def without_ties(graph: Graph) -> Graph:
+    """The graph, with what it runs, without shard groups."""
+    made: dict[Graph, Graph] = {}
+
+    def of(graph: Graph) -> Graph:
+        if graph not in made:
+            made[graph] = graph.rewritten(change)
+        return made[graph]
+
+    def change(n: Node, operands: tuple[Node, ...]) -> Node:
+        if n.opcode == "get-tuple-element" and is_tie(n.operands[0]):
+            return operands[0].operands[n.params]
+        if n.opcode in opcodes.RUNS and not is_tie(n):
+            callees = tuple([c if c.graph is None else of(c.graph) for c in n.calls])
+            return moved(n, operands) if callees == n.calls else n.changed(operands, callees)
+        return moved(n, operands)
+
+    def is_tie(n: Node) -> bool:
+        return n.opcode == "call" and n.calls[0].graph is not None and is_pair(n.calls[0].graph)
+
+    return of(graph)
 
 
 def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
@@ -200,16 +221,15 @@ def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
     Raises:
         ShardingError: a cotangent does not fit its value.
     """
-    whole = chain.from_iterable([c.instructions for c in local.module.proto.computations])
-    if not any(map(marks.mark_of, whole)):
+    if not vma.has_marks(local.graph):
         return local
     sizes = {n: region.mesh.shape[n] for n in region.own}
 
-    def total(body: ComputationBuilder, x: Value, axes: Sequence[str]) -> Value:
-        return all_reduce(body, x, region.groups(axes), "add")
+    def total(x: Node, axes: Sequence[str]) -> Node:
+        return all_reduce(x, region.groups(axes), "add")
 
     try:
-        module = vma.settled(local.module, _types(local, region, ins), sizes, total)
+        graph = vma.settled(local.graph, _types(local, region, ins), sizes, total)
     except vma.VaryingTypeError as e:
         file, line, function = e.at.split("\n")
         axes = _names(e.axes)
@@ -223,7 +243,7 @@ def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
         )
         at = Location(file, int(line), function)
         raise ShardingError(report(problem, hint, at=at)) from None
-    return dataclasses.replace(local, module=module)
+    return dataclasses.replace(local, function=graph)
 
 
 def _types(local: Lowering, region: Region, ins: Sequence[Port]) -> list[frozenset[str]]:
@@ -236,22 +256,19 @@ def ways(
     local: Lowering, region: Region, ins: Sequence[Port]
 ) -> tuple[tuple[frozenset[str], ...], tuple[frozenset[str], ...]]:
     """For each output, the axes along which it may differ, and those along which it varies."""
-    differ = along(settled(local, region, ins), region, ins).outputs
-    return differ, vma.types(local.module, _types(local, region, ins), frozenset(region.own))
+    differ = along(settled(local, region, ins), region, ins)
+    return differ, vma.types(local.graph, _types(local, region, ins), frozenset(region.own))
 
 
-def along(local: Lowering, region: Region, ins: Sequence[Port]) -> Findings:
-    """How the values in one device's program may differ from device to device.
+def along(local: Lowering, region: Region, ins: Sequence[Port]) -> tuple[frozenset[str], ...]:
+    """How the outputs of one device's program may differ from device to device.
 
     Raises:
         ShardingError: devices that communicate might not all do so.
     """
-    every = frozenset(n for n in region.axes if region.mesh.shape[n] > 1)
-    around = every - frozenset(region.own)
-    of_inputs = [every & p.axes | around for p in ins]
-    parameters = [of_inputs[i] if i < len(of_inputs) else around for i in local.inputs]
+    given, every = _differing(local, region, ins), _axes(region)
     try:
-        return varying(local.module, parameters, every, not region.is_whole)
+        return varying(local.graph, given, every, not region.is_whole)
     except DivergenceError as e:
         what = "a loop" if e.choice == "while" else "a branch"
         collective = f"communicates over {_names(e.axes)} ({e.opcode}) inside {what}"
@@ -266,6 +283,19 @@ def along(local: Lowering, region: Region, ins: Sequence[Port]) -> Findings:
             "compute both and choose with torch.where."
         )
         raise ShardingError(report(problem, hint)) from None
+
+
+def _axes(region: Region) -> frozenset[str]:
+    """All axes of several devices that a region is manual over."""
+    return frozenset(n for n in region.axes if region.mesh.shape[n] > 1)
+
+
+def _differing(local: Lowering, region: Region, ins: Sequence[Port]) -> tuple[frozenset[str], ...]:
+    """The axes along which the inputs of one device's program may differ."""
+    every = _axes(region)
+    around = every - frozenset(region.own)
+    of_inputs = [every & p.axes | around for p in ins]
+    return tuple(of_inputs[i] if i < len(of_inputs) else around for i in local.inputs)
 
 
 def _names(axes: frozenset[str]) -> str:

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from xfunc.core.avals import Aval, hlo_shape
+from xfunc.core.avals import Aval, array_of
 from xfunc.errors import ShardingError, fail
-from xfunc.hlo import Builder, ComputationBuilder, Value
+from xfunc.graph import build
+from xfunc.graph.graph import Graph
+from xfunc.graph.node import Node, unattributed
 from xfunc.hlo.spmd import collectives as hlo
 from xfunc.program.bind import bind
 from xfunc.program.communication import Communication
@@ -42,9 +44,9 @@ class Collective(Communication):
     def size(self) -> int:
         return self.region.size(self.axes)
 
-    def write(self, body: ComputationBuilder, x: Value) -> Value:
-        """Add it to a computation."""
-        return self.exchange.write(body, x, self.region.groups(self.axes))
+    def made(self, x: Node) -> Node:
+        """The result on one device."""
+        return self.exchange.made(x, self.region.groups(self.axes))
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return _lowering(self).apply(args)
@@ -110,19 +112,19 @@ def _place(region: Region, axes: tuple[str, ...]) -> Lowering:
         "axis_index",
         (),
         Aval((), torch.int64),
-        lambda b: hlo.place_in_group(b, region.groups(axes)),
+        lambda: hlo.place_in_group(region.groups(axes)),
     )
 
 
 @functools.lru_cache(maxsize=4096)
 def _lowering(primitive: Collective) -> Lowering:
-    return _lowered(primitive.name, (primitive.aval,), primitive.outputs[0], primitive.write)
+    return _lowered(primitive.name, (primitive.aval,), primitive.outputs[0], primitive.made)
 
 
 def _lowered(
-    name: str, avals: tuple[Aval, ...], output: Aval, write: Callable[..., Value]
+    name: str, avals: tuple[Aval, ...], output: Aval, made: Callable[..., Node]
 ) -> Lowering:
-    b = Builder(name)
-    body = b.computation(name)
-    result = write(body, *(body.parameter(hlo_shape(a)) for a in avals))
-    return Lowering.of(name, b.build(body.build(body.tuple([result]))), avals, (output,))
+    with unattributed():
+        given = build.parameters([array_of(a) for a in avals])
+        graph = Graph(name, given, [made(*given)])
+    return Lowering.of(name, graph, avals, (output,))

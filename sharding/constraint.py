@@ -13,12 +13,13 @@ from xfunc import tree
 from xfunc.backends import placement
 from xfunc.backends.devices import to_device
 from xfunc.core import ambient
-from xfunc.core.avals import NUMBERS, aval_of, batched
+from xfunc.core.avals import NUMBERS, array_of, aval_of, batched
 from xfunc.core.types import AutogradContext
 from xfunc.errors import ShardingError, fail, instead_of, kind_of, shown
-from xfunc.hlo import ComputationBuilder, Value
+from xfunc.graph import build
+from xfunc.graph.graph import Graph
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.spmd.annotations import constrain
+from xfunc.hlo.spmd.annotations import constrained
 from xfunc.program.annotation import Annotation
 from xfunc.program.bind import bind
 from xfunc.sharding.mapped import mapped_axes, with_axis
@@ -73,9 +74,10 @@ class Constraint(Annotation):
 
     sharding: NamedSharding
 
-    def write(self, body: ComputationBuilder, values: Sequence[Value]) -> Sequence[Value]:
-        tiles, free = self._tiles_and_free
-        return [constrain(body, values[0], tiles, free)]
+    @property
+    def graph(self) -> Graph:
+        (x,) = build.parameters([array_of(self.avals[0])])
+        return Graph(self.name, [x], [constrained(x, *self._tiles_and_free)])
 
     @property
     def _tiles_and_free(self) -> tuple[pb.OpSharding, list[int]]:

@@ -15,8 +15,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from xfunc.core import ambient
-from xfunc.hlo import ComputationBuilder, Shape, Value
-from xfunc.hlo.spmd.annotations import constrain, unspecified
+from xfunc.graph.build import CustomCall
+from xfunc.graph.node import Node, array_type
+from xfunc.hlo.attributes import said
+from xfunc.hlo.spmd.annotations import constrained, unspecified
 from xfunc.hlo.spmd.collectives import DEVICES, Groups
 from xfunc.hlo.spmd.tiles import Tiles
 from xfunc.sharding.mesh import AbstractMesh
@@ -70,37 +72,31 @@ class Region:
         sizes = [self.size(names) for names in spec.axes[:ndim]]
         return [*sizes, *(1 for _ in range(ndim - len(sizes)))]
 
-    def enter(self, body: ComputationBuilder, x: Value, spec: PartitionSpec) -> Value:
+    def enter(self, x: Node, spec: PartitionSpec) -> Node:
         """One device's shard of an array sharded as `spec`."""
         if self.is_trivial:
             return x
-        ndim = len(x.shape.dims)
+        ndim = len(x.dims)
         outer = tuple(n for n in self.axes if n not in self.own)
         free = self._free(ndim)
-        divided = constrain(body, x, tiles_on(self.mesh, spec, ndim, outer).to_proto(), free)
-        shape = Shape(x.shape.dtype, self.local_shape(x.shape.dims, spec))
-        manual = self.manual(ndim).to_proto()
-        return body.custom_call(
-            "SPMDFullToShardShape", [divided], shape, sharding=manual, config=unspecified(free)
-        )
+        divided = constrained(x, tiles_on(self.mesh, spec, ndim, outer).to_proto(), free)
+        type = array_type(x.dtype, self.local_shape(x.dims, spec))
+        how = CustomCall("SPMDFullToShardShape", unspecified(free), self.manual(ndim).wire)
+        return Node("custom-call", type, (divided,), how)
 
-    def leave(self, body: ComputationBuilder, x: Value, spec: PartitionSpec) -> Value:
+    def leave(self, x: Node, spec: PartitionSpec) -> Node:
         """The array of which each device holds such a shard."""
         if self.is_trivial:
             return x
-        ndim = len(x.shape.dims)
+        ndim = len(x.dims)
         outer = tuple(n for n in self.axes if n not in self.own)
         free = self._free(ndim)
-        part = constrain(body, x, self.manual(ndim).to_proto(), free)
-        shape = Shape(x.shape.dtype, self.global_shape(x.shape.dims, spec))
-        return body.custom_call(
-            "SPMDShardToFullShape",
-            [part],
-            shape,
-            sharding=tiles_on(self.mesh, spec, ndim, outer).to_proto(),
-            attributes={DEVICES: str(self.mesh.size)},
-            config=unspecified(free),
-        )
+        part = constrained(x, self.manual(ndim).to_proto(), free)
+        type = array_type(x.dtype, self.global_shape(x.dims, spec))
+        tiles = tiles_on(self.mesh, spec, ndim, outer)
+        how = CustomCall("SPMDShardToFullShape", unspecified(free), tiles.wire)
+        more = said({DEVICES: str(self.mesh.size)})
+        return Node("custom-call", type, (part,), how, more=more)
 
     def manual(self, ndim: int) -> Tiles:
         """The annotation that tells the partitioner that each device has its own value."""

@@ -95,4 +95,4 @@ def _varying(x: Tensor) -> frozenset[str]:
         )
     every = frozenset(n for n in vma.checked() if region.mesh.shape[n] > 1)
     inputs = [every & known[i] if i < len(known) else frozenset() for i in lowering.inputs]
-    return types(lowering.module, inputs, every)[0]
+    return types(lowering.graph, inputs, every)[0]

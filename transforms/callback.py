@@ -16,10 +16,9 @@ from xfunc import tree
 from xfunc.backends import host_calls
 from xfunc.backends.active import runtime
 from xfunc.cache import identity
-from xfunc.core.avals import Aval, ShapeDtypeStruct, hlo_shape, short
+from xfunc.core.avals import Aval, ShapeDtypeStruct, array_of, short
 from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, kind_of, shown
-from xfunc.hlo import ComputationBuilder, Shape, Value
 from xfunc.ops.emit import instruction
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
@@ -217,9 +216,10 @@ class _Call(Primitive):
             return []
         name = f"python {next(_numbers)}"
         host_calls.register(name, self.run)
-        result = Shape.of_tuple([hlo_shape(o) for o in self.outputs])
+        result = [array_of(o) for o in self.outputs]
         effect = self.kind == "io_callback"
-        return list(instruction(_host, *args, function=name, result=result, effect=effect))
+        call = host_calls.host_call
+        return list(instruction(call, *args, name=name, result=result, side_effect=effect))
 
     def pair(self, wrt: tuple[bool, ...]) -> Pair:
         self._no_derivative()
@@ -268,12 +268,6 @@ class _Call(Primitive):
             "it is differentiated",
             "give it a derivative with xf.custom_jvp or xf.custom_vjp, or pass x.detach().",
         )
-
-
-def _host(
-    body: ComputationBuilder, *operands: Value, function: str, result: Shape, effect: bool
-) -> Value:
-    return host_calls.host_call(body, function, operands, result, side_effect=effect)
 
 
 def _aval(x: object, kind: str) -> Aval:

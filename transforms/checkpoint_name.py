@@ -9,13 +9,14 @@ from typing import TypeVar
 import torch
 
 from xfunc import tree
-from xfunc.core.avals import aval_of
+from xfunc.core.avals import array_of, aval_of
 from xfunc.errors import fail, shown
-from xfunc.hlo import ComputationBuilder, Value
-from xfunc.hlo.passes.names import named
+from xfunc.graph import build
+from xfunc.graph.graph import Graph
 from xfunc.program.annotation import Annotation
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
+from xfunc.remat.names import named
 from xfunc.stages.checks import arrays, as_tensors, labels_in
 from xfunc.torchlib.eager import is_eager
 from xfunc.trace import tracing
@@ -65,8 +66,10 @@ class Name(Annotation):
 
     text: str
 
-    def write(self, body: ComputationBuilder, values: Sequence[Value]) -> Sequence[Value]:
-        return [named(body, values[0], self.text)]
+    @property
+    def graph(self) -> Graph:
+        (x,) = build.parameters([array_of(self.avals[0])])
+        return Graph(self.name, [x], [named(x, self.text)])
 
     def derivatives(self, values: Sequence[Tensor | None]) -> list[Tensor | None]:
         return list(values)

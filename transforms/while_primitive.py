@@ -17,10 +17,12 @@ from collections.abc import Sequence
 
 import torch
 
-from xfunc.core.avals import Aval, batched, hlo_shape
+from xfunc.core.avals import Aval, array_of, batched
 from xfunc.core.locations import Location
 from xfunc.errors import UnsupportedOpError, fail
-from xfunc.hlo import Builder
+from xfunc.graph import build
+from xfunc.graph.graph import Graph
+from xfunc.graph.node import unattributed
 from xfunc.program.bind import bind, or_zeros
 from xfunc.program.own_pair import OwnPair
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
@@ -73,29 +75,19 @@ class While(Primitive):
         """One HLO ``While`` over the carries and everything that the two functions read."""
         c = len(self.outputs)
         test, step = self.cond.lowering, self.body.lowering
-        shapes = [hlo_shape(x) for x in self.avals]
-        b = Builder(self.name)
-        entry = b.computation(self.name)
-        state = entry.tuple([entry.parameter(s) for s in shapes])
+        types = [array_of(a) for a in self.avals]
+        with unattributed():
+            given = build.parameters(types)
+            again = build.call(test.graph, [given[self.cond_uses[i]] for i in test.inputs])
+            condition = Graph(f"{self.name}.cond", given, again)
 
-        comp = b.computation(f"{self.name}.cond")
-        given = comp.parameter(state.shape)
-        args = [comp.get_tuple_element(given, self.cond_uses[i]) for i in test.inputs]
-        again = comp.get_tuple_element(comp.call(b.embed(test.module), args), 0)
-        condition = comp.build(again)
+            given = build.parameters(types)
+            new = build.call(step.graph, [given[self.body_uses[i]] for i in step.inputs])
+            body = Graph(f"{self.name}.body", given, [*new, *given[c:]])
 
-        comp = b.computation(f"{self.name}.body")
-        given = comp.parameter(state.shape)
-        values = [comp.get_tuple_element(given, i) for i in range(len(shapes))]
-        args = [values[self.body_uses[i]] for i in step.inputs]
-        found = comp.call(b.embed(step.module), args)
-        new = [comp.get_tuple_element(found, i) for i in range(c)]
-        body = comp.build(comp.tuple([*new, *values[c:]]))
-
-        last = entry.while_(condition, body, state)
-        root = entry.tuple([entry.get_tuple_element(last, i) for i in range(c)])
-        module = b.build(entry.build(root))
-        return Lowering.of(self.name, module, self.avals, self.outputs)
+            given = build.parameters(types)
+            whole = Graph(self.name, given, build.while_(body, condition, given)[:c])
+        return Lowering.of(self.name, whole, self.avals, self.outputs)
 
     @property
     def _reads(self) -> list[set[int]]:

@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from xfunc.backends.devices import device_count
-from xfunc.core.avals import Aval, aval_of, hlo_shape
+from xfunc.core.avals import Aval, array_of, aval_of
 from xfunc.program.annotation import Tie
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
 from xfunc.trace import tracing
 from xfunc.trace.lowering import Lowering
-from xfunc.transforms.scan.counted import LoopSpec, Param, loop_module
+from xfunc.transforms.scan.counted import LoopSpec, Param, loop_graph
 
 if TYPE_CHECKING:
     from xfunc.transforms.scan.primitive import Scan
@@ -39,17 +39,17 @@ def forward_loop(scan: Scan, avals: Sequence[Aval], body: Lowering) -> Lowering:
     spec = LoopSpec(
         tuple(params),
         (*(("carry", i) for i in range(c)), *(("ys", None) for _ in body.outputs[c:])),
-        tuple(hlo_shape(a) for a in avals[:c]),
-        tuple(hlo_shape(a) for a in xs),
-        tuple(hlo_shape(a) for a in avals[x:]),
+        tuple(array_of(a) for a in avals[:c]),
+        tuple(array_of(a) for a in xs),
+        tuple(array_of(a) for a in avals[x:]),
         n,
         scan.reverse,
         scan.unroll,
     )
     flat = (*avals[:c], *xs, *avals[x:])
     outputs = (*body.outputs[:c], *(stacked(o, n) for o in body.outputs[c:]))
-    module = loop_module(scan.name, body.module, spec)
-    return Lowering.of(scan.name, module, flat, outputs)
+    graph = loop_graph(scan.name, body.graph, spec)
+    return Lowering.of(scan.name, graph, flat, outputs)
 
 
 def tied(gradient: Tensor, value: Tensor, apply: Callable[..., list[Tensor]] = bind) -> Tensor:

@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from xfunc.core.avals import Aval, hlo_shape
+from xfunc.core.avals import Aval, array_of
 from xfunc.program.annotation import Tie
 from xfunc.program.bind import or_zeros
 from xfunc.program.primitive import Dims, Pair, Tensor, placed
 from xfunc.program.program import Joint
 from xfunc.remat.split import Halves, Source, gathered
 from xfunc.trace.lowering import Lowering
-from xfunc.transforms.scan.counted import LoopSpec, Param, Result, loop_module
+from xfunc.transforms.scan.counted import LoopSpec, Param, Result, loop_graph
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
 
 if TYPE_CHECKING:
@@ -147,9 +147,9 @@ class ScanPair:
         spec = LoopSpec(
             tuple(params),
             tuple(results),
-            tuple(map(hlo_shape, avals["carry"])),
-            tuple(map(hlo_shape, avals["xs"])),
-            tuple(map(hlo_shape, avals["const"])),
+            tuple(map(array_of, avals["carry"])),
+            tuple(map(array_of, avals["xs"])),
+            tuple(map(array_of, avals["const"])),
             scan.length,
             not scan.reverse,
             scan.unroll,
@@ -159,20 +159,18 @@ class ScanPair:
         name = f"{scan.name}.backward"
         if not outputs:
             return Lowering.empty(name, flat), [], [], []
-        module = loop_module(name, halves.backward.module, spec)
-        loop = Lowering.of(name, module, flat, outputs)
+        graph = loop_graph(name, halves.backward.graph, spec)
+        loop = Lowering.of(name, graph, flat, outputs)
         flat_sources = [*sources["carry"], *sources["xs"], *sources["const"]]
         return loop, flat_sources, [*halves.gradients], behind
 
     def _residual_carries(self) -> dict[int, Source]:
         """The carries that are themselves residuals, and which residual each one is."""
         forward = self.halves.forward
-        results = forward.module.entry.root.operands[self.n_outputs :]
-        return {
-            forward.inputs[r.parameter_number]: ("residual", k)
-            for k, r in enumerate(results)
-            if r.opcode == "parameter"
-        }
+        graph = forward.graph
+        places = dict(zip(graph.inputs, forward.inputs, strict=True))
+        results = enumerate(graph.outputs[self.n_outputs :])
+        return {places[n]: ("residual", k) for k, n in results if n in places}
 
     def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
         c, x = self.scan.n_carry, self.scan.n_carry + self.scan.n_xs

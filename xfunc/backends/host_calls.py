@@ -30,8 +30,12 @@ from xfunc.backends.active import runtime
 from xfunc.backends.lock import launches, lock
 from xfunc.core.locations import user_location
 from xfunc.errors import UnsupportedOpError, fail
-from xfunc.hlo import ComputationBuilder, Shape, Value
+from xfunc.graph import build
+from xfunc.graph.build import CustomCall
+from xfunc.graph.node import ArrayType, Node
+from xfunc.hlo import Shape
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.attributes import acting
 from xfunc.hlo.edit import constant, entry_of, fill, fresh_ids, instruction
 from xfunc.hlo.spmd.annotations import SHARDING, gathered, is_region, run_on_one_device
 
@@ -110,26 +114,28 @@ def register_direct(name: str, function: Direct) -> None:
 
 
 def host_call(
-    body: ComputationBuilder,
+    *operands: Node,
     name: str,
-    operands: Sequence[Value],
-    shape: Shape,
-    *,
+    result: ArrayType | Sequence[ArrayType],
     side_effect: bool = False,
-) -> Value:
-    """An instruction that calls a registered function.
+) -> Node | list[Node]:
+    """The result, or the results, of a registered function.
 
     Args:
-        body: the computation to add to.
-        name: the name that the function is registered under when the program runs.
         operands: arrays.
-        shape: of the result: an array, or a tuple of arrays.
+        name: the name that the function is registered under when the program runs.
+        result: the type of its result, or of each of several.
         side_effect: call it even if nothing uses its result.
     """
-    value, proto = body.instruction("custom-call", shape, operands)
-    become_host_call(proto, name)
-    proto.custom_call_has_side_effect = side_effect
-    return value
+    how = CustomCall(TARGET, _config(name), version=ffi.API_VERSION)
+    more = acting() if side_effect else b""
+    if isinstance(result, ArrayType):
+        return Node("custom-call", result, operands, how, more=more)
+    return build.several("custom-call", result, operands, how, more=more)
+
+
+def _config(name: str) -> str:
+    return f'{{name = "{name}"}}'
 
 
 def become_host_call(proto: pb.HloInstructionProto, name: str) -> None:
@@ -137,7 +143,7 @@ def become_host_call(proto: pb.HloInstructionProto, name: str) -> None:
     proto.opcode = "custom-call"
     proto.custom_call_target = TARGET
     proto.custom_call_api_version = ffi.API_VERSION
-    proto.backend_config = f'{{name = "{name}"}}'.encode()
+    proto.backend_config = _config(name).encode()
 
 
 def call_once(proto: pb.HloModuleProto, *, every: bool = False) -> None:

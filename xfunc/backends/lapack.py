@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from xfunc.backends import fortran, host_calls, solvers
+from xfunc.graph.composite import operation_of
 from xfunc.hlo import Shape
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.composite import operation_of
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import remove_computations
 
@@ -33,7 +33,7 @@ _DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 def use_lapack(proto: pb.HloModuleProto) -> None:
     """Use LAPACK for all supported operations of a module, in place."""
-    composites = {c.id: operation_of(c) for c in proto.computations}
+    composites = {c.id: operation_of(c.name) for c in proto.computations}
     called = set[str]()
     for c in proto.computations:
         for i in c.instructions:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from xfunc.core.types import Shaped
+from xfunc.graph.node import ArrayType, array_type
 from xfunc.hlo import Shape
 
 
@@ -88,6 +89,11 @@ def batched(avals: Sequence[Aval], dims: Sequence[int | None], n: int) -> tuple[
 def hlo_shape(aval: Shaped) -> Shape:
     """The HLO array shape of anything that has a shape and a dtype."""
     return Shape(aval.dtype, tuple(aval.shape))
+
+
+def array_of(aval: Shaped) -> ArrayType:
+    """The type of a node for anything that has a shape and a dtype."""
+    return array_type(aval.dtype, tuple(aval.shape))
 
 
 def short(x: Shaped) -> str:

@@ -15,12 +15,14 @@ from xfunc.backends.lock import lock
 from xfunc.backends.placement import as_argument, hand_on_mesh
 from xfunc.backends.prepare import UNUSED
 from xfunc.core import ambient
-from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, dtype_of, hlo_shape, short
+from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, array_of, dtype_of, hlo_shape, short
 from xfunc.core.matcher import matcher
 from xfunc.core.structures import decode
 from xfunc.core.types import Shaped, Sharding
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, instead_of, kind_of, shown
-from xfunc.hlo import Builder, InvalidHloError, Module, Shape, verify
+from xfunc.graph import build
+from xfunc.graph.graph import Graph
+from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.dataless import check_surroundings
@@ -44,11 +46,10 @@ def loaded(name: str, hlo: bytes, avals: Sequence[Aval], outputs: Sequence[Aval]
     module = Module.from_bytes(hlo)
     _check_program(module, avals, outputs)
     if not avals:  # There, it takes `UNUSED`.
-        b = Builder(name)
-        body = b.computation(name)
-        found = body.call(b.embed(module), [body.constant(False, torch.bool)])
-        values = [body.get_tuple_element(found, k) for k in range(len(outputs))]
-        module = b.build(body.build(body.tuple(values)))
+        unused = build.constant(False, torch.bool)
+        types = [array_of(a) for a in outputs]
+        results = build.several("call", types, (unused,), None, (module,))
+        return Lowering.of(name, Graph(name, (), results), avals, outputs)
     return Lowering.of(name, module, avals, outputs)
 
 

@@ -394,6 +394,29 @@ def scatter(x: Node, index: Node, updates: Node, opcode: str, how: ScatterDims) 
     return Node("scatter", x.type, (x, index, updates), how, combine)
 
 
+# -- custom calls ---------------------------------------------------------------------------------
+
+
+class CustomCall(NamedTuple):
+    """The parameters of a custom call.
+
+    Attributes:
+        target: a name that the compiler knows.
+        config: its configuration.
+        sharding: a serialised ``OpSharding``.
+        version: of the interface.
+        tied: whether the sharding is that of another value: see `xfunc.hlo.spmd.annotations`.
+        rest: other fields, serialised.
+    """
+
+    target: str
+    config: str | bytes = ""
+    sharding: bytes | None = None
+    version: int = 1
+    tied: bool = False
+    rest: bytes = b""
+
+
 # -- several results ------------------------------------------------------------------------------
 
 
@@ -408,14 +431,46 @@ def several(
     operands: tuple[Node, ...],
     params: Any = None,
     calls: tuple[Any, ...] = (),
+    more: bytes = b"",
 ) -> list[Node]:
     """The results of an instruction that returns a tuple."""
     whole: Any = TupleType(types)  # which only `elements` reads
-    return elements(Node(opcode, whole, operands, params, calls), types)
+    return elements(Node(opcode, whole, operands, params, calls, more), types)
+
+
+def parameters(types: Sequence[ArrayType]) -> list[Node]:
+    """New inputs."""
+    return [Node("parameter", t) for t in types]
+
+
+def zeros(type: ArrayType) -> Node:
+    """An array of zeros."""
+    return full(0, type)
+
+
+def call(graph: Any, operands: Sequence[Node], more: bytes = b"") -> list[Node]:
+    """The results of a graph; the call may carry attributes."""
+    types = [n.type for n in graph.outputs]
+    return several("call", types, tuple(operands), None, (graph,), more)
+
+
+def while_(body: Any, condition: Any, init: Sequence[Node]) -> list[Node]:
+    """The last state of a loop: graphs from state to state, and to whether it goes on."""
+    types = [n.type for n in init]
+    return several("while", types, tuple(init), None, (body, condition))
+
+
+def conditional(
+    index: Node, branches: Sequence[Any], operands: Sequence[Sequence[Node]]
+) -> list[Node]:
+    """The results of the graph with an index, each of which has operands of its own."""
+    types = [n.type for n in branches[0].outputs]
+    flat = (index, *[n for of in operands for n in of])
+    return several("conditional", types, flat, tuple(map(len, operands)), tuple(branches))
 
 
 def sort(keys: Sequence[Node], dim: int, comparator: object, stable: bool) -> list[Node]:
-    """Sort arrays of equal sizes together, by a comparator: a module of two scalars of each."""
+    """Sort arrays of equal sizes together, by a comparator: a graph of two scalars of each."""
     types = [k.type for k in keys]
     if len(keys) == 1:
         return [Node("sort", types[0], tuple(keys), (dim, stable), (comparator,))]

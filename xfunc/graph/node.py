@@ -10,11 +10,13 @@ number. Nodes belong to no graph: constants are shared by all.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import math
 import operator
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -38,6 +40,11 @@ class ArrayType:
     def __init__(self, dtype: torch.dtype, dims: tuple[int, ...]) -> None:
         self.dtype, self.dims = dtype, dims
         self.wire: bytes | None = None
+
+    @property
+    def bytes(self) -> int:
+        """The size in bytes."""
+        return math.prod(self.dims) * self.dtype.itemsize
 
     def __repr__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}[{','.join(map(str, self.dims))}]"
@@ -64,6 +71,11 @@ class TupleType:
         self.elements = tuple(elements)
         self.wire: bytes | None = None
 
+    @property
+    def bytes(self) -> int:
+        """The size in bytes."""
+        return sum(t.bytes for t in self.elements)
+
     def __repr__(self) -> str:
         return f"({', '.join(map(repr, self.elements))})"
 
@@ -74,12 +86,13 @@ class Operation:
     Attributes:
         name: of the aten operation.
         origin: the number of the user's line and scopes, as a prefix: see `xfunc.trace.scopes`.
+        wire: the serialised ``OpMetadata``, if the operation was read from a module.
     """
 
-    __slots__ = ("name", "origin")
+    __slots__ = ("name", "origin", "wire")
 
-    def __init__(self, name: str) -> None:
-        self.name, self.origin = name, ""
+    def __init__(self, name: str, wire: bytes | None = None) -> None:
+        self.name, self.origin, self.wire = name, "", wire
 
 
 class _Thread(threading.local):
@@ -88,6 +101,17 @@ class _Thread(threading.local):
 
 current = _Thread()
 """The operation that is recorded in this thread."""
+
+
+@contextlib.contextmanager
+def unattributed() -> Iterator[None]:
+    """A block whose nodes are part of no operation of the user's."""
+    before, current.operation = current.operation, Operation("")
+    try:
+        yield
+    finally:
+        current.operation = before
+
 
 next_number = itertools.count(1).__next__
 
@@ -101,12 +125,13 @@ class Node:
         operands: the nodes whose results it takes.
         params: its other parameters, hashable; their form depends on the opcode: see
             `xfunc.hlo.write`.
-        calls: the computations it calls: reducers by opcode and dtype, or modules.
+        calls: the computations it calls: reducers by opcode and dtype, graphs or modules.
+        more: what else it carries (a sharding, attributes), as serialised fields.
         operation: it is a part of.
         number: see NOTE [numbers of nodes].
     """
 
-    __slots__ = ("calls", "number", "opcode", "operands", "operation", "params", "type")
+    __slots__ = ("calls", "more", "number", "opcode", "operands", "operation", "params", "type")
 
     # Most nodes have an array type; `types` has those of a tuple.
     type: ArrayType
@@ -118,11 +143,19 @@ class Node:
         operands: tuple[Node, ...] = (),
         params: Any = None,
         calls: tuple[Any, ...] = (),
+        more: bytes = b"",
     ) -> None:
         self.opcode, self.type, self.operands = opcode, type, operands
-        self.params, self.calls = params, calls
+        self.params, self.calls, self.more = params, calls, more
         self.operation = current.operation
         self.number = next_number()
+
+    def changed(self, operands: tuple[Node, ...], calls: tuple[Any, ...] | None = None) -> Node:
+        """The same instruction with other operands, and other computations if they are given."""
+        calls = self.calls if calls is None else calls
+        made = Node(self.opcode, self.type, operands, self.params, calls, self.more)
+        made.operation = self.operation
+        return made
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -133,6 +166,11 @@ class Node:
     def dtype(self) -> torch.dtype:
         """The dtype of an array."""
         return self.type.dtype
+
+    @property
+    def bytes(self) -> int:
+        """The size of the result in bytes; of several results, all of them."""
+        return self.type.bytes
 
     def __repr__(self) -> str:
         return f"<{self.opcode}.{self.number}: {self.type}>"

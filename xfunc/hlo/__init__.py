@@ -1,9 +1,5 @@
-"""HLO modules as data: read them, check them, cut them up, build them."""
+"""HLO modules as data: write them, read them, check them."""
 
-from xfunc.hlo.builder import Builder as Builder
-from xfunc.hlo.computation import ComputationBuilder as ComputationBuilder
-from xfunc.hlo.computation import Function as Function
-from xfunc.hlo.computation import Value as Value
 from xfunc.hlo.errors import InvalidHloError as InvalidHloError
 from xfunc.hlo.module import Computation as Computation
 from xfunc.hlo.module import Instruction as Instruction

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from xfunc.graph.opcodes import CALLING
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import fresh_ids
-from xfunc.hlo.opcodes import CALLING
 
 _ByOpcode = dict[str, list[pb.HloInstructionProto]]
 

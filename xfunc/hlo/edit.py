@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from xfunc.graph import opcodes
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo import opcodes
 from xfunc.hlo.literal import scalar_literal
 from xfunc.hlo.shape import Shape
 
@@ -38,13 +38,6 @@ def fresh_ids(proto: pb.HloModuleProto) -> Iterator[int]:
     for c in proto.computations:
         used = max(used, c.id, *[i.id for i in c.instructions])
     yield from count(1 + used)
-
-
-def last_number(proto: pb.HloModuleProto) -> int:
-    """The largest of a module's ids and of the numbers that its names end in."""
-    every = [x for c in proto.computations for x in (c, *c.instructions)]
-    ends = [x.name.rpartition(".")[2] for x in every]
-    return max(*[x.id for x in every], *map(int, ends))
 
 
 def instruction(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import sys
 
+import numpy as np
 import torch
 
 from xfunc.hlo import hlo_pb2 as pb
@@ -69,3 +70,21 @@ def _scalar_literal(
     with plain_tensors():
         write_literal(torch.tensor(value, dtype=dtype, device="cpu"), made)
     return made
+
+
+def scalar_of(constant: pb.HloInstructionProto) -> bool | int | float | None:
+    """The real number that a constant is; None for an array, and for numbers of a byte."""
+    if constant.shape.dimensions:
+        return None
+    dtype = Shape.from_proto(constant.shape).dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        bits: bytes = getattr(constant.literal, _BYTES[dtype])
+        if len(bits) != 2:
+            return None
+        if dtype is torch.float16:
+            return float(np.frombuffer(bits, "<f2")[0])
+        return float((np.frombuffer(bits, "<u2").astype(np.uint32) << 16).view(np.float32)[0])
+    if dtype.is_complex or dtype not in _REPEATED:
+        return None
+    values = getattr(constant.literal, _REPEATED[dtype])
+    return values[0] if len(values) == 1 else None

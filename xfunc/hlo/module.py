@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from xfunc.graph import opcodes
+from xfunc.graph.graph import Graph
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo import opcodes
-from xfunc.hlo.dependencies import output_dependencies
-from xfunc.hlo.edit import bypass, entry_of
 from xfunc.hlo.errors import InvalidHloError
+from xfunc.hlo.read import UnreadableError, read
 from xfunc.hlo.shape import Shape
-from xfunc.hlo.verify import Signature, verify
+from xfunc.hlo.verify import verify
 
 
 class Instruction:
@@ -184,12 +184,10 @@ class Module:
 
     Attributes:
         proto: the protobuf it is a view of. It keeps fields that xfunc does not know.
-        signatures: what `verify` found, if nobody can have changed the protobuf since.
     """
 
     def __init__(self, proto: pb.HloModuleProto) -> None:
         self.proto = proto
-        self.signatures: dict[int, Signature] | None = None
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Module:
@@ -237,21 +235,13 @@ class Module:
         """The computation that running the module runs."""
         return self.computation(self.proto.entry_computation_id)
 
-    def bypassing(self, stands_for: Mapping[int, int]) -> Module:
-        """The module without some instructions of its entry: see `edit.bypass`."""
-        if not stands_for:
-            return self
-        proto = pb.HloModuleProto()
-        proto.CopyFrom(self.proto)
-        bypass(entry_of(proto), stands_for)
-        return Module(proto)
-
-    def output_dependencies(self) -> tuple[frozenset[int], ...]:
-        """For each output, the numbers of the entry parameters that it is computed from.
-
-        The outputs are the elements of the entry's root, or the root itself if it is not a tuple.
-        """
-        return output_dependencies(self)
+    @functools.cached_property
+    def graph(self) -> Graph | None:
+        """The graph that it was written from, or can be read as; None if there is none."""
+        try:
+            return read(self.proto)
+        except UnreadableError:
+            return None
 
     def __str__(self) -> str:
         """HLO text, as XLA prints it.

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
+from xfunc.graph import opcodes
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo import opcodes
 from xfunc.hlo.edit import entry_of
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.shape import Shape
@@ -27,10 +26,9 @@ S32 = Shape(torch.int32)
 
 Signature = tuple[Sequence[Shape], Shape]
 """The shapes of a computation's parameters, and of its result."""
-_NONE: Mapping[int, Signature] = MappingProxyType({})
 
 
-def verify(module: Module, known: Mapping[int, Signature] = _NONE) -> dict[int, Signature]:
+def verify(module: Module) -> dict[int, Signature]:
     """Check the structure of a module; returns the signatures of its computations.
 
     Ids and names are unique; operands are defined before they are used; roots and called
@@ -40,13 +38,12 @@ def verify(module: Module, known: Mapping[int, Signature] = _NONE) -> dict[int, 
 
     Args:
         module: to check.
-        known: the signatures of computations that were checked before, except for their names.
 
     Raises:
         InvalidHloError: names the instruction and its computation.
     """
     proto = module.proto
-    found = _Checker(proto, known).run()
+    found = _Checker(proto).run()
     if proto.entry_computation_id not in found:
         raise InvalidHloError(
             f"module {proto.name!r}: the entry computation {proto.entry_computation_id} is missing"
@@ -142,8 +139,8 @@ _ARITY: dict[str, tuple[int | None, int | None]] = {
 class _Checker:
     """Checks the computations of a module."""
 
-    def __init__(self, module: pb.HloModuleProto, known: Mapping[int, Signature]) -> None:
-        self.module, self.known = module, known
+    def __init__(self, module: pb.HloModuleProto) -> None:
+        self.module = module
         self.signatures: dict[int, Signature] = {}
         self.ids: set[int] = set()
         self.names: set[str] = set()
@@ -158,13 +155,10 @@ class _Checker:
             self.names.update(names)
             if len(self.ids) < n_ids or len(self.names) < n_names:
                 _fail_of_twins(self.module)
-            known = self.known.get(c.id)
-            if known is None:
-                for name in names:
-                    if not _is_numbered(name):
-                        _fail_of_name(name, f"instruction {name!r} in computation {c.name!r}")
-                known = _Computation(c, instructions, self).signature()
-            self.signatures[c.id] = known
+            for name in names:
+                if not _is_numbered(name):
+                    _fail_of_name(name, f"instruction {name!r} in computation {c.name!r}")
+            self.signatures[c.id] = _Computation(c, instructions, self).signature()
         for name, n in Counter(c.name for c in self.module.computations).items():
             if n > 1:
                 raise InvalidHloError(f"there are {n} computations of the name {name!r}")

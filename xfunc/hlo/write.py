@@ -14,10 +14,11 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from xfunc.graph.build import Convolution, GatherDims, Literal, ScatterDims, Window
-from xfunc.graph.node import ArrayType, Node, Operation, TupleType, reached
+from xfunc.graph import opcodes
+from xfunc.graph.build import Convolution, CustomCall, GatherDims, Literal, ScatterDims, Window
+from xfunc.graph.graph import Graph
+from xfunc.graph.node import ArrayType, Node, Operation, TupleType
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo import opcodes
 from xfunc.hlo.edit import renamed
 from xfunc.hlo.literal import scalar_literal, write_literal
 from xfunc.hlo.module import Module
@@ -46,25 +47,12 @@ def _hlo_shape(type: ArrayType | TupleType) -> Shape:
 # -- the parameters of instructions ---------------------------------------------------------------
 
 
-class CustomCall(NamedTuple):
-    """The parameters of a custom call.
-
-    Attributes:
-        target: a name that the compiler knows.
-        config: its configuration.
-        sharding: a serialised ``OpSharding``.
-    """
-
-    target: str
-    config: str = ""
-    sharding: bytes | None = None
-
-
 def _custom_call(p: CustomCall) -> bytes:
-    original = 1  # the version of the interface
+    config = p.config.encode() if isinstance(p.config, str) else p.config
     return b"".join((
-        message_of(28, p.target.encode()), message_of(43, p.config.encode()) if p.config else b"",
-        integer_of(77, original), b"" if p.sharding is None else message_of(40, p.sharding),
+        message_of(28, p.target.encode()), message_of(43, config) if config else b"",
+        integer_of(77, p.version), b"" if p.sharding is None else message_of(40, p.sharding),
+        p.rest,
     ))  # fmt: skip
 
 
@@ -117,8 +105,13 @@ def _scatter(p: ScatterDims) -> bytes:
     return message_of(48, numbers)
 
 
-def _dot(p: tuple[tuple[int, ...], ...]) -> bytes:
-    return message_of(30, b"".join([integers_of(k + 1, dims) for k, dims in enumerate(p)]))
+def _dot(p: tuple[Any, ...]) -> bytes:
+    numbers = message_of(30, b"".join([integers_of(k + 1, dims) for k, dims in enumerate(p[:4])]))
+    return numbers + b"".join(p[4:])  # such as a precision
+
+
+def _comparison(direction: str, order: str = "") -> bytes:
+    return message_of(63, direction.encode()) + (message_of(72, order.encode()) if order else b"")
 
 
 def _dims(p: tuple[int, ...]) -> bytes:
@@ -128,7 +121,7 @@ def _dims(p: tuple[int, ...]) -> bytes:
 _PARAMS: dict[str, Callable[[Any], bytes]] = {
     "broadcast": _dims, "transpose": _dims, "reverse": _dims, "concatenate": _dims, "iota": _dims,
     "reduce": _dims,
-    "compare": lambda p: message_of(63, p.encode()),
+    "compare": lambda p: _comparison(*((p,) if isinstance(p, str) else p)),
     "slice": _slices,
     "dynamic-slice": lambda p: integers_of(20, p),
     "pad": padding,
@@ -150,8 +143,9 @@ _PARAMS: dict[str, Callable[[Any], bytes]] = {
 
 
 @functools.lru_cache(65536)
-def _known_params(opcode: str, params: Any) -> bytes:
-    return _PARAMS[opcode](params)
+def params_of(opcode: str, params: Any) -> bytes:
+    """The fields with the parameters of an instruction; those that were read may be bytes."""
+    return params if isinstance(params, bytes) else _PARAMS[opcode](params)
 
 
 @functools.lru_cache(4096)
@@ -161,6 +155,8 @@ def _scalar(_: str, value: Any, type: ArrayType) -> bytes:
 
 def _literal(n: Node) -> bytes:
     value = n.params
+    if isinstance(value, bytes):  # It was read from a module.
+        return value
     if not isinstance(value, Literal):
         return _scalar(repr(value), value, n.type)
     proto = pb.LiteralProto()
@@ -172,124 +168,140 @@ def _literal(n: Node) -> bytes:
 # -- modules --------------------------------------------------------------------------------------
 
 
-@functools.lru_cache(4096)
-def _opcode(opcode: str) -> tuple[bytes, bytes]:
-    return message_of(2, opcode.encode()), opcode.encode() + b"."
+_ID, _OPERANDS = b"\x98\x02", b"\xa2\x02"  # fields 35 and 36
 
 
-_SHAPE, _ID, _OPERANDS = b"\x1a", b"\x98\x02", b"\xa2\x02"  # fields 3, 35 and 36
+@functools.lru_cache(65536)
+def _head(opcode: str, shape: bytes) -> tuple[bytes, bytes]:
+    """The beginning of an instruction's name, and what follows its name."""
+    code = opcode.encode()
+    return code + b".", message_of(2, code) + message_of(3, shape) + _ID
 
 
 def _instruction(
     opcode: str, shape: bytes, number: int, operands: Sequence[int], rest: bytes
 ) -> bytes:
     """An instruction, as a field of its computation."""
-    code, base = _opcode(opcode)
+    base, head = _head(opcode, shape)
     name = base + b"%d" % number
-    ids = b"".join(map(_known_varint, operands))
+    ids = b"".join([_known_varint(k) for k in operands])
     data = b"".join((
-        b"\x0a", _known_varint(len(name)), name, code, _SHAPE, _known_varint(len(shape)), shape,
-        _ID, _known_varint(number), _OPERANDS, _known_varint(len(ids)), ids, rest,
+        b"\x0a", _known_varint(len(name)), name, head, _known_varint(number),
+        _OPERANDS, _known_varint(len(ids)), ids, rest,
     ))  # fmt: skip
     return b"\x12" + _known_varint(len(data)) + data
+
+
+Meaning = Callable[[str], "tuple[str, str, int] | None"]
 
 
 class _Writer:
     """Writes one module."""
 
-    def __init__(self) -> None:
+    def __init__(self, meaning: Meaning | None = None, lines: bool = True) -> None:
+        self._meaning, self._lines = meaning, lines
+        self.is_resolved = True
         self._last = 1  # the number of the module's entry
+        self.numbers: dict[int, int] = {}  # of the entry's instructions, by the node's identity
         self._computations: list[bytes] = []
         self._called: dict[object, int] = {}
-        self._metadata: dict[tuple[str, str], bytes] = {}
+        self.metadata: dict[Operation, bytes] = {}
+        self._known: dict[tuple[str, str], bytes] = {}  # the same, by name and origin
 
-    def _new(self) -> int:
+    def new(self) -> int:
+        """The next number."""
         self._last += 1
         return self._last
 
-    def entry(self, name: str, nodes: Sequence[Node], inputs: Sequence[Node],
-              outputs: Sequence[Node]) -> bytes:  # fmt: skip
-        """A module that returns a tuple."""
-        places = {id(n): k for k, n in enumerate(inputs)}
-        numbers: dict[int, int] = {}
-        body: list[bytes] = []
-
-        def put(n: Node, rest: bytes, operands: Sequence[int], operation: Operation) -> int:
-            number = numbers[id(n)] = self._new()
-            rest += self._origin(operation)
-            body.append(_instruction(n.opcode, _shape(n.type), number, operands, rest))
-            return number
-
-        def number_of(n: Node, operation: Operation) -> int:
-            number = numbers.get(id(n))
-            return put(n, _literal(n), (), operation) if number is None else number
-
-        for n in nodes:
-            opcode = n.opcode
-            place = places.get(id(n)) if opcode == "parameter" else None
-            if place is not None:
-                rest = integer_of(9, place)
-            elif opcode == "constant":
-                continue  # see NOTE [where constants stand]
-            elif n.params is not None:
-                rest = _known_params(opcode, n.params)
-            else:
-                rest = b""
-            for called in n.calls:
-                rest += integers_of(38, (self._callee(called),))
-            put(n, rest, [number_of(o, n.operation) for o in n.operands], n.operation)
-        result = _tuple(outputs)
-        ids = [number_of(n, n.operation) for n in outputs]
-        root = self._new()
-        body.append(_instruction("tuple", result, root, ids, b""))
-        signature = b"".join([message_of(1, _shape(n.type)) for n in inputs]) + message_of(
-            2, result
-        )
-        signature += b"".join([message_of(3, b"p%d" % k) for k in range(len(inputs))])
-        title = name.encode()
-        entry = b"".join((
-            message_of(1, title + b".1"), *body, message_of(4, signature), integer_of(5, 1),
-            integer_of(6, root),
-        ))  # fmt: skip
-        self._computations.append(entry)
+    def module(self, graph: Graph) -> bytes:
+        """A module that runs a graph and returns a tuple."""
+        signature = self._computation(graph, 1, graph.name, _APART)
+        title = (graph.name or "main").encode()
         return b"".join((
-            message_of(1, title), message_of(2, title + b".1"),
+            message_of(1, graph.name.encode()), message_of(2, title + b".1"),
             *[message_of(3, c) for c in self._computations], message_of(4, signature),
             integer_of(5, 1), integer_of(6, 1),
         ))  # fmt: skip
 
-    def _origin(self, operation: Operation) -> bytes:
-        key = operation.name, operation.origin
-        data = self._metadata.get(key)
-        if data is None:
-            kind = key[0].encode()
-            text = message_of(1, kind) + message_of(2, key[1].encode() + kind)
-            data = self._metadata[key] = message_of(7, text) if kind or key[1] else b""
+    def _computation(self, graph: Graph, id: int, name: str, style: Style) -> bytes:
+        """Add a computation; returns its signature."""
+        body = _Body(self, graph)
+        shapes = [_shape(n.type) for n in graph.inputs]
+        if style.packed:
+            shapes = [_tuple(graph.inputs)]
+            body.unpack(graph.inputs, shapes[0])
+        elif graph.inputs:
+            body.parameters(graph.inputs)
+        body.fill(graph.nodes)
+        if style.bare and len(graph.outputs) == 1:
+            (output,) = graph.outputs
+            root, result = body.number_of(output, output.operation), _shape(output.type)
+        else:
+            root, result = body.pack(graph.outputs, Operation(""))
+        signature = b"".join([message_of(1, s) for s in shapes]) + message_of(2, result)
+        signature += b"".join([message_of(3, b"p%d" % k) for k in range(len(shapes))])
+        self.numbers = body.numbers  # The entry is the last.
+        title = f"{name or 'main'}.{id}".encode()
+        self._computations.append(b"".join((
+            message_of(1, title), *body.written, message_of(4, signature), integer_of(5, id),
+            integer_of(6, root),
+        )))  # fmt: skip
+        return signature
+
+    def origin(self, operation: Operation) -> bytes:
+        """The metadata of an operation's instructions."""
+        data = operation.wire
+        if data is not None:
+            self.is_resolved = False
+        else:
+            key = operation.name, operation.origin
+            data = self._known.get(key)
+            if data is None:
+                data = self._known[key] = self._said(*key) if any(key) else b""
+        self.metadata[operation] = data
         return data
 
-    def _callee(self, called: Any) -> int:
-        """The number of a computation that is called."""
-        number = self._called.get(called)
+    def _said(self, kind: str, origin: str) -> bytes:
+        name, place = origin + kind, b""
+        if self._meaning is not None and (found := self._meaning(name)) is not None:
+            name, file, line = found
+            if self._lines and file:
+                place = message_of(3, file.encode()) + integer_of(4, line)
+        return message_of(7, message_of(1, kind.encode()) + message_of(2, name.encode()) + place)
+
+    def callees(self, n: Node) -> list[int]:
+        """The numbers of the computations that an instruction calls."""
+        styles = _STYLES.get(n.opcode, (_BARE,))
+        each = [styles[min(k, len(styles) - 1)] for k in range(len(n.calls))]
+        return [self._callee(c, style) for c, style in zip(n.calls, each, strict=True)]
+
+    def _callee(self, called: Any, style: Style) -> int:
+        number = self._called.get((called, style))
         if number is not None:
             return number
         communicates = False
-        if isinstance(called, Module):
+        if isinstance(called, Graph):
+            number = self.new()
+            self._computation(called, number, called.name, style)
+            communicates = called.communicates
+        elif isinstance(called, Module):
             number, communicates = self._embedded(called.proto)
         else:
             number = self._pair(*called)
+        # What devices exchange may be equal in one call only, and channels belong to one.
         if not communicates:
-            self._called[called] = number
+            self._called[called, style] = number
         return number
 
     def _pair(self, opcode: str, type: ArrayType) -> int:
         """A computation that combines two scalars."""
-        number, x, y = self._new(), self._new(), self._new()
+        number, x, y = self.new(), self.new(), self.new()
         shape, title = _shape(type), f"{opcode}.{number}".encode()
         body = _instruction("parameter", shape, x, (), b"")
         body += _instruction("parameter", shape, y, (), integer_of(9, 1))
         root = y
         if opcode != "second":
-            root = self._new()
+            root = self.new()
             body += _instruction(opcode, shape, root, (x, y), b"")
         signature = message_of(1, shape) * 2 + message_of(2, shape) + message_of(3, b"x") * 2
         self._computations.append(
@@ -302,10 +314,10 @@ class _Writer:
         """The entry of a module whose computations are added under new numbers.
 
         Returns:
-            Its number, and whether devices communicate in it: then each call needs one of its own,
-            for its channels and because what they exchange may be equal in one call only.
+            Its number, and whether devices communicate in it.
         """
         shift, communicates = self._last, False
+        self.is_resolved = False
         for c in module.computations:
             made = pb.HloComputationProto()
             made.CopyFrom(c)
@@ -329,13 +341,172 @@ class _Writer:
         return module.entry_computation_id + shift, communicates
 
 
+class Style(NamedTuple):
+    """How a computation takes its inputs and returns its outputs.
+
+    Attributes:
+        packed: it takes one tuple.
+        bare: a single output is no tuple.
+    """
+
+    packed: bool
+    bare: bool
+
+
+_APART, _PACKED = Style(False, False), Style(True, False)
+_BARE, _TEST = Style(False, True), Style(True, True)
+_STYLES: dict[str, tuple[Style, ...]] = {
+    "while": (_PACKED, _TEST), "conditional": (_PACKED,),
+}  # fmt: skip
+"""By opcode, the styles of what it calls; the last is that of all others."""
+
+
+class _Body:
+    """The instructions of one computation.
+
+    Attributes:
+        written: each as a field of the computation.
+    """
+
+    def __init__(self, writer: _Writer, graph: Graph) -> None:
+        self._writer = writer
+        self.numbers: dict[int, int] = {}
+        self._inputs = set(map(id, graph.inputs))
+        self._alone: set[int] = set()  # calls with one result
+        self.written: list[bytes] = []
+
+    def parameters(self, inputs: Sequence[Node]) -> None:
+        for place, n in enumerate(inputs):
+            rest = integer_of(9, place) + sharding_of(n)
+            self._put("parameter", n, _shape(n.type), rest, ())
+
+    def unpack(self, inputs: Sequence[Node], shape: bytes) -> None:
+        """The elements of the only parameter."""
+        whole = self._writer.new()
+        self.written.append(_instruction("parameter", shape, whole, (), b""))
+        for place, n in enumerate(inputs):
+            self._put("get-tuple-element", n, _shape(n.type), integer_of(13, place), (whole,))
+
+    def _put(self, opcode: str, n: Node, shape: bytes, rest: bytes, operands: Sequence[int]) -> int:
+        writer = self._writer
+        number = self.numbers[id(n)] = writer.new()
+        rest += writer.origin(n.operation)
+        self.written.append(_instruction(opcode, shape, number, operands, rest))
+        return number
+
+    def number_of(self, n: Node, operation: Operation) -> int:
+        """The number of an instruction that is used by an operation."""
+        number = self.numbers.get(id(n))
+        if number is None:  # a constant
+            number = self.numbers[id(n)] = self._writer.new()
+            rest = _literal(n) + n.more + self._writer.origin(operation)
+            self.written.append(_instruction("constant", _shape(n.type), number, (), rest))
+        return number
+
+    def pack(self, nodes: Sequence[Node], operation: Operation) -> tuple[int, bytes]:
+        """A tuple of values: its number, and its shape."""
+        ids = [self.number_of(n, n.operation) for n in nodes]
+        shape, number = _tuple(nodes), self._writer.new()
+        rest = self._writer.origin(operation)
+        self.written.append(_instruction("tuple", shape, number, ids, rest))
+        return number, shape
+
+    def fill(self, nodes: Iterable[Node]) -> None:
+        """Add the instructions of a graph, but its inputs."""
+        writer, inputs, numbers = self._writer, self._inputs, self.numbers
+        for n in nodes:
+            opcode, operation = n.opcode, n.operation
+            if opcode == "constant" or id(n) in inputs:  # see NOTE [where constants stand]
+                continue
+            if opcode in _PACKING and isinstance(n.type, TupleType):  # A barrier may take an array.
+                self._packing(n)
+                continue
+            if opcode == "get-tuple-element" and id(n.operands[0]) in self._alone:
+                numbers[id(n)] = numbers[id(n.operands[0])]
+                continue
+            operands = [numbers.get(id(o)) or self.number_of(o, operation) for o in n.operands]
+            type = n.type
+            rest = n.more if n.params is None else params_of(opcode, n.params) + n.more
+            if n.calls:
+                rest += integers_of(38, writer.callees(n))
+                if opcode == "call" and _is_alone(n):
+                    self._alone.add(id(n))
+                    type = _result(n)
+            number = numbers[id(n)] = writer.new()
+            rest += writer.metadata.get(operation) or writer.origin(operation)
+            shape = type.wire or _shape(type)
+            self.written.append(_instruction(opcode, shape, number, operands, rest))
+
+    def _packing(self, n: Node) -> None:
+        """An instruction that takes tuples."""
+        operands, shape = n.operands, _shape(n.type)
+        rest = n.more
+        if n.opcode == "conditional":
+            given = [self.number_of(operands[0], n.operation)]
+            at = 1
+            for count in n.params:
+                given.append(self.pack(operands[at : at + count], n.operation)[0])
+                at += count
+        else:
+            given = [self.pack(operands, n.operation)[0]]
+        if n.calls:
+            rest += integers_of(38, self._writer.callees(n))
+        self._put(n.opcode, n, shape, rest, given)
+
+
+_PACKING = frozenset(("while", "conditional", "opt-barrier"))
+
+
+def _result(call: Node) -> ArrayType:
+    """The type of the only result of a call."""
+    whole: Any = call.type
+    return whole.elements[0]
+
+
+def _is_alone(call: Node) -> bool:
+    """Whether a call has one result, which is no tuple."""
+    (callee,) = call.calls
+    if isinstance(callee, Graph):
+        return len(callee.outputs) == 1
+    return callee.proto.host_program_shape.result.element_type != pb.TUPLE
+
+
+def sharding_of(n: Node) -> bytes:
+    """The field with the sharding of a value, for a parameter that takes its place."""
+    if n.opcode == "parameter":
+        return n.more
+    how = n.params
+    if isinstance(how, CustomCall) and how.sharding is not None and not how.tied:
+        return message_of(40, how.sharding)
+    return b""
+
+
 def _tuple(outputs: Sequence[Node]) -> bytes:
     return integer_of(2, pb.TUPLE) + b"".join([message_of(4, _shape(n.type)) for n in outputs])
 
 
-def write(name: str, inputs: Sequence[Node], outputs: Sequence[Node]) -> tuple[bytes, list[int]]:
-    """A serialised module that computes a tuple of outputs, and which inputs it takes."""
-    nodes = reached(outputs, inputs)
-    among = set(map(id, nodes))
-    taken = [k for k, n in enumerate(inputs) if id(n) in among]
-    return _Writer().entry(name, nodes, [inputs[k] for k in taken], outputs), taken
+def write(graph: Graph) -> bytes:
+    """A serialised module that runs a graph and returns a tuple."""
+    return _Writer().module(graph)
+
+
+def write_resolved(graph: Graph, meaning: Meaning, lines: bool) -> tuple[bytes, bool]:
+    """The same, with what stamped names of operations stand for.
+
+    Args:
+        graph: the graph.
+        meaning: see `xfunc.trace.scopes.meaning`.
+        lines: whether instructions carry the user's files and lines.
+
+    Returns:
+        The module, and whether it has no other names than these.
+    """
+    writer = _Writer(meaning, lines)
+    data = writer.module(graph)
+    return data, writer.is_resolved
+
+
+def numbered(graph: Graph) -> tuple[bytes, dict[int, int]]:
+    """A module, and the ids of its entry's instructions, by the identities of their nodes."""
+    writer = _Writer()
+    return writer.module(graph), writer.numbers

@@ -7,30 +7,26 @@ import math
 import torch
 
 from xfunc.errors import UnsupportedOpError, fail
-from xfunc.hlo import ComputationBuilder, Value
-from xfunc.hlo import ops as hlo
-from xfunc.hlo.passes.absent import absent_tangent
+from xfunc.graph import build
+from xfunc.graph.node import Node
 from xfunc.ops.emit import instruction, loop
-from xfunc.ops.registry import above, bare, composition, kernel
+from xfunc.ops.registry import bare, composition, kernel
 from xfunc.torchlib.promotion import result_type
+from xfunc.trace import recorder
 
 Tensor = torch.Tensor
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _bits(body: ComputationBuilder, x: Value, dtype: torch.dtype) -> Value:
-    return hlo.bitcast_convert(body, x, dtype)
-
-
 def as_bits(x: Tensor) -> Tensor:
     """The bits of floating numbers as integers of the same size."""
-    return instruction(_bits, x, dtype=_BITS[x.dtype.itemsize])
+    return instruction(build.bitcast_convert, x, dtype=_BITS[x.dtype.itemsize])
 
 
 def from_bits(x: Tensor, dtype: torch.dtype) -> Tensor:
     """The floating numbers with these bits."""
-    return instruction(_bits, x, dtype=dtype)
+    return instruction(build.bitcast_convert, x, dtype=dtype)
 
 
 def together(*xs: Tensor | complex) -> list[Tensor]:
@@ -59,8 +55,8 @@ def number(x: complex, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full((), x, dtype=dtype, device=device)
 
 
-def _shift(body: ComputationBuilder, x: Value, by: Value, opcode: str) -> Value:
-    return body.instruction(opcode, x.shape, [x, by])[0]
+def _shift(x: Node, by: Node, opcode: str) -> Node:
+    return build.binary(opcode, x, by)
 
 
 def _integers(name: str, *xs: Tensor | int) -> list[Tensor]:
@@ -200,7 +196,7 @@ def view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
         return x.clone()
     if torch.bool in (x.dtype, dtype):  # A boolean has one bit in XLA, eight in torch.
         return x.to(dtype)
-    return instruction(_bits, x, dtype=dtype)
+    return instruction(build.bitcast_convert, x, dtype=dtype)
 
 
 @bare("_efficientzerotensor")
@@ -208,13 +204,8 @@ def absent(
     size: list[int], *, dtype: torch.dtype | None = None, device: object = None, **options: object
 ) -> Tensor:
     # Forward-mode formulas call this in place of missing tangents.
-    zeros = above(_absent, size, dtype, device)
-    return torch._to_functional_tensor(zeros)  # otherwise it could have no views
-
-
-def _absent(size: list[int], dtype: torch.dtype | None, device: torch.device | None) -> Tensor:
-    anchor = torch.zeros((), dtype=torch.bool, device=device)
     dtype = dtype or torch.get_default_dtype()
     if dtype is torch.bool:  # The formulas subtract, which torch refuses for booleans.
         dtype = torch.uint8
-    return instruction(absent_tangent, anchor, dims=tuple(size), dtype=dtype)
+    zeros = recorder.absent(size, dtype)
+    return torch._to_functional_tensor(zeros)  # otherwise it could have no views

@@ -1,4 +1,4 @@
-"""Kernels built from HLO instructions, or from a loop over torch operations."""
+"""Kernels built from nodes, or from a loop over torch operations."""
 
 from __future__ import annotations
 
@@ -10,60 +10,51 @@ import torch
 
 from xfunc.backends.host_calls import host_call
 from xfunc.backends.lock import lock
-from xfunc.core.avals import Aval, hlo_shape
-from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
-from xfunc.hlo.composite import composite_name
-from xfunc.hlo.computation import Function
+from xfunc.core.avals import Aval, array_of
+from xfunc.graph import build
+from xfunc.graph.composite import composite_name
+from xfunc.graph.graph import Graph
+from xfunc.graph.node import ArrayType, Node, unattributed
 from xfunc.ops.registry import below
 from xfunc.trace import recorder
 
-Emit = Callable[..., Value]
+Results = ArrayType | Sequence[ArrayType]
 
 
-def instruction(emit: Emit, *inputs: torch.Tensor, **options: object) -> Any:
-    """Apply ``emit(body, *values, **options)``, which adds instructions to a computation.
+def instruction(
+    make: Callable[..., Node | Sequence[Node]], *inputs: torch.Tensor, **options: object
+) -> Any:
+    """Record ``make(*nodes, **options)``, which makes nodes of those of the inputs.
 
     Args:
-        emit: a module-level function, so that its computation can be cached; may return a tuple.
+        make: returns a node, or several.
         inputs: tensors on the device.
-        options: hashable.
+        options: of `make`.
 
     Returns:
-        A tensor, or one for each element of the tuple.
+        A tensor, or a tuple with one for each node.
     """
-    avals = tuple(Aval(tuple(x.shape), x.dtype) for x in inputs)
-    computation, single = _computation(emit, avals, tuple(options.items()))
-    outputs = below(recorder.apply, emit.__name__, list(inputs), computation)
-    return outputs[0] if single else tuple(outputs)
+    is_single = False
+
+    def record(*xs: torch.Tensor) -> list[torch.Tensor]:
+        nonlocal is_single
+        found = recorder.record(make, xs, options)
+        is_single = isinstance(found, torch.Tensor)
+        return [found] if isinstance(found, torch.Tensor) else found
+
+    outputs = below(record, *inputs)
+    return outputs[0] if is_single else tuple(outputs)
 
 
-@functools.lru_cache(4096)
-def _computation(
-    emit: Emit, avals: tuple[Aval, ...], options: tuple[tuple[str, object], ...]
-) -> tuple[Module, bool]:
-    b = Builder(emit.__name__)
-    body = b.computation(emit.__name__)
-    out = emit(body, *[body.parameter(hlo_shape(a)) for a in avals], **dict(options))
-    single = not out.shape.is_tuple
-    if single:
-        out = body.tuple([out])
-    module = b.build(body.build(out))
-    return module, single
-
-
-def lapack(routine: str, *inputs: torch.Tensor, result: Shape) -> Any:
+def lapack(routine: str, *inputs: torch.Tensor, result: Results) -> Any:
     """Apply a CPU-only routine of `xfunc.backends.lapack` in a trace.
 
     Args:
         routine: its name there.
         inputs: nonempty tensors on the device.
-        result: the shape of its result, or of its tuple of results.
+        result: the type of its result, or of each of several.
     """
-    return instruction(_host_call, *inputs, routine=routine, result=result)
-
-
-def _host_call(body: ComputationBuilder, *operands: Value, routine: str, result: Shape) -> Value:
-    return host_call(body, f"lapack {routine}", operands, result)
+    return instruction(host_call, *inputs, name=f"lapack {routine}", result=result)
 
 
 Step = Callable[..., Sequence[torch.Tensor]]
@@ -130,42 +121,39 @@ def _loop(
     avals: tuple[Aval, ...],
     n: int,
     options: tuple[tuple[str, object], ...],
-) -> Module:
-    index = Aval((), torch.int64)
-    module, inputs = _lowered(step, (index, *avals), n, dict(options))
-    b = Builder(step.__name__)
-    carry = hlo_shape(index), *map(hlo_shape, avals)
-    whole = Shape.of_tuple(carry)
+) -> Graph:
+    graph, inputs = _traced(step, (_INDEX, *avals), n, dict(options))
 
-    test = b.computation("test")
-    k = test.get_tuple_element(test.parameter(whole), 0)
-    end = test.constant(0 if halves else length, torch.int64)
-    again = test.build(test.compare(k, end, "GT" if halves else "LT"))
+    def once(k: Node, values: list[Node]) -> list[Node]:
+        found = build.call(graph, [[k, *values][i] for i in inputs])
+        return [_halved(k) if halves else build.add(k, 1), *found, *values[n:]]
 
-    body = b.computation("body")
-    x = body.parameter(whole)
-    values = [body.get_tuple_element(x, i) for i in range(len(carry))]
-    found = body.call(b.embed(module), [values[i] for i in inputs])
-    one = body.constant(1, torch.int64)
-    if halves:
-        values[0], _ = body.instruction("shift-right-arithmetic", values[0].shape, [values[0], one])
-    else:
-        values[0] = body.add(values[0], one)
-    values[1 : n + 1] = [body.get_tuple_element(found, i) for i in range(n)]
-    once = body.build(body.tuple(values))
+    first, end, more = (length, 0, "GT") if halves else (0, length, "LT")
+    return _while(step.__name__, avals, first, lambda k: build.compare(k, end, more), once, n)
 
-    return _while(b, carry, length if halves else 0, again, once, n)
+
+def _halved(k: Node) -> Node:
+    return build.binary("shift-right-arithmetic", k, 1)
 
 
 def _while(
-    b: Builder, carry: Sequence[Shape], first: int, again: Function, once: Function, n: int
-) -> Module:
-    """A module that runs a loop, from the first value of its index on, and returns n values."""
-    entry = b.computation(b.name)
-    start = [entry.constant(first, torch.int64), *(entry.parameter(s) for s in carry[1:])]
-    found = entry.while_(again, once, entry.tuple(start))
-    result = entry.tuple([entry.get_tuple_element(found, i + 1) for i in range(n)])
-    return b.build(entry.build(result))
+    name: str,
+    avals: Sequence[Aval],
+    first: int,
+    more: Callable[[Node], Node],
+    once: Callable[[Node, list[Node]], list[Node]],
+    n: int,
+) -> Graph:
+    """A loop over arrays, from the first value of its index on, that returns n of them."""
+    with unattributed():
+        types = [array_of(_INDEX), *map(array_of, avals)]
+        given = build.parameters(types)
+        test = Graph("test", given, [more(given[0])])
+        given = build.parameters(types)
+        body = Graph("body", given, once(given[0], given[1:]))
+        given = build.parameters(types[1:])
+        start = [build.constant(first, torch.int64), *given]
+        return Graph(name, given, build.while_(body, test, start)[1 : n + 1])
 
 
 def running(step: Combine, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -182,44 +170,36 @@ def running(step: Combine, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ..
 
 
 @functools.lru_cache(4096)
-def _running(step: Combine, avals: tuple[Aval, ...]) -> Module:
-    index = Aval((), torch.int64)
+def _running(step: Combine, avals: tuple[Aval, ...]) -> Graph:
     slices = [Aval(a.shape[1:], a.dtype) for a in avals]
 
     def of_rows(*rows: torch.Tensor) -> Sequence[torch.Tensor]:
         return step(rows[: len(slices)], rows[len(slices) :])
 
-    module, inputs = _lowered(of_rows, (*slices, *slices), None, {})
-    b = Builder(step.__name__)
-    carry = hlo_shape(index), *map(hlo_shape, avals)
-    whole = Shape.of_tuple(carry)
+    graph, inputs = _traced(of_rows, (*slices, *slices), None, {})
 
-    test = b.computation("test")
-    k = test.get_tuple_element(test.parameter(whole), 0)
-    length = test.constant(avals[0].shape[0], torch.int64)
-    again = test.build(test.compare(k, length, "LT"))
+    def once(k: Node, values: list[Node]) -> list[Node]:
+        rest = [build.constant(0, torch.int64)] * (len(values[0].dims) - 1)
+        places = [build.subtract(k, 1), *rest], [k, *rest]
+        rows = [build.dynamic_slice(v, at, (1, *v.dims[1:])) for at in places for v in values]
+        rows = [build.reshape(r, r.dims[1:]) for r in rows]
+        found = build.call(graph, [rows[i] for i in inputs])
+        found = [build.reshape(r, (1, *r.dims)) for r in found]
+        updated = [
+            Node("dynamic-update-slice", v.type, (v, row, *places[1]))
+            for v, row in zip(values, found, strict=True)
+        ]
+        return [build.add(k, 1), *updated]
 
-    body = b.computation("body")
-    state = body.parameter(whole)
-    k, *values = [body.get_tuple_element(state, i) for i in range(len(carry))]
-    zero, one = (body.constant(i, torch.int64) for i in (0, 1))
-    places = [[at, *(zero for _ in avals[0].shape[1:])] for at in (body.subtract(k, one), k)]
-    rows = [body.dynamic_slice(v, at, [1, *v.shape.dims[1:]]) for at in places for v in values]
-    rows = [body.reshape(r, r.shape.dims[1:]) for r in rows]
-    found = body.call(b.embed(module), [rows[i] for i in inputs])
-    for i, value in enumerate(values):
-        row = body.get_tuple_element(found, i)
-        row = body.reshape(row, [1, *row.shape.dims])
-        values[i] = body.dynamic_update_slice(value, row, places[1])
-    once = body.build(body.tuple([body.add(k, one), *values]))
-
-    return _while(b, carry, 1, again, once, len(avals))
+    length = avals[0].shape[0]
+    more = lambda k: build.compare(k, length, "LT")  # noqa: E731
+    return _while(step.__name__, avals, 1, more, once, len(avals))
 
 
 def composite(
     operation: str, step: Step, *inputs: torch.Tensor, **options: object
 ) -> tuple[torch.Tensor, ...]:
-    """``step(*inputs, **options)``, as a composite: see `xfunc.hlo.composite`.
+    """``step(*inputs, **options)``, as a composite: see `xfunc.graph.composite`.
 
     Args:
         operation: its name.
@@ -242,21 +222,20 @@ def called(
 @functools.lru_cache(4096)
 def _called(
     name: str, step: Step, avals: tuple[Aval, ...], options: tuple[tuple[str, object], ...]
-) -> Module:
-    module, inputs = _lowered(step, avals, None, dict(options))
-    b = Builder(step.__name__)
-    body = b.computation(name)
-    values = [body.parameter(hlo_shape(a)) for a in avals]
-    found = body.call(b.embed(module), [values[i] for i in inputs])
-    outputs = [body.get_tuple_element(found, k) for k in range(len(found.shape.elements))]
-    made = b.build(body.build(body.tuple(outputs)))
-    return made
+) -> Graph:
+    graph, inputs = _traced(step, avals, None, dict(options))
+    with unattributed():
+        given = build.parameters([array_of(a) for a in avals])
+        return Graph(name, given, build.call(graph, [given[i] for i in inputs]))
 
 
-def _lowered(
+_INDEX = Aval((), torch.int64)
+
+
+def _traced(
     step: Step, avals: Sequence[Aval], n: int | None, options: Mapping[str, object]
-) -> tuple[Module, list[int]]:
-    """The HLO of a step, and which input each of its parameters is.
+) -> tuple[Graph, tuple[int, ...]]:
+    """A step as a graph, and which input each of its own is.
 
     If `n` is given, the results must match the `n` inputs after the first.
     """
@@ -265,5 +244,4 @@ def _lowered(
         outputs = list(step(*inputs, **options))
         for found, aval in zip(outputs, avals[1 : n + 1] if n else (), strict=bool(n)):
             assert (tuple(found.shape), found.dtype) == (aval.shape, aval.dtype), step
-        hlo, parameters = recorder.recorded(step.__name__, inputs, outputs)
-    return Module.from_bytes(hlo), parameters
+        return recorder.recorded(step.__name__, inputs, outputs)

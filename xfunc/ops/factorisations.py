@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from xfunc.hlo import ComputationBuilder, Shape, Value
-from xfunc.hlo import ops as hlo
+from xfunc.graph import build
+from xfunc.graph.build import CustomCall
+from xfunc.graph.node import Node, array_type
 from xfunc.ops.emit import composite, instruction, lapack, loop
 from xfunc.ops.registry import batched, kernel
 from xfunc.trace import tracing
@@ -33,8 +34,9 @@ def check_errors(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
 # -- Cholesky -------------------------------------------------------------------------------------
 
 
-def _cholesky(body: ComputationBuilder, a: Value) -> Value:
-    return hlo.cholesky(body, a)
+def _cholesky(a: Node) -> Node:
+    """The lower factor, NaN where there is none; undefined above the diagonal."""
+    return Node("cholesky", a.type, (a,), ())
 
 
 @kernel("linalg_cholesky_ex")
@@ -184,14 +186,15 @@ def linalg_lu(a: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]
 # -- QR -------------------------------------------------------------------------------------------
 
 
-def _qr(body: ComputationBuilder, a: Value) -> Value:
-    *batch, m, n = a.shape.dims
-    taus = Shape(a.shape.dtype, (*batch, min(m, n)))
-    return body.custom_call("Qr", [a], Shape.of_tuple([a.shape, taus]))
+def _qr(a: Node) -> list[Node]:
+    *batch, m, n = a.dims
+    taus = array_type(a.dtype, (*batch, min(m, n)))
+    return build.several("custom-call", [a.type, taus], (a,), CustomCall("Qr"))
 
 
-def _reflections(body: ComputationBuilder, a: Value, taus: Value) -> Value:
-    return body.custom_call("ProductOfElementaryHouseholderReflectors", [a, taus], a.shape)
+def _reflections(a: Node, taus: Node) -> Node:
+    how = CustomCall("ProductOfElementaryHouseholderReflectors")
+    return Node("custom-call", a.type, (a, taus), how)
 
 
 @kernel("geqrf")
@@ -253,12 +256,12 @@ def svd(
 def _complex_svd(a: Tensor, full: bool, compute_uv: bool) -> tuple[Tensor, Tensor, Tensor]:
     *batch, m, n = a.shape
     k = min(m, n)
-    values = Shape(a.dtype.to_real(), (*batch, k))
+    values = array_type(a.dtype.to_real(), (*batch, k))
     if not compute_uv:
         return a.new_zeros(0), lapack("svdvals", a, result=values), a.new_zeros(0)
     rows, columns = (m, n) if full else (k, k)
-    u, vh = Shape(a.dtype, (*batch, m, rows)), Shape(a.dtype, (*batch, columns, n))
-    return lapack("svd", a, result=Shape.of_tuple([u, values, vh]))
+    u, vh = (array_type(a.dtype, (*batch, *s)) for s in ((m, rows), (columns, n)))
+    return lapack("svd", a, result=[u, values, vh])
 
 
 @kernel("allclose")

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-from xfunc.hlo import ComputationBuilder, Value
-from xfunc.hlo import ops as hlo
+from xfunc.graph.node import Node, array_type
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import differentiable, kernel
 from xfunc.torchlib.functorch import is_watched_at_this_level
@@ -24,8 +22,19 @@ from xfunc.torchlib.functorch import is_watched_at_this_level
 Tensor = torch.Tensor
 
 
-def _fft(body: ComputationBuilder, x: Value, kind: Any, sizes: tuple[int, ...]) -> Value:
-    return hlo.fft(body, x, kind, sizes)
+_KINDS = ("FFT", "IFFT", "RFFT", "IRFFT")  # as XLA numbers them
+
+
+def _fft(x: Node, kind: str, size: int) -> Node:
+    """XLA's transform along the last dimension; `size` is that of the real array, if one is."""
+    dtype = x.dtype
+    if kind == "RFFT":
+        type = array_type(dtype.to_complex(), (*x.dims[:-1], size // 2 + 1))
+    elif kind == "IRFFT":
+        type = array_type(dtype.to_real(), (*x.dims[:-1], size))
+    else:
+        type = x.type
+    return Node("fft", type, (x,), (_KINDS.index(kind), (size,)))
 
 
 def _scale(normalization: int, n: int) -> float:
@@ -40,7 +49,7 @@ def _along(x: Tensor, dim: int, kind: str, size: int) -> Tensor:
         length = size // 2 + 1 if kind == "RFFT" else size
         dtype = x.dtype.to_real() if kind == "IRFFT" else x.dtype.to_complex()
         return x.new_zeros((*x.shape[:-1], length), dtype=dtype).movedim(-1, dim)
-    return instruction(_fft, x, kind=kind, sizes=(size,)).movedim(-1, dim)
+    return instruction(_fft, x, kind=kind, size=size).movedim(-1, dim)
 
 
 @kernel("_fft_r2c")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from xfunc.hlo import Shape
+from xfunc.graph.node import array_type
 from xfunc.ops.emit import lapack
 from xfunc.ops.factorisations import no_info
 from xfunc.ops.registry import kernel
@@ -21,7 +21,7 @@ def eig(a: Tensor) -> tuple[Tensor, Tensor]:
     dtype = a.dtype.to_complex()
     if not a.numel():
         return a.new_zeros(a.shape[:-1], dtype=dtype), a.new_zeros(a.shape, dtype=dtype)
-    result = Shape.of_tuple([Shape(dtype, a.shape[:-1]), Shape(dtype, a.shape)])
+    result = [array_type(dtype, tuple(s)) for s in (a.shape[:-1], a.shape)]
     return lapack("eig", a, result=result)
 
 
@@ -32,7 +32,7 @@ def eigvals(a: Tensor) -> Tensor:
     dtype = a.dtype.to_complex()
     if not a.numel():
         return a.new_zeros(a.shape[:-1], dtype=dtype)
-    return lapack("eigvals", a, result=Shape(dtype, a.shape[:-1]))
+    return lapack("eigvals", a, result=array_type(dtype, tuple(a.shape[:-1])))
 
 
 @kernel("linalg_ldl_factor_ex")
@@ -46,7 +46,7 @@ def ldl_factor_ex(
     if not a.numel():
         return a.clone(), torch.zeros(a.shape[:-1], dtype=torch.int32, device=a.device), no_info(a)
     shapes = [(a.dtype, a.shape), (torch.int32, a.shape[:-1]), (torch.int32, a.shape[:-2])]
-    result = Shape.of_tuple([Shape(*s) for s in shapes])
+    result = [array_type(dtype, tuple(s)) for dtype, s in shapes]
     return lapack("ldl hermitian" if hermitian else "ldl", a, result=result)
 
 
@@ -56,7 +56,7 @@ def ldl_solve(packed: Tensor, pivots: Tensor, b: Tensor, *, hermitian: bool = Fa
         inputs = (x.cpu() for x in (packed, pivots, b))
         return torch.linalg.ldl_solve(*inputs, hermitian=hermitian).to(b.device)
     batch = torch.broadcast_shapes(packed.shape[:-2], b.shape[:-2])
-    result = Shape(b.dtype, (*batch, *b.shape[-2:]))
+    result = array_type(b.dtype, (*batch, *b.shape[-2:]))
     if 0 in result.dims:
         return b.new_zeros(result.dims)
     name = "ldl_solve hermitian" if hermitian else "ldl_solve"

@@ -7,8 +7,7 @@ import cmath
 import torch
 
 from xfunc.core.releases import factors_transpose
-from xfunc.hlo import ComputationBuilder, Value
-from xfunc.hlo import ops as hlo
+from xfunc.graph.node import Node
 from xfunc.ops.emit import composite, instruction, loop
 from xfunc.ops.factorisations import eye, first_zero, lu, no_info, order_of
 from xfunc.ops.registry import batched, composition, kernel
@@ -18,8 +17,9 @@ Tensor = torch.Tensor
 Factor = int | float | complex
 
 
-def _solve(body: ComputationBuilder, a: Value, b: Value, **options: bool) -> Value:
-    return hlo.triangular_solve(body, a, b, **options)
+def _solve(a: Node, b: Node, *, left: bool, lower: bool, unit_diagonal: bool) -> Node:
+    """The `x` of ``a @ x = b``, or of ``x @ a = b`` if not `left`, for a triangular `a`."""
+    return Node("triangular-solve", b.type, (a, b), (left, lower, unit_diagonal))
 
 
 @kernel("linalg_solve_triangular")

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch._prims_common import canonicalize_dims, validate_no_repeating_dims
 
-from xfunc.hlo import ComputationBuilder, Value
-from xfunc.hlo import ops as hlo
+from xfunc.graph import build
+from xfunc.graph.build import Window
+from xfunc.graph.node import Node
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import kernel
 from xfunc.ops.running import accumulated
@@ -137,8 +138,9 @@ def _extremes(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
     return x.gather(dim, places), places  # `best` may be 0.0 where -0.0 has won.
 
 
-def _prefixes(body: ComputationBuilder, x: Value, *, dim: int, opcode: str, start: float) -> Value:
-    return hlo.prefixes(body, x, body.constant(start, x.shape.dtype), dim, opcode)
+def _prefixes(x: Node, *, dim: int, opcode: str, start: float) -> Node:
+    sizes = [n if d == dim else 1 for d, n in enumerate(x.dims)]
+    return build.reduce_window(opcode, x, start, tuple([Window(n, low=n - 1) for n in sizes]))
 
 
 @kernel("cummax")

@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from xfunc.hlo.composite import running_name
+from xfunc.graph.composite import running_name
 from xfunc.ops.emit import Combine, Tensors, called, running
 from xfunc.torchlib.prefixes import prefixes
 

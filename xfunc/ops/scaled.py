@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from xfunc.hlo import ComputationBuilder, Shape, Value
+from xfunc.graph.node import Node, array_type
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import batched, kernel
 from xfunc.torchlib.values import FLOAT8
@@ -12,12 +12,9 @@ from xfunc.torchlib.values import FLOAT8
 Tensor = torch.Tensor
 
 
-def _product(body: ComputationBuilder, a: Value, b: Value) -> Value:
-    dims = *a.shape.dims[:-1], *b.shape.dims[1:]
-    value, proto = body.instruction("dot", Shape(torch.float32, dims), [a, b])
-    proto.dot_dimension_numbers.lhs_contracting_dimensions.append(1)
-    proto.dot_dimension_numbers.rhs_contracting_dimensions.append(0)
-    return value
+def _product(a: Node, b: Node) -> Node:
+    type = array_type(torch.float32, (*a.dims[:-1], *b.dims[1:]))
+    return Node("dot", type, (a, b), ((1,), (0,), (), ()))
 
 
 def _check(

@@ -9,11 +9,14 @@ again what is behind a barrier (see also `xfunc.hlo.passes.barriers`).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
 
-from xfunc.hlo import ComputationBuilder, Value
+from xfunc.graph import build
+from xfunc.graph.graph import Graph
+from xfunc.graph.node import ArrayType, Node, unattributed
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import differentiable, kernel, original
 from xfunc.torchlib.functorch import is_watched_at_this_level
@@ -35,8 +38,16 @@ def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
     return original("flip")(x.reshape(x.shape or (1,)), dims).reshape(x.shape)
 
 
-def _settled(body: ComputationBuilder, x: Value) -> Value:
-    return body.opt_barrier([x])[0]
+def _settled(x: Node) -> Node:
+    # A function, which `hold_barriers` keeps one.
+    return build.call(_barrier(x.type), [x])[0]
+
+
+@functools.lru_cache(4096)
+def _barrier(type: ArrayType) -> Graph:
+    with unattributed():
+        given = build.parameters([type])
+        return Graph("settled", given, build.several("opt-barrier", [type], tuple(given)))
 
 
 def _settling(name: str) -> None:

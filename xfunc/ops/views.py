@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
 from xfunc.errors import UnsupportedOpError, fail
-from xfunc.hlo import ComputationBuilder, Value
-from xfunc.hlo import ops as hlo
 from xfunc.ops.registry import batched, composition, kernel
 from xfunc.torchlib.in_place import REPLACED
 
 Tensor = torch.Tensor
-
-
-def _part(body: ComputationBuilder, x: Value, which: Literal["real", "imag"]) -> Value:
-    return hlo.part(body, x, which)
 
 
 def _places(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> Tensor:

@@ -6,9 +6,10 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
-from xfunc.core.avals import Aval, batched, hlo_shape
-from xfunc.hlo import Builder, ComputationBuilder, Value
-from xfunc.hlo.spmd.annotations import tied
+from xfunc.core.avals import Aval, array_of, batched
+from xfunc.graph.graph import Graph
+from xfunc.graph.node import unattributed
+from xfunc.hlo.spmd.annotations import pair
 from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.own_pair import OwnPair
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
@@ -33,8 +34,9 @@ class Annotation(Primitive):
     def name(self) -> str:
         return type(self).__name__.lower()
 
-    def write(self, body: ComputationBuilder, values: Sequence[Value]) -> Sequence[Value]:
-        """Add the annotation of values to a computation."""
+    @property
+    def graph(self) -> Graph:
+        """The function of values that annotates them."""
         raise NotImplementedError
 
     def batched(self, n: int) -> Annotation:
@@ -93,8 +95,10 @@ class Tie(Annotation):
 
     automatic: bool = False
 
-    def write(self, body: ComputationBuilder, values: Sequence[Value]) -> Sequence[Value]:
-        return tied(body, *values, automatic=self.automatic)
+    @property
+    def graph(self) -> Graph:
+        first, second = self.avals
+        return pair(array_of(first), array_of(second), self.automatic)
 
     def derivatives(self, values: Sequence[Tensor | None]) -> list[Tensor | None]:
         return list(values) if self.automatic else super().derivatives(values)
@@ -102,8 +106,6 @@ class Tie(Annotation):
 
 @functools.lru_cache(1024)
 def _lowering(annotation: Annotation) -> Lowering:
-    b = Builder(annotation.name)
-    body = b.computation(annotation.name)
-    values = [body.parameter(hlo_shape(a)) for a in annotation.avals]
-    module = b.build(body.build(body.tuple(annotation.write(body, values))))
-    return Lowering.of(b.name, module, annotation.avals, annotation.avals)
+    with unattributed():
+        graph = annotation.graph
+    return Lowering.of(annotation.name, graph, annotation.avals, annotation.avals)

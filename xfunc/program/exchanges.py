@@ -23,7 +23,7 @@ from typing import ClassVar
 
 import torch
 
-from xfunc.hlo import ComputationBuilder, Value
+from xfunc.graph.node import Node
 from xfunc.hlo.spmd import collectives as hlo
 from xfunc.hlo.spmd.collectives import Groups
 from xfunc.program.primitive import Tensor
@@ -57,8 +57,8 @@ class Exchange:
         """
         return self
 
-    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
-        """Add the operation to the computation of a device."""
+    def made(self, x: Node, groups: Groups) -> Node:
+        """The result on one device."""
         raise NotImplementedError
 
     def of_all(self, x: Tensor) -> Tensor:
@@ -71,8 +71,8 @@ class Sum(Exchange):
 
     name, is_shared = "psum", True
 
-    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
-        return hlo.all_reduce(body, x, groups, "add")
+    def made(self, x: Node, groups: Groups) -> Node:
+        return hlo.all_reduce(x, groups, "add")
 
     def of_all(self, x: Tensor) -> Tensor:
         return x.sum(0, dtype=x.dtype)
@@ -86,8 +86,8 @@ class Maximum(Exchange):
     def transposed(self) -> None:
         return None
 
-    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
-        return hlo.all_max(body, x, groups)
+    def made(self, x: Node, groups: Groups) -> Node:
+        return hlo.all_max(x, groups)
 
     def of_all(self, x: Tensor) -> Tensor:
         return x.amax(0)
@@ -104,8 +104,8 @@ class Gather(Exchange):
     def transposed(self) -> Exchange:
         return Scatter()
 
-    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
-        return hlo.all_gather(body, x, groups)
+    def made(self, x: Node, groups: Groups) -> Node:
+        return hlo.all_gather(x, groups)
 
     def of_all(self, x: Tensor) -> Tensor:
         return x.clone()  # torch would take the argument itself for its old value.
@@ -122,8 +122,8 @@ class Scatter(Exchange):
     def transposed(self) -> Exchange:
         return Gather()
 
-    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
-        return hlo.reduce_scatter(body, x, groups)
+    def made(self, x: Node, groups: Groups) -> Node:
+        return hlo.reduce_scatter(x, groups)
 
     def of_all(self, x: Tensor) -> Tensor:
         return x.sum(0, dtype=x.dtype)
@@ -134,8 +134,8 @@ class ToAll(Exchange):
 
     name, before, after = "all_to_all", 1, 1
 
-    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
-        return hlo.all_to_all(body, x, groups)
+    def made(self, x: Node, groups: Groups) -> Node:
+        return hlo.all_to_all(x, groups)
 
     def of_all(self, x: Tensor) -> Tensor:
         return x.transpose(0, 1)
@@ -155,8 +155,8 @@ class Permute(Exchange):
     def transposed(self) -> Exchange:
         return Permute(tuple((target, source) for source, target in self.perm))
 
-    def write(self, body: ComputationBuilder, x: Value, groups: Groups) -> Value:
-        return hlo.collective_permute(body, x, groups, self.perm)
+    def made(self, x: Node, groups: Groups) -> Node:
+        return hlo.collective_permute(x, groups, self.perm)
 
     def of_all(self, x: Tensor) -> Tensor:
         sources = {target: source for source, target in self.perm}

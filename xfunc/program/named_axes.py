@@ -18,8 +18,11 @@ from collections.abc import Generator, Sequence
 import torch
 
 from xfunc.core import ambient
-from xfunc.core.avals import Aval, aval_of, hlo_shape
-from xfunc.hlo import Builder
+from xfunc.core.avals import Aval, array_of, aval_of
+from xfunc.graph import build
+from xfunc.graph.build import CustomCall
+from xfunc.graph.graph import Graph
+from xfunc.graph.node import Node, unattributed
 from xfunc.program.bind import bind
 from xfunc.program.communication import Communication
 from xfunc.program.exchanges import Exchange
@@ -110,10 +113,11 @@ class Among(Communication):
 
 @functools.lru_cache(maxsize=1024)
 def _one_example(primitive: Among) -> Lowering:
-    b = Builder(primitive.name)
-    body = b.computation(primitive.name)
     avals = (primitive.aval, Aval((), torch.int64))
-    values = [body.parameter(hlo_shape(a)) for a in avals]
-    out = body.custom_call(ONE_EXAMPLE, values, hlo_shape(primitive.outputs[0]))
-    module = b.build(body.build(body.tuple([out])))
-    return Lowering.of(b.name, module, avals, primitive.outputs)
+    with unattributed():
+        given = build.parameters([array_of(a) for a in avals])
+        type = array_of(primitive.outputs[0])
+        out = Node("custom-call", type, tuple(given), CustomCall(ONE_EXAMPLE))
+    return Lowering.of(
+        primitive.name, Graph(primitive.name, given, [out]), avals, primitive.outputs
+    )

@@ -20,9 +20,11 @@ from typing import TypeAlias, cast
 import torch
 
 from xfunc.core import ambient
-from xfunc.core.avals import Aval, aval_of, batched, hlo_shape
+from xfunc.core.avals import Aval, array_of, aval_of, batched
 from xfunc.core.locations import user_location
-from xfunc.hlo import Builder
+from xfunc.graph import build
+from xfunc.graph.graph import Graph
+from xfunc.graph.node import unattributed
 from xfunc.hlo.spmd.marks import CAST, SHARE, SUM, TYPE, Mark
 from xfunc.hlo.spmd.vma import mark
 from xfunc.program.bind import bind, zeros
@@ -236,13 +238,12 @@ class Linear(Primitive):
 
 @functools.lru_cache(maxsize=4096)
 def _lowering(primitive: Type | Linear) -> Lowering:
-    b = Builder(primitive.name)
-    body = b.computation(primitive.name)
-    values = [body.parameter(hlo_shape(a)) for a in primitive.operands]
     weak, at = (False, "") if isinstance(primitive, Type) else (primitive.weak, primitive.at)
-    result = mark(body, primitive.mark, values, primitive.axes, weak=weak, at=at)
-    module = b.build(body.build(body.tuple([result])))
-    return Lowering.of(b.name, module, primitive.operands, primitive.outputs)
+    with unattributed():
+        given = build.parameters([array_of(a) for a in primitive.operands])
+        result = mark(primitive.mark, given, primitive.axes, weak=weak, at=at)
+    graph = Graph(primitive.name, given, [result])
+    return Lowering.of(primitive.name, graph, primitive.operands, primitive.outputs)
 
 
 regions.grad = lambda: autograd_grad if checked() else None

@@ -1,26 +1,24 @@
 """A joint program as a graph: which of its values are forward, and which the backward pass needs.
 
-The entry of the joint module computes outputs and gradients from inputs and cotangents. Values that
-do not depend on a cotangent are forward, the rest backward.
+The joint graph computes outputs and gradients from inputs and cotangents. Values that do not depend
+on a cotangent are forward, the rest backward.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
-from xfunc.hlo import Instruction, Module, opcodes
-from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.contents import Contents
-from xfunc.hlo.instances import holding
-from xfunc.hlo.passes.common import reachable
-from xfunc.hlo.passes.inline import inline_calls
-from xfunc.hlo.passes.names import fold_names
-from xfunc.hlo.passes.passed_on import skip_passed_on
-from xfunc.hlo.passes.simplify import simplify
-from xfunc.hlo.spmd.annotations import is_tie
-from xfunc.hlo.spmd.groups import calls_automatic_tie, without_ties
+from xfunc.graph import opcodes
+from xfunc.graph.build import CustomCall
+from xfunc.graph.graph import Graph, moved, used_by
+from xfunc.graph.node import Node, reached
+from xfunc.graph.simplify import simplify
+from xfunc.hlo.attributes import acts
+from xfunc.hlo.flat import inlined
+from xfunc.hlo.spmd.annotations import is_automatic_tie
+from xfunc.remat.names import fold_names
 from xfunc.trace.lowering import Lowering
 
 
@@ -29,60 +27,75 @@ class JointGraph:
     """A joint program, divided into forward and backward values.
 
     Attributes:
-        module: the joint module.
-        params: by the id of a parameter, its flat input (constants that the program holds come
-            last).
+        graph: the joint program.
+        params: by input, its flat input.
         outputs: the results that are outputs of the forward pass.
         gradients: the other results.
-        backward: ids of values that depend on a cotangent, cotangents included.
-        varies: ids of values that differ between the steps of a loop.
-        at_hand: ids of inputs that the backward pass receives anyway.
+        backward: values that depend on a cotangent, cotangents included.
+        varies: values that differ between the steps of a loop.
+        at_hand: inputs that the backward pass receives anyway.
         steps: how often the program runs, each time with values to keep.
     """
 
-    module: Module
-    params: dict[int, int]
-    outputs: tuple[Instruction, ...]
-    gradients: tuple[Instruction, ...]
-    backward: frozenset[int]
-    varies: frozenset[int]
-    at_hand: frozenset[int]
+    graph: Graph
+    params: dict[Node, int]
+    outputs: tuple[Node, ...]
+    gradients: tuple[Node, ...]
+    backward: frozenset[Node]
+    varies: frozenset[Node]
+    at_hand: frozenset[Node]
     steps: int
 
     @property
-    def instructions(self) -> tuple[Instruction, ...]:
-        """The instructions of the joint module's entry, operands before their users."""
-        return self.module.entry.instructions
+    def nodes(self) -> tuple[Node, ...]:
+        """The values of the joint program, operands before their users."""
+        return self.graph.nodes
 
     @functools.cached_property
-    def in_forward(self) -> set[int]:
-        """Ids of the values that the outputs are computed from."""
-        return reachable(self.outputs)
+    def in_forward(self) -> set[Node]:
+        """The values that the outputs are computed from."""
+        return set(reached(self.outputs, self.params))
 
     @functools.cached_property
-    def needed(self) -> tuple[Instruction, ...]:
+    def needed(self) -> tuple[Node, ...]:
         """The forward values that the backward pass uses directly, in order."""
-        behind = reachable(
-            self.gradients,
-            stop=frozenset(i.id for i in self.instructions if i.id not in self.backward),
-        )
-        return tuple(i for i in self.instructions if i.id in behind and i.id not in self.backward)
+        forward = [n for n in self.nodes if n not in self.backward]
+        behind = set(reached(self.gradients, forward))
+        return tuple(n for n in forward if n in behind)
 
     @functools.cached_property
-    def once(self) -> set[int]:
-        """Ids of forward values that must not be recomputed, and of the elements of such tuples.
+    def once(self) -> set[Node]:
+        """Forward values that must not be recomputed, and the elements of several such.
 
         Ties may be recomputed: they only state how values are sharded.
         """
-        calling = holding(Contents(self.module.proto), _runs_once)
-        found: set[int] = set()
-        for i in self.instructions:
-            if i.opcode == "get-tuple-element":
-                if i.operands[0].id in found:
-                    found.add(i.id)
-            elif _runs_once(i.proto) or any(c.id in calling for c in i.called_computations):
-                found.add(i.id)
+        runs_once = holding(_runs_once)
+        found: set[Node] = set()
+        for n in self.nodes:
+            if n.opcode == "get-tuple-element":
+                if n.operands[0] in found:
+                    found.add(n)
+            elif runs_once(n):
+                found.add(n)
         return found
+
+
+def holding(wanted: Callable[[Node], bool]) -> Callable[[Node], bool]:
+    """Whether a node is wanted, or calls a graph that holds one that is."""
+    known: dict[Graph, bool] = {}
+
+    def holds(n: Node) -> bool:
+        if wanted(n):
+            return True
+        graphs = (c.graph for c in n.calls if not isinstance(c, tuple))
+        return any(g is not None and inside(g) for g in graphs)
+
+    def inside(graph: Graph) -> bool:
+        if graph not in known:
+            known[graph] = any(map(holds, graph.nodes))
+        return known[graph]
+
+    return holds
 
 
 def joint_graph(
@@ -98,7 +111,7 @@ def joint_graph(
     """The graph of a joint program.
 
     Args:
-        joint: ``(inputs, cotangents) -> (outputs, gradients)``; constants count as inputs.
+        joint: ``(inputs, cotangents) -> (outputs, gradients)``.
         n_inputs: how many of the flat inputs are not cotangents.
         n_outputs: how many of the results are outputs of the forward pass.
         unavailable: inputs that the backward pass does not receive.
@@ -106,43 +119,31 @@ def joint_graph(
         steps: how many steps the loop has.
         flat: inline the functions that it calls, and simplify.
     """
-    n_avals = len(joint.avals)
+    whole = joint.graph
+    graph = fold_names(simplify(inlined(whole))) if flat else _skip_passed_on(whole)
+    params = dict(zip(graph.inputs, joint.inputs, strict=True))
+    found = _backward(graph, params, n_inputs)
 
-    whole = joint.module
-    module = fold_names(simplify(inline_calls(whole))) if flat else skip_passed_on(whole)
-    params: dict[int, int] = {}
-    backward: set[int] = set()
-    varies: set[int] = set()
-    for i in module.entry.instructions:
-        if i.opcode == "parameter":
-            k = params[i.id] = joint.inputs[i.parameter_number]
-            if n_inputs <= k < n_avals:
-                backward.add(i.id)
-            if k not in invariant and k < n_avals:
-                varies.add(i.id)
-        else:
-            if any(o.id in backward for o in i.operands):
-                backward.add(i.id)
-            if any(o.id in varies for o in i.operands):
-                varies.add(i.id)
+    users = used_by(graph.nodes)
 
-    def is_for_a_tie(tie: Instruction) -> bool:
+    def is_for_a_tie(tie: Node) -> bool:
         """Whether the backward pass needs the value that a gradient is tied to only for the tie."""
-        i = tie.operands[1]
-        while i.opcode in opcodes.FREE and i.operands:
-            (i,) = i.operands
-        if tie.id not in backward or (i.id in params and params[i.id] not in unavailable):
+        n = tie.operands[1]
+        while n.opcode in opcodes.FREE and n.operands:
+            (n,) = n.operands
+        if tie not in found or (n in params and params[n] not in unavailable):
             return False
-        return not any(u.id in backward and not calls_automatic_tie(u) for u in i.users)
+        return not any(u in found and not is_automatic_tie(u) for u in users.get(n, ()))
 
-    module = without_ties(module, is_for_a_tie)
-    results = module.entry.root.operands
-    at_hand = {p for p, k in params.items() if k not in unavailable and p not in backward}
+    graph = _without_ties(graph, is_for_a_tie)
+    backward = _backward(graph, params, n_inputs)
+    varies = _depending(graph, (n for n, k in params.items() if k not in invariant))
+    at_hand = {n for n, k in params.items() if k not in unavailable and n not in backward}
     return JointGraph(
-        module,
+        graph,
         params,
-        results[:n_outputs],
-        results[n_outputs:],
+        graph.outputs[:n_outputs],
+        graph.outputs[n_outputs:],
         frozenset(backward),
         frozenset(varies),
         frozenset(at_hand),
@@ -150,5 +151,67 @@ def joint_graph(
     )
 
 
-def _runs_once(i: pb.HloInstructionProto) -> bool:
-    return i.opcode in opcodes.ONCE or (i.custom_call_has_side_effect and not is_tie(i))
+def _backward(graph: Graph, params: dict[Node, int], n_inputs: int) -> set[Node]:
+    return _depending(graph, (n for n, k in params.items() if k >= n_inputs))
+
+
+def _depending(graph: Graph, inputs: Iterable[Node]) -> set[Node]:
+    """Some inputs, and the values that depend on them."""
+    found = set(inputs)
+    for n in graph.nodes:
+        if n not in found and not found.isdisjoint(n.operands):
+            found.add(n)
+    return found
+
+
+def _without_ties(graph: Graph, leave_out: Callable[[Node], bool]) -> Graph:
+    """The graph without some of the automatic ties that it calls."""
+    gone = {n for n in graph.nodes if is_automatic_tie(n) and leave_out(n)}
+    if not gone:
+        return graph
+
+    def change(n: Node, operands: tuple[Node, ...]) -> Node:
+        if n.opcode == "get-tuple-element" and n.operands[0] in gone:
+            return operands[0].operands[n.params]
+        return moved(n, operands)
+
+    return graph.rewritten(change)
+
+
+def _skip_passed_on(graph: Graph) -> Graph:
+    """The graph without the results of calls that are arguments of these calls.
+
+    A rule may return its arguments as residuals. Behind the call they look like new values, and a
+    loop would keep a copy of a weight that it has at hand at each step.
+    """
+    known: dict[Graph, dict[int, int]] = {}
+
+    def passed(called: Graph) -> dict[int, int]:
+        """By the number of an output, that of the input that it is."""
+        if called not in known:
+            place = {n: k for k, n in enumerate(called.inputs)}
+            origins = enumerate(map(origin, called.outputs))
+            known[called] = {k: place[n] for k, n in origins if n in place}
+        return known[called]
+
+    def origin(n: Node) -> Node:
+        """The value that a node passes on; most make one of their own."""
+        while n.opcode == "get-tuple-element" and n.operands[0].opcode == "call":
+            (call,) = n.operands
+            callee = call.calls[0].graph
+            number = None if callee is None else passed(callee).get(n.params)
+            if number is None:
+                break
+            n = call.operands[number]
+        return n
+
+    def change(n: Node, operands: tuple[Node, ...]) -> Node:
+        made = moved(n, operands)
+        return origin(made) if n.opcode == "get-tuple-element" else made
+
+    return graph.rewritten(change)
+
+
+def _runs_once(n: Node) -> bool:
+    is_tie = isinstance(n.params, CustomCall) and n.params.tied
+    return n.opcode in opcodes.ONCE or (acts(n) and not is_tie)

@@ -16,14 +16,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from xfunc.errors import fail, report, shown
-from xfunc.hlo import Instruction, opcodes
-from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.contents import Contents
+from xfunc.graph import opcodes
+from xfunc.graph.node import Node as Value
 from xfunc.hlo.estimate.cost import Cost, costs, roofline
-from xfunc.hlo.instances import holding
 from xfunc.remat.cut import CutProblem, InfeasibleBudget, Node, NoPlan, fastest, fewest_bytes
-from xfunc.remat.joint_graph import JointGraph
+from xfunc.remat.joint_graph import JointGraph, holding
 from xfunc.remat.policies import GraphPolicy
+from xfunc.remat.residuals import is_several
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +31,16 @@ class MinCut(GraphPolicy):
 
     budget_bytes: int | None = None
 
-    def choose(self, graph: JointGraph) -> frozenset[int]:
+    def choose(self, graph: JointGraph) -> frozenset[Value]:
         problem = cut_problem(graph)
         try:
             if self.budget_bytes is None:
-                return frozenset(fewest_bytes(problem).kept)
-            # Residuals of all steps of a loop are kept at once.
-            return frozenset(fastest(problem, self.budget_bytes // graph.steps).kept)
+                kept = fewest_bytes(problem).kept
+            else:  # Residuals of all steps of a loop are kept at once.
+                kept = fastest(problem, self.budget_bytes // graph.steps).kept
+            return frozenset(graph.nodes[k] for k in kept)
         except NoPlan:  # A whole tuple is needed that must not be recomputed.
-            return frozenset(n.id for n in problem.nodes if n.keepable)
+            return frozenset(graph.nodes[n.id] for n in problem.nodes if n.keepable)
         except InfeasibleBudget as error:
             steps = f" ({graph.steps} steps of {error.minimum_bytes})" if graph.steps > 1 else ""
             least = error.minimum_bytes * graph.steps
@@ -76,56 +76,48 @@ def min_cut(budget_bytes: int | None = None) -> MinCut:
 
 
 def cut_problem(graph: JointGraph) -> CutProblem:
-    """The cut problem of a joint graph."""
-    forward = [i for i in graph.instructions if i.id not in graph.backward]
-    known = costs(graph.module)
+    """The cut problem of a joint graph; the ids of its nodes are their places in `graph.nodes`."""
+    places = {n: k for k, n in enumerate(graph.nodes)}
+    forward = [n for n in graph.nodes if n not in graph.backward]
+    known = costs(graph.graph)
     known = known | _fused(forward, known)
-    heavy = holding(Contents(graph.module.proto), _is_heavy)
-    return CutProblem(
-        tuple(_node(i, graph, known[i.id], heavy) for i in forward),
-        tuple(i.id for i in graph.needed),
-    )
+    is_heavy = holding(lambda n: n.opcode in opcodes.PRODUCTS)
+
+    def node(n: Value) -> Node:
+        # Values that the forward pass does not use are computed once in any case.
+        again = n in graph.in_forward
+        return Node(
+            places[n],
+            n.bytes,
+            0.0 if n.opcode in opcodes.FREE or not again else roofline(known[n]),
+            tuple(dict.fromkeys(places[o] for o in n.operands)),
+            at_hand=n in graph.at_hand or n not in graph.varies,
+            keepable=not is_several(n),
+            recomputable=n not in graph.params and n not in graph.once,
+            heavy=again and is_heavy(n),
+        )
+
+    return CutProblem(tuple(map(node, forward)), tuple(places[n] for n in graph.needed))
 
 
-def _fused(instructions: Sequence[Instruction], known: Mapping[int, Cost]) -> dict[int, Cost]:
+def _fused(nodes: Sequence[Value], known: Mapping[Value, Cost]) -> dict[Value, Cost]:
     """The costs of arithmetic on narrow numbers that are widened for it.
 
     As torch defines it, such an operation computes in float32 from narrow operands to a narrow
     result. XLA fuses the conversions and everything between: only narrow numbers go through memory.
     """
-    narrow: dict[int, float] = {}  # the size in memory, as a fraction of the value's size
-    for i in instructions:
-        if i.opcode == "convert":
-            before, after = i.operands[0].bytes, i.bytes
+    narrow: dict[Value, float] = {}  # the size in memory, as a fraction of the value's size
+    for n in nodes:
+        if n.opcode == "convert":
+            before, after = n.operands[0].bytes, n.bytes
             if before < after:
-                narrow[i.id] = before / after
-        elif i.opcode in opcodes.ELEMENTWISE or i.opcode == "broadcast":
-            whole = [narrow.get(o.id, 1.0) for o in i.operands if o.bytes >= i.bytes]
+                narrow[n] = before / after
+        elif n.opcode in opcodes.ELEMENTWISE or n.opcode == "broadcast":
+            whole = [narrow.get(o, 1.0) for o in n.operands if o.bytes >= n.bytes]
             if whole and max(whole) < 1:
-                narrow[i.id] = max(whole)
+                narrow[n] = max(whole)
     return {
-        key: dataclasses.replace(cost, bytes_accessed=round(cost.bytes_accessed * part))
-        for key, part in narrow.items()
-        if (cost := known[key])
+        n: dataclasses.replace(cost, bytes_accessed=round(cost.bytes_accessed * part))
+        for n, part in narrow.items()
+        if (cost := known[n])
     }
-
-
-def _node(i: Instruction, graph: JointGraph, cost: Cost, heavy: set[int]) -> Node:
-    # Values that the forward pass does not use are computed once in any case.
-    again = i.id in graph.in_forward
-    is_input = i.opcode == "parameter"
-    return Node(
-        i.id,
-        i.bytes,
-        0.0 if i.opcode in opcodes.FREE or not again else roofline(cost),
-        tuple(dict.fromkeys(o.id for o in i.operands)),
-        at_hand=i.id in graph.at_hand or i.id not in graph.varies,
-        keepable=not i.shape.is_tuple,
-        recomputable=not is_input and i.id not in graph.once,
-        heavy=again
-        and (_is_heavy(i.proto) or not heavy.isdisjoint(i.proto.called_computation_ids)),
-    )
-
-
-def _is_heavy(i: pb.HloInstructionProto) -> bool:
-    return i.opcode in opcodes.PRODUCTS

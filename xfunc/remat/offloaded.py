@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from xfunc.graph.node import Node
 from xfunc.remat.joint_graph import JointGraph
 from xfunc.remat.policies import GraphPolicy, Offload, Policy
+from xfunc.remat.residuals import is_several
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +23,11 @@ class Offloaded(GraphPolicy):
     policy: Policy
     place = Offload()
 
-    def choose(self, graph: JointGraph) -> frozenset[int]:
-        arrays = [i for i in graph.instructions if not i.shape.is_tuple and i.shape.dims]
+    def choose(self, graph: JointGraph) -> frozenset[Node]:
+        arrays = [n for n in graph.nodes if not is_several(n) and n.dims]
         if isinstance(self.policy, GraphPolicy):
             kept = self.policy.choose(graph)
         else:
-            kept = frozenset(i.id for i in arrays if self.policy(i))
-        states = {i.id for i in arrays if i.opcode == "parameter" and i.id not in graph.at_hand}
-        return frozenset(i.id for i in arrays if i.id in kept or i.id in states)
+            kept = frozenset(n for n in arrays if self.policy(n))
+        states = graph.params.keys() - graph.at_hand
+        return frozenset(n for n in arrays if n in kept or n in states)

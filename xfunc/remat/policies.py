@@ -1,8 +1,8 @@
 """Policies: what a differentiated function keeps for its backward pass.
 
 A policy is asked about a forward value that the backward pass could use: it is a function of the
-HLO instruction that computes the value, and returns True (keep it), False (recompute it), or an
-`Offload` (keep it in host memory). A `GraphPolicy` considers all values at once.
+node, an HLO instruction, that computes the value, and returns True (keep it), False (recompute it),
+or an `Offload` (keep it in host memory). A `GraphPolicy` considers all values at once.
 
 Functions that return policies: `xfunc.remat.policy_factories`.
 
@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from xfunc.hlo import Instruction
+from xfunc.graph.node import Node
 
 if TYPE_CHECKING:
     from xfunc.remat.joint_graph import JointGraph
@@ -36,7 +36,7 @@ class Offload:
 
 
 Answer = bool | Offload
-Policy = Callable[[Instruction], Answer]
+Policy = Callable[[Node], Answer]
 
 
 class GraphPolicy(abc.ABC):
@@ -49,35 +49,33 @@ class GraphPolicy(abc.ABC):
     place: Offload | None = None
 
     @abc.abstractmethod
-    def choose(self, graph: JointGraph) -> frozenset[int]:
-        """Ids of the values to keep."""
+    def choose(self, graph: JointGraph) -> frozenset[Node]:
+        """The values to keep."""
 
-    def __call__(self, instruction: Instruction) -> bool:
+    def __call__(self, node: Node) -> bool:
         raise TypeError(f"{type(self).__name__} chooses among all values at once: call `choose`")
 
 
-def everything_saveable(instruction: Instruction) -> bool:
+def everything_saveable(node: Node) -> bool:
     """Keep every forward value that the backward pass uses: nothing is recomputed."""
-    del instruction
+    del node
     return True
 
 
-def nothing_saveable(instruction: Instruction) -> bool:
+def nothing_saveable(node: Node) -> bool:
     """Keep only the inputs: the backward pass runs the forward pass again."""
-    del instruction
+    del node
     return False
 
 
-def dots_saveable(instruction: Instruction) -> bool:
+def dots_saveable(node: Node) -> bool:
     """Keep the results of matrix products (``dot``)."""
-    return instruction.opcode == "dot"
+    return node.opcode == "dot"
 
 
-def dots_with_no_batch_dims_saveable(instruction: Instruction) -> bool:
+def dots_with_no_batch_dims_saveable(node: Node) -> bool:
     """Keep the results of matrix products without batch dimensions: those with weights."""
-    if instruction.opcode != "dot":
-        return False
-    return not instruction.proto.dot_dimension_numbers.lhs_batch_dimensions
+    return node.opcode == "dot" and not node.params[2]
 
 
 checkpoint_dots = dots_saveable

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from xfunc.errors import fail, shown
-from xfunc.hlo import Instruction
-from xfunc.hlo.passes.names import names_of
+from xfunc.graph.node import Node
+from xfunc.remat.names import names_of
 from xfunc.remat.policies import Answer, Offload, Policy, dots_with_no_batch_dims_saveable
 
 _TO_HOST = Offload()
@@ -25,8 +25,8 @@ class _Names:
     offloaded: frozenset[str] = frozenset()
     offload: Offload = _TO_HOST
 
-    def __call__(self, instruction: Instruction) -> Answer:
-        names = names_of(instruction.proto)
+    def __call__(self, node: Node) -> Answer:
+        names = names_of(node)
         if self.offloaded.intersection(names):
             return self.offload
         return not self.kept.isdisjoint(names)
@@ -44,8 +44,8 @@ class _NotNames:
     excluded: frozenset[str]
     unnamed: bool
 
-    def __call__(self, instruction: Instruction) -> bool:
-        names = names_of(instruction.proto)
+    def __call__(self, node: Node) -> bool:
+        names = names_of(node)
         return self.excluded.isdisjoint(names) and (self.unnamed or bool(names))
 
 
@@ -69,8 +69,8 @@ class _Both:
     first: Policy
     second: Policy
 
-    def __call__(self, instruction: Instruction) -> Answer:
-        return self.first(instruction) or self.second(instruction)
+    def __call__(self, node: Node) -> Answer:
+        return self.first(node) or self.second(node)
 
 
 def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
@@ -116,8 +116,8 @@ class _OffloadDots:
 
     offload: Offload
 
-    def __call__(self, instruction: Instruction) -> Answer:
-        return dots_with_no_batch_dims_saveable(instruction) and self.offload
+    def __call__(self, node: Node) -> Answer:
+        return dots_with_no_batch_dims_saveable(node) and self.offload
 
 
 def offload_dot_with_no_batch_dims(
@@ -127,7 +127,7 @@ def offload_dot_with_no_batch_dims(
 
     It can also be used as a policy itself: ``policy=offload_dot_with_no_batch_dims``.
     """
-    if isinstance(offload_src, Instruction):
+    if isinstance(offload_src, Node):
         return _OffloadDots(_TO_HOST)(offload_src)
     return _OffloadDots(_offload(offload_src, offload_dst))
 

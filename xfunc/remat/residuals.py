@@ -19,14 +19,13 @@ from a state, communicate between devices, or have side effects.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from xfunc.hlo import Instruction, opcodes
+from xfunc.graph import opcodes
+from xfunc.graph.node import Node, TupleType
 from xfunc.remat.joint_graph import JointGraph
 from xfunc.remat.policies import GraphPolicy, Offload, Policy
 
-Kept = dict[int, Offload | None]
-"""By the id of each kept value, where it is stored (None: it stays where it is)."""
+Kept = dict[Node, Offload | None]
+"""Where each kept value is stored (None: it stays where it is)."""
 
 
 def choose(graph: JointGraph, policy: Policy) -> Kept:
@@ -34,51 +33,52 @@ def choose(graph: JointGraph, policy: Policy) -> Kept:
     chosen = policy.choose(graph) if isinstance(policy, GraphPolicy) else None
     place = policy.place if isinstance(policy, GraphPolicy) else None
     kept: Kept = {}
-    needed = {g.id for g in graph.gradients}
+    needed = set(graph.gradients)
 
-    def answer(i: Instruction) -> bool | Offload:
-        if i.shape.is_tuple:
+    def answer(n: Node) -> bool | Offload:
+        if is_several(n):
             return False
         if chosen is not None:
-            return i.id in chosen and (place or True)
-        return policy(i)
+            return n in chosen and (place or True)
+        return policy(n)
 
-    def is_missing(i: Instruction) -> bool:
-        return i.id in graph.varies and i.id not in graph.at_hand and i.id not in kept
+    def is_missing(n: Node) -> bool:
+        return n in graph.varies and n not in graph.at_hand and n not in kept
 
-    def is_free(i: Instruction) -> bool:
+    def is_free(n: Node) -> bool:
         """Whether recomputing costs nothing and keeps no more bytes than keeping it would."""
-        if i.opcode not in opcodes.FREE and (
-            i.id in graph.in_forward or i.opcode not in opcodes.ELEMENTWISE
+        if n.opcode not in opcodes.FREE and (
+            n in graph.in_forward or n.opcode not in opcodes.ELEMENTWISE
         ):
             return False
-        missing = {o.id: o for o in i.operands if is_missing(o)}.values()
-        if not all(_is_kept(o, answer) for o in missing):
+        missing = [o for o in dict.fromkeys(n.operands) if is_missing(o)]
+        if not all(o in graph.params or answer(o) for o in missing):
             return False  # Values that would themselves be recomputed do not help.
-        return sum(o.bytes for o in missing) <= i.bytes
+        return sum(o.bytes for o in missing) <= n.bytes
 
     # In reverse order of computation: a value is decided on once all its users have been.
-    for i in reversed(graph.instructions):
-        if i.id not in needed:
+    for n in reversed(graph.nodes):
+        if n not in needed:
             continue
-        if i.id in graph.backward:
-            needed.update(o.id for o in i.operands)
+        if n in graph.backward:
+            needed.update(n.operands)
             continue
-        if i.opcode == "parameter":
-            if i.id not in graph.at_hand:
-                found = answer(i)
-                kept[i.id] = found if isinstance(found, Offload) else None
+        if n in graph.params:
+            if n not in graph.at_hand:
+                found = answer(n)
+                kept[n] = found if isinstance(found, Offload) else None
             continue
-        if i.id in graph.once and not i.shape.is_tuple:
-            kept[i.id] = None
+        if n in graph.once and not is_several(n):
+            kept[n] = None
             continue
-        found = answer(i) if i.id in graph.varies else False
-        if found and not is_free(i):
-            kept[i.id] = found if isinstance(found, Offload) else None
+        found = answer(n) if n in graph.varies else False
+        if found and not is_free(n):
+            kept[n] = found if isinstance(found, Offload) else None
             continue
-        needed.update(o.id for o in i.operands)
-    return {i.id: kept[i.id] for i in graph.instructions if i.id in kept}
+        needed.update(n.operands)
+    return {n: kept[n] for n in graph.nodes if n in kept}
 
 
-def _is_kept(i: Instruction, answer: Callable[[Instruction], bool | Offload]) -> bool:
-    return i.opcode == "parameter" or bool(answer(i))
+def is_several(n: Node) -> bool:
+    """Whether a node has several results, each of which is an element of it."""
+    return isinstance(n.type, TupleType)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from xfunc.graph.node import Node
 from xfunc.remat.cut import InfeasibleBudget, NoPlan, fastest, fewest_bytes, least
 from xfunc.remat.joint_graph import JointGraph
 from xfunc.remat.min_cut import cut_problem
@@ -25,14 +26,12 @@ class SameCut(GraphPolicy):
         self._part = part
         self._known: dict[object, frozenset[int]] = {}  # positions of the values kept
 
-    def choose(self, graph: JointGraph) -> frozenset[int]:
-        position = {i.id: k for k, i in enumerate(graph.instructions)}
-        skeleton = tuple(
-            (i.opcode, *(position[o.id] for o in i.operands)) for i in graph.instructions
-        )
+    def choose(self, graph: JointGraph) -> frozenset[Node]:
+        position = {n: k for k, n in enumerate(graph.nodes)}
+        skeleton = tuple((n.opcode, *(position[o] for o in n.operands)) for n in graph.nodes)
         if skeleton not in self._known:
-            self._known[skeleton] = frozenset(position[k] for k in self._chosen(graph))
-        return frozenset(graph.instructions[k].id for k in self._known[skeleton])
+            self._known[skeleton] = self._chosen(graph)
+        return frozenset(graph.nodes[k] for k in self._known[skeleton])
 
     def _chosen(self, graph: JointGraph) -> frozenset[int]:
         problem = cut_problem(graph)

@@ -8,16 +8,18 @@ backward half receives anything else it needs as an input, or recomputes it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, TypeVar
 
 from xfunc.core.avals import Aval
-from xfunc.hlo import Instruction
-from xfunc.hlo.passes.absent import without
-from xfunc.hlo.passes.common import extract, reachable
-from xfunc.hlo.passes.offload import brought, sent
+from xfunc.graph import build
+from xfunc.graph.absent import without
+from xfunc.graph.graph import Graph
+from xfunc.graph.node import Node
+from xfunc.hlo.flat import inlined
+from xfunc.hlo.passes.offload import place
 from xfunc.remat.joint_graph import joint_graph
-from xfunc.remat.policies import Policy, everything_saveable
+from xfunc.remat.policies import Offload, Policy, everything_saveable
 from xfunc.remat.residuals import choose
 from xfunc.trace.lowering import Lowering
 
@@ -55,17 +57,12 @@ class Halves:
             return self
         second = self.backward
         kept = None if gradients is None else [self.gradients.index(g) for g in gradients]
-        module, left, results = without(second.module, absent, kept)
+        graph, left, results = without(inlined(second.graph), absent, kept)
         avals = [second.avals[n] for n in left]
         outputs = [second.outputs[k] for k in results]
-        backward = (
-            Lowering.empty(second.name, avals)
-            if module is None
-            else Lowering.of(second.name, module, avals, outputs)
-        )
         return dataclasses.replace(
             self,
-            backward=backward,
+            backward=Lowering.of(second.name, graph, avals, outputs),
             sources=tuple(self.sources[n] for n in left),
             gradients=tuple(self.gradients[k] for k in results),
         )
@@ -97,7 +94,7 @@ def split(
     """Cut a joint program.
 
     Args:
-        joint: ``(inputs, cotangents) -> (outputs, gradients)``; constants count as inputs.
+        joint: ``(inputs, cotangents) -> (outputs, gradients)``.
         n_inputs: how many of the flat inputs are not cotangents.
         n_outputs: how many of the results are outputs of the forward pass.
         policy: decides what is kept.
@@ -116,73 +113,61 @@ def split(
         steps=steps,
         flat=policy is not everything_saveable,
     )
-    n_avals, params, module = len(joint.avals), graph.params, graph.module
-    outputs, gradients = graph.outputs, graph.gradients
+    params, outputs, gradients = graph.params, graph.outputs, graph.gradients
     kept = choose(graph, policy)
-    by_id = module.entry.by_id
-    residuals = [by_id[k] for k in kept]
-    forward_ids = reachable([*outputs, *residuals])
-    forward_params = [p for p in params if p in forward_ids]
-    backward_ids = reachable(gradients, stop=kept)
-    backward_params = [p for p in params if p in backward_ids and p not in kept]
+    residuals, name = [*kept], joint.name
 
-    name = joint.name
-    results = [i.id for i in (*outputs, *residuals)]
-    forward = extract(module, results, forward_params, name=f"{name}.forward")
-    away = {k: w for k, w in enumerate(kept.values()) if w is not None}
-    if away:
-        forward = sent(forward, {n_outputs + k: w.dst for k, w in away.items()})
-    first = Lowering.of(
-        forward.name,
-        forward,
+    away = {n: w for n, w in kept.items() if w is not None}
+    stored = [place(n, away[n].dst) if n in away else n for n in residuals]
+    first, taken = Graph.between(f"{name}.forward", [*params], [*outputs, *stored])
+    forward = Lowering.of(
+        first.name,
+        first,
         joint.avals[:n_inputs],
-        (*joint.outputs[:n_outputs], *(_aval(r) for r in residuals)),
-        [_skip_cts(params[p], n_inputs, n_avals) for p in forward_params],
+        (*joint.outputs[:n_outputs], *map(_aval, residuals)),
+        [joint.inputs[k] for k in taken],
     )
+    others = [n for n in params if n not in kept]
+    second, taken = Graph.between(f"{name}.backward", [*others, *residuals], gradients)
+    read = [others[k] for k in taken if k < len(others)]
+    second = Graph(second.name, [*read, *residuals], gradients)
+    if away or (barrier and second.inputs):
+        second = _behind(second, away, barrier)
     sources: list[Source] = []
-    for p in backward_params:
-        k = params[p]
-        if n_inputs <= k < n_avals:
-            sources.append(("ct", k - n_inputs))
-        else:
-            sources.append(("input", _skip_cts(k, n_inputs, n_avals)))
+    for n in read:
+        k = params[n]
+        sources.append(("ct", k - n_inputs) if k >= n_inputs else ("input", k))
     sources.extend(("residual", k) for k in range(len(residuals)))
-    inputs = [*backward_params, *kept]
-    avals = [_aval(by_id[i]) for i in inputs]
-    second = Lowering.empty(f"{name}.backward", avals)
-    if gradients:
-        backward = extract(
-            module,
-            [g.id for g in gradients],
-            inputs,
-            name=f"{name}.backward",
-            barrier=barrier,
-        )
-        if away:
-            n = len(backward_params)
-            backward = brought(backward, {n + k: w.src for k, w in away.items()})
-        second = Lowering.of(second.name, backward, avals, joint.outputs[n_outputs:])
-    return Halves(first, second, tuple(sources), len(residuals), tuple(range(len(gradients))))
+    avals = map(_aval, [*read, *residuals])
+    backward = Lowering.of(second.name, second, [*avals], joint.outputs[n_outputs:])
+    return Halves(forward, backward, tuple(sources), len(residuals), tuple(range(len(gradients))))
+
+
+def _behind(graph: Graph, away: Mapping[Node, Offload], barrier: bool) -> Graph:
+    """A graph that works on its inputs behind a barrier, or brought from where they are kept."""
+    inputs = [_fresh(n) for n in graph.inputs]
+    given = inputs
+    if barrier:
+        given = build.several("opt-barrier", [n.type for n in inputs], tuple(inputs))
+    pairs = zip(graph.inputs, given, strict=True)
+    brought = [place(new, away[n].src) if n in away else new for n, new in pairs]
+    outputs, effects = graph.applied(brought)
+    return Graph(graph.name, inputs, outputs, effects)
+
+
+def _fresh(n: Node) -> Node:
+    made = Node("parameter", n.type, more=n.more if n.opcode == "parameter" else b"")
+    made.operation = n.operation
+    return made
 
 
 def primal(joint: Lowering, *, n_inputs: int, n_outputs: int, name: str) -> Lowering:
     """The forward pass of a joint program alone."""
-    entry = joint.module.entry
-    outputs = entry.root.operands[:n_outputs]
-    used = reachable(outputs)
-    params = [p for p in entry.parameters if p.id in used]
-    module = extract(joint.module, [o.id for o in outputs], [p.id for p in params], name=name)
-    inputs = [
-        _skip_cts(joint.inputs[p.parameter_number], n_inputs, len(joint.avals)) for p in params
-    ]
-    avals, outs = joint.avals[:n_inputs], joint.outputs[:n_outputs]
-    return Lowering.of(name, module, avals, outs, inputs)
+    graph = joint.graph
+    made, taken = Graph.between(name, graph.inputs, graph.outputs[:n_outputs])
+    inputs = [joint.inputs[k] for k in taken]
+    return Lowering.of(name, made, joint.avals[:n_inputs], joint.outputs[:n_outputs], inputs)
 
 
-def _skip_cts(flat: int, n_inputs: int, n_avals: int) -> int:
-    """The flat input's position when there are no cotangents; constants move up."""
-    return flat if flat < n_inputs else flat - (n_avals - n_inputs)
-
-
-def _aval(i: Instruction) -> Aval:
-    return Aval(i.shape.dims, i.shape.dtype)
+def _aval(n: Node) -> Aval:
+    return Aval(n.dims, n.dtype)

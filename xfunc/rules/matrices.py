@@ -9,9 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from xfunc.graph import build
-from xfunc.graph.build import Convolution, Number, Window, add, multiply
+from xfunc.graph.build import Convolution, CustomCall, Number, Window, add, multiply
 from xfunc.graph.node import Node, array_type
-from xfunc.hlo.write import CustomCall
 from xfunc.rules.elementwise import conjugate
 from xfunc.rules.operands import HALF, convert, each, number
 from xfunc.rules.reductions import reduced

@@ -10,25 +10,23 @@ import functools
 import torch
 
 from xfunc.graph import build
-from xfunc.graph.node import Node, array_type
-from xfunc.hlo import Builder, Module
-from xfunc.hlo.shape import Shape
+from xfunc.graph.graph import Graph
+from xfunc.graph.node import Node, array_type, unattributed
 from xfunc.rules.operands import dim_of
 from xfunc.tracer.placeholders import Placeholder
 from xfunc.tracer.table import base
 
 
 @functools.cache
-def comparator(dtype: torch.dtype, others: tuple[torch.dtype, ...], descending: bool) -> Module:
-    """A computation that compares the keys of two elements, and ignores the other values."""
-    b = Builder("compare")
-    body = b.computation("compare")
-    pairs = [[body.parameter(Shape(d)) for _ in range(2)] for d in (dtype, *others)]
-    x, y = pairs[0]
-    out = body.compare(x, y, "GT" if descending else "LT")
-    if dtype.is_floating_point:  # in a total order: NaN last
-        body.proto.instructions[-1].comparison_type = "TOTALORDER"
-    return b.build(body.build(out))
+def comparator(dtype: torch.dtype, others: tuple[torch.dtype, ...], descending: bool) -> Graph:
+    """A function that compares the keys of two elements, and ignores the other values."""
+    with unattributed():
+        given = build.parameters([array_type(d, ()) for d in (dtype, *others) for _ in range(2)])
+        how: object = "GT" if descending else "LT"
+        if dtype.is_floating_point:  # in a total order: NaN last
+            how = how, "TOTALORDER"
+        before = Node("compare", array_type(torch.bool, ()), (given[0], given[1]), how)
+    return Graph("compare", given, [before])
 
 
 def sorted_with_places(

@@ -425,11 +425,13 @@ def location(i: Instruction | None) -> str | None:
     """The user's line that an instruction comes from, or else that of the first that uses it."""
     if i is None:
         return None
-    module = scopes.resolve(i.computation.module)
-    todo = [module.instruction(i.id)]
+    todo = [i]
     for found in todo:  # Constants that were tensors have no lines.
-        if (metadata := found.proto.metadata).source_file:
-            return f"{metadata.source_file}:{metadata.source_line}"
+        of = found.proto.metadata
+        said = scopes.meaning(of.op_name)
+        file, line = (of.source_file, of.source_line) if said is None else said[1:]
+        if file:
+            return f"{file}:{line}"
         users = found.users if found.users else _callers(found.computation)
         todo += [user for user in users if user not in todo]
     return None

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
+from xfunc.graph.composite import dimension_of, is_running, running_of
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.composite import dimension_of, is_running, running_of
 from xfunc.hlo.edit import called_from, copied, fill, fresh_ids, remove_computations, with_id
 from xfunc.hlo.spmd.annotations import is_tie
 
@@ -132,7 +132,7 @@ def unfolded(module: Module, source: Module) -> Module:
 
 def _names(proto: pb.HloModuleProto) -> dict[int, str]:
     """What running operations are, by the computations of their steps."""
-    found = {c.id: running_of(c) for c in proto.computations}
+    found = {c.id: running_of(c.name) for c in proto.computations}
     return {k: name for k, name in found.items() if name is not None}
 
 

@@ -11,10 +11,10 @@ import numpy as np
 from xfunc.backends.protocol import Executable
 from xfunc.core import ambient
 from xfunc.core.ambient import Override
+from xfunc.graph.opcodes import FREE
 from xfunc.hlo import Instruction, Module
 from xfunc.hlo.estimate import liveness
 from xfunc.hlo.estimate.cost import CHIPS, roofline, running
-from xfunc.hlo.opcodes import FREE
 from xfunc.hlo.passes.offload import without_offload
 from xfunc.symbolic.box import Box
 from xfunc.symbolic.envelope import SymbolicPeak, prepared

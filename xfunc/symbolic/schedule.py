@@ -11,13 +11,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from xfunc.graph.in_order import in_order, without_barriers
 from xfunc.hlo import Module
+from xfunc.hlo.attributes import said
 from xfunc.hlo.estimate import liveness
 from xfunc.hlo.estimate.buffers import Step
 from xfunc.hlo.estimate.occupancy import Task, held, results
 from xfunc.hlo.estimate.schedule import just_in_time, memory_order
 from xfunc.hlo.estimate.search import searched_order
-from xfunc.hlo.passes.in_order import in_order, without_barriers
+from xfunc.hlo.flat import flat
+from xfunc.hlo.write import numbered, write
 from xfunc.symbolic.envelope import SymbolicPeak, samples
 from xfunc.symbolic.fit import SymbolicModule
 from xfunc.symbolic.polynomial import Env
@@ -72,10 +75,15 @@ def schedule(symbolic: SymbolicModule, donated: Sequence[int] = ()) -> Schedule:
 
 def arranged(module: Module) -> Module:
     """A program whose steps run in the order, of all candidates, that needs the least memory."""
-    flat = without_barriers(liveness.prepared(module))
-    task = liveness.task_of(flat.entry)
+    assert module.graph is not None
+    graph = without_barriers(flat(module.graph))
+    data, numbers = numbered(graph)
+    task = liveness.task_of(Module.from_bytes(data).entry)
     order = chosen([*candidates([task])], [task])
-    return in_order(flat, [s.instruction for s in reordered(task, order)])
+    nodes = {numbers[id(n)]: n for n in graph.nodes if id(n) in numbers}
+    ids = [s.instruction.id for s in reordered(task, order)]
+    steps = [nodes[k] for k in ids if k in nodes]
+    return Module.from_bytes(write(in_order(graph, steps, said({"inlineable": "false"}))))
 
 
 def list_order(task: Task) -> Positions:

@@ -16,9 +16,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from xfunc.graph.opcodes import ELEMENTWISE, ENCODINGS, ONCE
 from xfunc.hlo import Computation, Instruction, Module
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.opcodes import ELEMENTWISE, ENCODINGS, ONCE
 from xfunc.symbolic.numbers import Numbers, digits, is_close, scalar_of
 
 Lists = Mapping[str, tuple[Any, ...]]

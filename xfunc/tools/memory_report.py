@@ -25,9 +25,8 @@ from xfunc.errors import fail, kind_of, shown
 from xfunc.hlo import Module
 from xfunc.hlo.estimate.cost import cost
 from xfunc.hlo.estimate.liveness import Held, Peak, peak
-from xfunc.hlo.passes.inline import inline_calls
+from xfunc.hlo.flat import flattened
 from xfunc.hlo.passes.offload import is_on_host, without_offload
-from xfunc.hlo.passes.simplify import simplify
 from xfunc.hlo.spmd.shard import per_chip
 from xfunc.hlo.spmd.tiles import Tiles
 from xfunc.program.program import Joint
@@ -278,8 +277,8 @@ def _check(f: Callable[..., object], traced: stages.Traced, n: int) -> None:
 def _flat(lowering: Lowering, tiles: Sequence[Tiles | None]) -> Module:
     """The module as it is compiled, with calls inlined."""
     said = [tiles[k] if k < len(tiles) else None for k in lowering.inputs]
-    whole = finished(lowering.module, tiles=said)
-    return simplify(inline_calls(whole), bodies=True)
+    whole = finished(lowering.function, tiles=said)
+    return flattened(whole)
 
 
 # -- the table ------------------------------------------------------------------------------------

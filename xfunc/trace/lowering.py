@@ -15,10 +15,12 @@ from xfunc.backends.lock import lock, turn
 from xfunc.backends.placement import Placement
 from xfunc.backends.protocol import Executable
 from xfunc.core import ambient
-from xfunc.core.avals import Aval, aval_of
+from xfunc.core.avals import Aval, array_of, aval_of
+from xfunc.graph import build
+from xfunc.graph.dependencies import dependencies
+from xfunc.graph.graph import Graph
 from xfunc.hlo import Module
-from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.passes.absent import drop_absent
+from xfunc.hlo.write import write
 from xfunc.trace import recorder, tracing
 from xfunc.trace.finalise import finished
 
@@ -29,15 +31,15 @@ class Lowering:
 
     Attributes:
         name: of the function.
-        module: the HLO, which returns a tuple; not to be changed.
-        inputs: parameter k of the module is flat input ``inputs[k]``.
+        function: a graph, or a module that returns a tuple; not to be changed.
+        inputs: parameter k of the function is flat input ``inputs[k]``.
         avals: of the flat inputs.
         outputs: avals of the results.
         recompiled: see `ambient.Override`.
     """
 
     name: str
-    module: Module
+    function: Graph | Module
     inputs: tuple[int, ...]
     avals: tuple[Aval, ...]
     outputs: tuple[Aval, ...]
@@ -52,20 +54,33 @@ class Lowering:
     def of(
         cls,
         name: str,
-        hlo: Module | bytes,
+        function: Graph | Module,
         avals: Sequence[Aval],
         outputs: Sequence[Aval],
         inputs: Sequence[int] | None = None,
     ) -> Lowering:
-        """The `Lowering` of a module. Without `inputs`, its parameters are the flat inputs."""
-        module = hlo if isinstance(hlo, Module) else Module.from_bytes(hlo)
+        """The `Lowering` of a function. Without `inputs`, its parameters are the flat inputs."""
         places = range(len(avals)) if inputs is None else inputs
-        return cls(name, module, tuple(places), tuple(avals), tuple(outputs))
+        return cls(name, function, tuple(places), tuple(avals), tuple(outputs))
 
     @classmethod
     def empty(cls, name: str, avals: Sequence[Aval]) -> Lowering:
         """The `Lowering` of a function without results."""
-        return cls(name, Module(pb.HloModuleProto()), (), tuple(avals), ())
+        return cls(name, Graph(name, (), ()), (), tuple(avals), ())
+
+    @functools.cached_property
+    def module(self) -> Module:
+        """The HLO; not to be changed."""
+        if isinstance(self.function, Module):
+            return self.function
+        return Module.from_bytes(write(self.function))
+
+    @property
+    def graph(self) -> Graph:
+        """The function as a graph; if nothing is known of a module, as a call of it."""
+        if isinstance(self.function, Graph):
+            return self.function
+        return self.function.graph or _opaque(self)
 
     @functools.cached_property
     def hlo(self) -> bytes:
@@ -75,7 +90,7 @@ class Lowering:
     @functools.cached_property
     def dependencies(self) -> tuple[frozenset[int], ...]:
         """For each output, the flat inputs it is computed from."""
-        found = self.module.output_dependencies()
+        found = dependencies(self.graph)
         return tuple(frozenset(self.inputs[p] for p in params) for params in found)
 
     def apply(
@@ -93,7 +108,7 @@ class Lowering:
                 run = self.executable(donated, active.runtime().placements(args), options)
                 return run([args[i] for i in run.inputs])
         lifted = [trace.lift(args[i]) for i in self.inputs]
-        outputs = recorder.apply(self.name, lifted, self.module)
+        outputs = recorder.apply(self.name, lifted, self.function)
         trace.register(outputs)
         return outputs
 
@@ -132,7 +147,7 @@ class Lowering:
         tiles = [p and p.tiles for p in taken]
 
         def made() -> Module:  # anew each time: the backend may change what it is given
-            return finished(self.module, tiles=tiles)
+            return finished(self.function, tiles=tiles)
 
         def load(module: Module) -> Executable:
             shardy = config.use_shardy_partitioner
@@ -180,6 +195,12 @@ def lower(
     out_avals = tuple(aval_of(o) for o in outputs)
     if not outputs:
         return Lowering.empty(name, avals)
-    hlo, inputs = recorder.recorded(name, raw_inputs, outputs)
-    module = drop_absent(pb.HloModuleProto.FromString(hlo))
-    return Lowering.of(name, module, avals, out_avals, inputs)
+    graph, inputs = recorder.recorded(name, raw_inputs, outputs)
+    return Lowering.of(name, graph, avals, out_avals, inputs)
+
+
+def _opaque(lowering: Lowering) -> Graph:
+    given = build.parameters([array_of(lowering.avals[i]) for i in lowering.inputs])
+    types = [array_of(a) for a in lowering.outputs]
+    results = build.several("call", types, tuple(given), None, (lowering.function,))
+    return Graph(lowering.name, given, results)

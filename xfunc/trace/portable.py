@@ -8,9 +8,12 @@ import torch
 
 from xfunc.backends.host_calls import refuse_host_calls
 from xfunc.backends.prepare import UNUSED
-from xfunc.core.avals import hlo_shape
-from xfunc.hlo import Builder, Module
-from xfunc.hlo.spmd.annotations import constrain
+from xfunc.core.avals import Aval, array_of
+from xfunc.graph import build
+from xfunc.graph.graph import Graph
+from xfunc.graph.node import Node, unattributed
+from xfunc.hlo import Module
+from xfunc.hlo.spmd.annotations import constrained
 from xfunc.hlo.spmd.tiles import Tiles
 from xfunc.trace.finalise import finished
 from xfunc.trace.lowering import Lowering
@@ -28,26 +31,22 @@ def whole(
     input. If `lines`, instructions carry the user's files and lines. `tiles` are the shardings of
     the flat inputs, if any.
     """
-    avals = lowering.avals
-    b = Builder(lowering.name)
-    body = b.computation(lowering.name)
-    values = {
-        i: body.literal(held[i].detach().cpu()) if i in held else body.parameter(hlo_shape(a))
-        for i, a in enumerate(avals)
-    }
-    if len(held) == len(avals):
-        body.parameter(hlo_shape(UNUSED))
-    if not lowering.outputs:
-        return b.build(body.build(body.tuple([])))
-    operands = [values[i] for i in lowering.inputs]
-    divided = [tiles[i] for i in lowering.inputs] if tiles else []
-    operands = [
-        # Parameter attributes are lost in the conversion to StableHLO.
-        x if t is None else constrain(body, x, t.to_proto())
-        for x, t in zip(operands, divided or [None] * len(operands), strict=True)
-    ]
-    module = finished(lowering.module, lines, divided)
+    with unattributed():
+        values = {
+            i: build.literal(held[i].detach().cpu()) if i in held else _parameter(a)
+            for i, a in enumerate(lowering.avals)
+        }
+        inputs = [x for i, x in values.items() if i not in held] or [_parameter(UNUSED)]
+        operands = [values[i] for i in lowering.inputs]
+        if tiles:  # Parameter attributes are lost in the conversion to StableHLO.
+            said = [tiles[i] for i in lowering.inputs]
+            pairs = zip(operands, said, strict=True)
+            operands = [x if t is None else constrained(x, t.to_proto()) for x, t in pairs]
+        results = build.call(lowering.graph, operands) if lowering.outputs else []
+    module = finished(Graph(lowering.name, inputs, results), lines)
     refuse_host_calls(module.proto, lowering.name, "in a program for elsewhere")
-    found = body.call(b.embed(module), operands)
-    outputs = [body.get_tuple_element(found, k) for k in range(len(lowering.outputs))]
-    return b.build(body.build(body.tuple(outputs)))
+    return module
+
+
+def _parameter(aval: Aval) -> Node:
+    return Node("parameter", array_of(aval))

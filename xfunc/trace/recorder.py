@@ -6,7 +6,7 @@ and constraints of the partitioner are recorded here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -14,12 +14,13 @@ from xfunc.backends import forks
 from xfunc.backends.lock import lock
 from xfunc.core.types import Shaped
 from xfunc.graph import build
+from xfunc.graph.absent import ABSENT, drop_absent
+from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node, array_type
-from xfunc.hlo import Module, write
+from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd import annotations
-from xfunc.hlo.write import CustomCall
 from xfunc.torchlib import functorch
 from xfunc.tracer import placeholders
 from xfunc.tracer.placeholders import node_of, unwrapped, wrap
@@ -72,43 +73,60 @@ def literal(value: torch.Tensor) -> torch.Tensor:
         return wrap(placeholders.placeholder(node_of(value)))
 
 
-def apply(name: str, inputs: Sequence[torch.Tensor], module: Module) -> list[torch.Tensor]:
-    """Record a call of a module."""
+def absent(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros that are absent: see `xfunc.graph.absent`."""
+    return placeholders.placeholder(Node(ABSENT, array_type(dtype, tuple(size))))
+
+
+def apply(
+    name: str, inputs: Sequence[torch.Tensor], function: Graph | Module
+) -> list[torch.Tensor]:
+    """Record a call of a function."""
     forks.check()
     placeholders.begin(f"xfunc__{name}")
-    result = Shape.from_proto(module.proto.host_program_shape.result)
-    types = [array_type(s.dtype, s.dims) for s in result.elements or (result,)]
-    operands = tuple(map(node_of, inputs))
-    if result.is_tuple:
-        nodes = build.several("call", types, operands, None, (module,))
+    if isinstance(function, Graph):
+        types = [n.type for n in function.outputs]
     else:
-        nodes = [Node("call", types[0], operands, None, (module,))]
-    return _like(inputs, nodes)
+        result = Shape.from_proto(function.proto.host_program_shape.result)
+        types = [array_type(s.dtype, s.dims) for s in result.elements or (result,)]
+    operands = tuple(map(node_of, inputs))
+    return _like(inputs, build.several("call", types, operands, None, (function,)))
+
+
+def record(
+    make: Callable[..., Node | Sequence[Node]],
+    inputs: Sequence[torch.Tensor],
+    options: Mapping[str, object],
+) -> torch.Tensor | list[torch.Tensor]:
+    """Record the node, or the nodes, that a function makes of the nodes of tensors."""
+    placeholders.begin(f"xfunc__{make.__name__}")
+    found = make(*map(node_of, inputs), **options)
+    if isinstance(found, Node):
+        return _like(inputs, [found])[0]
+    return _like(inputs, found)
 
 
 def constrain(x: torch.Tensor, sharding: pb.OpSharding, free: Sequence[int] = ()) -> torch.Tensor:
     """Record the sharding of a value; XLA chooses that of the dimensions in `free`."""
     placeholders.begin("xfunc__constraint")
-    n = node_of(x)
-    written = sharding.SerializeToString(deterministic=True)
-    how = CustomCall(annotations.SHARDING, annotations.unspecified(free), written)
-    return _like([x], [Node("custom-call", n.type, (n,), how)])[0]
+    return _like([x], [annotations.constrained(node_of(x), sharding, free)])[0]
 
 
 def recorded(
     name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-) -> tuple[bytes, list[int]]:
-    """The operations between placeholders and outputs, as HLO.
+) -> tuple[Graph, tuple[int, ...]]:
+    """The operations between placeholders and outputs.
 
     Args:
-        name: of the module.
+        name: of the graph.
         inputs: placeholders.
         outputs: the tensors computed from them.
 
     Returns:
-        The serialised module; and for each of its parameters, the index of an input.
+        The graph; and for each of its inputs, the index among `inputs`.
     """
-    return write.write(name, [*map(node_of, inputs)], [*map(node_of, outputs)])
+    graph, taken = Graph.between(name, [*map(node_of, inputs)], [*map(node_of, outputs)])
+    return drop_absent(graph), taken
 
 
 def number_of(tensor: torch.Tensor) -> int:

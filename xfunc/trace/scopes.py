@@ -22,7 +22,6 @@ from torch.autograd.graph import Node
 from xfunc.cache.programs import clear_with_caches
 from xfunc.core.locations import in_user_code, line_of
 from xfunc.errors import fail
-from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.tracer import placeholders
 
@@ -166,33 +165,35 @@ def forget() -> None:
 clear_with_caches(forget)
 
 
-def resolve(module: Module, lines: bool = True) -> Module:
-    """The module with its stamps replaced by the scope and, if requested, file and line."""
-    proto = pb.HloModuleProto()
-    proto.CopyFrom(module.proto)
-    known: dict[str, tuple[str, str, int] | None] = {}
-    for computation in proto.computations:
-        for i in computation.instructions:
-            if not i.HasField("metadata"):
-                continue
-            name = (metadata := i.metadata).op_name
-            if name not in known:
-                stamp, bar, operation = name.partition("|")
-                is_stamped = bar and stamp.removeprefix("-").isdecimal()  # or a scope's own bar
-                known[name] = _meaning(stamp, operation) if is_stamped else None
-            if (found := known[name]) is None:
-                continue
-            metadata.op_name, file, line = found
-            if lines:
-                metadata.source_file, metadata.source_line = file, line
-    return Module(proto)
+Meaning = tuple[str, str, int]
+"""The name of an operation, with the scopes around it; its file and line."""
 
 
-def _meaning(stamp: str, operation: str) -> tuple[str, str, int]:
-    """The name of an operation, its file and line."""
+def meaning(name: str) -> Meaning | None:
+    """What a stamped name stands for; None if it is not stamped."""
+    stamp, bar, operation = name.partition("|")
+    if not bar or not stamp.removeprefix("-").isdecimal():  # It may be a scope's own bar.
+        return None
     origin = _origins.get(abs(int(stamp)))
     if origin is None:  # forgotten since the program was traced
         return operation, "", 0
     code, instruction, scope = origin
     prefix = f"transpose({scope.rstrip('/')})/" if stamp.startswith("-") else scope
     return prefix + operation, code.co_filename, line_of(code, instruction)
+
+
+def resolve(proto: pb.HloModuleProto, lines: bool = True) -> None:
+    """Replace the stamps of a module by the scope and, if requested, file and line; in place."""
+    known: dict[str, Meaning | None] = {}
+    for computation in proto.computations:
+        for i in computation.instructions:
+            if not i.HasField("metadata"):
+                continue
+            name = (metadata := i.metadata).op_name
+            if name not in known:
+                known[name] = meaning(name)
+            if (found := known[name]) is None:
+                continue
+            metadata.op_name, file, line = found
+            if lines:
+                metadata.source_file, metadata.source_line = file, line

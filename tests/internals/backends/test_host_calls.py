@@ -18,16 +18,12 @@ import xfunc as xf
 from xfunc.backends import active, host_calls
 from xfunc.backends.torch_xla import registry, runtime
 from xfunc.errors import UnsupportedOpError
-from xfunc.hlo import ComputationBuilder, Shape, Value
-from xfunc.ops.emit import instruction
+from xfunc.graph.node import array_type
+from xfunc.ops.emit import Results, instruction
 from xfunc.trace import tracing
 
 Tensor = torch.Tensor
 Register = Callable[[host_calls.Function], Callable[..., Any]]
-
-
-def _emit(body: ComputationBuilder, *operands: Value, name: str, like: Shape) -> Value:
-    return host_calls.host_call(body, name, operands, like)
 
 
 @pytest.fixture
@@ -40,11 +36,11 @@ def calling() -> Iterator[Register]:
         host_calls.register(name, function)
         names.append(name)
 
-        def call(*args: Tensor, like: Shape | None = None) -> Any:
+        def call(*args: Tensor, like: Results | None = None) -> Any:
             trace = tracing.current()
             assert trace is not None
-            like = like or Shape(args[0].dtype, args[0].shape)
-            out = instruction(_emit, *map(trace.lift, args), name=name, like=like)
+            like = like or array_type(args[0].dtype, tuple(args[0].shape))
+            out = instruction(host_calls.host_call, *map(trace.lift, args), name=name, result=like)
             trace.register(out if isinstance(out, tuple) else [out])
             return out
 
@@ -106,7 +102,7 @@ def test_host_call_several_operands_and_results(calling: Register) -> None:
         results[0].copy_(x.sum(0))
         results[1].fill_(int(n))
 
-    like = Shape.of_tuple([Shape(torch.float32, (3,)), Shape(torch.int64)])
+    like = [array_type(torch.float32, (3,)), array_type(torch.int64, ())]
     call = calling(both)
     x, n = torch.randn(2, 3), torch.tensor(7)
     total, same = xf.jit(lambda x, n: call(x, n, like=like))(x, n)
@@ -210,8 +206,8 @@ def f(operands, results):
         raise ValueError("too large")
     results[0].copy_(operands[0] + 1)
 host_calls.register("f", f)
-def emit(body, x):
-    return host_calls.host_call(body, "f", [x], x.shape)
+def emit(x):
+    return host_calls.host_call(x, name="f", result=x.type)
 def call(x):
     out = instruction(emit, tracing.current().lift(x))
     tracing.current().register([out])

@@ -1,7 +1,9 @@
 import pytest
 import torch
 
-from xfunc.hlo import Builder, Function, InvalidHloError, Module, Shape, Value
+from tests.support.builder import Builder
+from tests.support.computation import Function, Value
+from xfunc.hlo import InvalidHloError, Module, Shape
 from xfunc.hlo import hlo_pb2 as pb
 
 from .conftest import Lower, Run

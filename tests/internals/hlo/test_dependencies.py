@@ -1,7 +1,10 @@
 import pytest
 import torch
 
-from xfunc.hlo import Builder, ComputationBuilder, Function, Shape, Value
+from tests.support.builder import Builder
+from tests.support.computation import ComputationBuilder, Function, Value
+from xfunc.graph.dependencies import dependencies
+from xfunc.hlo import Module, Shape
 
 from .conftest import Lower
 
@@ -12,16 +15,21 @@ I = Shape(torch.int32)  # noqa: E741
 
 
 def depends(b: Builder, c: ComputationBuilder, root: Value) -> list[set[int]]:
-    return [set(d) for d in b.build(c.build(root)).output_dependencies()]
+    return of(b.build(c.build(root)))
 
 
-def test_output_dependencies_of_torch_xla_module(lower: Lower):
+def of(module: Module) -> list[set[int]]:
+    assert module.graph is not None
+    return [set(d) for d in dependencies(module.graph)]
+
+
+def test_dependencies_of_elementwise_operations(lower: Lower):
     x = torch.zeros(3)
     module = lower(lambda x, y, z: [x + y, z.sum(), torch.ones_like(x), x], [x, x, x])
-    assert [set(d) for d in module.output_dependencies()] == [{0, 1}, {2}, set(), {0}]
+    assert of(module) == [{0, 1}, {2}, set(), {0}]
 
 
-def test_output_dependencies_opt_barrier_non_tuple_root():
+def test_dependencies_opt_barrier_non_tuple_root():
     b = Builder("f")
     c = b.computation("f")
     x, y, z = (c.parameter(S) for _ in range(3))
@@ -29,7 +37,7 @@ def test_output_dependencies_opt_barrier_non_tuple_root():
     assert depends(b, c, c.add(x, z)) == [{0, 2}]
 
 
-def test_output_dependencies_opaque_tuple():
+def test_dependencies_opaque_tuple():
     b = Builder("f")
     c = b.computation("f")
     x, y = c.parameter(S), c.parameter(S)
@@ -37,7 +45,7 @@ def test_output_dependencies_opaque_tuple():
     assert depends(b, c, both) == [{0, 1}, {0, 1}]
 
 
-def test_output_dependencies_nested_calls_and_tuples():
+def test_dependencies_nested_calls_and_tuples():
     b = Builder("f")
     c = b.computation("swap")
     pair = c.parameter(Shape.of_tuple([S, S]))
@@ -79,7 +87,7 @@ def loop(b: Builder, bound: int | None) -> tuple[Function, Function, Shape]:
         (None, [{1, 2, 3, 4}] * 5),  # the condition reads a, which becomes b, which becomes ...
     ],
 )
-def test_output_dependencies_while(bound: int | None, expected: list[set[int]]):
+def test_dependencies_while(bound: int | None, expected: list[set[int]]):
     b = Builder("f")
     more, step, _ = loop(b, bound)
     c = b.computation("f")
@@ -88,7 +96,7 @@ def test_output_dependencies_while(bound: int | None, expected: list[set[int]]):
     assert depends(b, c, c.while_(more, step, c.tuple(carry))) == expected
 
 
-def test_output_dependencies_while_opaque_carry():
+def test_dependencies_while_opaque_carry():
     b = Builder("f")
     more, step, shape = loop(b, 5)
     c = b.computation("f")
@@ -96,7 +104,7 @@ def test_output_dependencies_while_opaque_carry():
     assert depends(b, c, c.while_(more, step, c.custom_call("init", [x, y], shape))) == [{0, 1}] * 5
 
 
-def test_output_dependencies_conditional_all_operands():
+def test_dependencies_conditional_all_operands():
     b = Builder("f")
     c = b.computation("same")
     same = c.build(c.parameter(S))

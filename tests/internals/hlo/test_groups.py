@@ -1,11 +1,15 @@
 import pytest
 import torch
 
-from xfunc.hlo import Builder, Function, Module, Shape, verify
+from tests.support.builder import Builder, constrain, tie
+from tests.support.computation import Function
+from xfunc.hlo import Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
-from xfunc.hlo.spmd.annotations import constrain, is_tie, tie
-from xfunc.hlo.spmd.groups import settle_groups, strip_groups
+from xfunc.hlo.spmd.annotations import is_tie
+from xfunc.hlo.spmd.groups import settle_groups
+from xfunc.hlo.write import write
+from xfunc.sharding.border import without_ties
 
 pytestmark = pytest.mark.quick
 
@@ -81,10 +85,11 @@ def test_settle_groups_drops_automatic_ties():
     assert list(groups(proto).values()) == [[(4,)] * 2] * 4
 
 
-def test_strip_groups():
-    proto = program(divided=True)
-    strip_groups(proto)
-    assert groups(proto) == {}
+def test_without_ties():
+    graph = Module(program(divided=True)).graph
+    assert graph is not None
+    assert groups(Module.from_bytes(write(graph)).proto)
+    assert groups(Module.from_bytes(write(without_ties(graph))).proto) == {}
 
 
 def test_settle_groups_replicated_is_not_sharded():

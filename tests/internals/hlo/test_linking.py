@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import xfunc as xf
+from tests.support.builder import Builder
 from xfunc.core.avals import Aval
-from xfunc.hlo import Builder, Module, Shape, verify
+from xfunc.hlo import Module, Shape, verify
+from xfunc.hlo.write import write
 from xfunc.torchlib.values import FLOAT8, SUPPORTED
 from xfunc.trace import recorder
 
@@ -125,9 +127,9 @@ def test_apply_keeps_control_dependencies() -> None:
     x = y = recorder.placeholder(Aval((2,), torch.float32))
     for module in (first, first, second):
         (y,) = recorder.apply("ordered", [y], module)
-    hlo, inputs = recorder.recorded("recorded", [x], [y])
-    assert inputs == [0]
-    found = Module.from_bytes(hlo)
+    graph, inputs = recorder.recorded("recorded", [x], [y])
+    assert inputs == (0,)
+    found = Module.from_bytes(write(graph))
     verify(found)
     computations = found.proto.computations
     assert [c.name.rpartition(".")[0] for c in computations] == ["first", "second", "recorded"]

@@ -5,7 +5,9 @@ import torch
 
 import xfunc as xf
 from examples.llama import model, plan, train
-from xfunc.hlo import Builder, ComputationBuilder, Module, Shape, Value
+from tests.support.builder import Builder
+from tests.support.computation import ComputationBuilder, Value
+from xfunc.hlo import Module, Shape
 from xfunc.hlo.estimate.buffers import flow, leaves
 from xfunc.hlo.estimate.liveness import peak, prepared
 from xfunc.hlo.estimate.occupancy import Task, best, last_reads

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from xfunc.hlo import Builder, Module, Shape, verify
+from tests.support.builder import Builder
+from xfunc.hlo import Module, Shape, verify
 from xfunc.hlo.passes.orient import orient_products
 
 from .conftest import Lower, Run

@@ -1,15 +1,9 @@
 import pytest
 import torch
 
-from xfunc.hlo import (
-    Builder,
-    InvalidHloError,
-    Module,
-    Shape,
-    verify,
-)
-from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.passes.common import dead_code_elimination, extract
+from tests.support.builder import Builder
+from xfunc.hlo import Module, Shape, verify
+from xfunc.hlo.passes.common import dead_code_elimination
 
 from .conftest import Lower, Run
 
@@ -27,95 +21,6 @@ def layer(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
 def of_opcode(module: Module, opcode: str) -> int:
     (found,) = (i.id for i in module.entry.instructions if i.opcode == opcode)
     return found
-
-
-@pytest.mark.parametrize("barrier", [False, True])
-def test_extract_forward_and_backward_compose(lower: Lower, run: Run, barrier: bool):
-    module = lower(layer, [X, Y])
-    outputs = [o.id for o in module.entry.root.operands]
-    x, y = (p.id for p in module.entry.parameters)
-    tanh = of_opcode(module, "tanh")
-    forward = extract(module, [tanh], [x, y], name="forward", barrier=barrier)
-    backward = extract(module, outputs, [y, tanh], name="backward", barrier=barrier)
-    hidden = run(forward, [X, Y])
-    found = run(backward, [Y, *hidden])
-    torch.testing.assert_close(hidden, [torch.tanh(X @ Y)])
-    torch.testing.assert_close(found, layer(X, Y))
-    opcodes = [i.opcode for i in backward.entry.instructions]
-    assert not {"tanh", "dot"} & set(opcodes)
-    assert opcodes.count("opt-barrier") == barrier
-    assert len(forward.computations) == 1
-    assert len(backward.computations) == len(module.computations)
-    assert backward.output_dependencies() == (
-        frozenset({1}),
-        frozenset({1}),
-        frozenset({0}),
-    )
-
-
-def test_extract_keeps_instruction_ids(lower: Lower):
-    module = lower(layer, [X, Y])
-    x, y = (p.id for p in module.entry.parameters)
-    tanh = of_opcode(module, "tanh")
-    plain = extract(module, [tanh], [y, x], name="plain")
-    assert [p.id for p in plain.entry.parameters] == [y, x]
-    assert plain.name == "plain"
-    assert plain.instruction(tanh).opcode == "tanh"
-    barred = extract(module, [tanh], [y, x], name="barred", barrier=True)
-    assert [barred.instruction(k).opcode for k in (y, x)] == ["get-tuple-element"] * 2
-    assert [p.shape for p in barred.entry.parameters] == [
-        plain.instruction(k).shape for k in (y, x)
-    ]
-    verify(barred)
-
-
-def test_extract_repeated_and_parameter_outputs(lower: Lower, run: Run):
-    module = lower(layer, [X, Y])
-    x, _ = (p.id for p in module.entry.parameters)
-    tanh = of_opcode(module, "tanh")
-    found = extract(module, [tanh, x, tanh], [tanh, x], name="f")
-    hidden = torch.randn(3, 3)
-    torch.testing.assert_close(run(found, [hidden, X]), [hidden, X, hidden])
-
-
-def test_extract_keeps_unused_parameter(lower: Lower, run: Run):
-    module = lower(layer, [X, Y])
-    x, y = (p.id for p in module.entry.parameters)
-    total = module.entry.root.operands[2].id
-    found = extract(module, [total], [x, y], name="f")
-    torch.testing.assert_close(run(found, [X, Y]), [Y.sum()])
-    assert found.output_dependencies() == (frozenset({1}),)
-
-
-def test_extract_parameter_keeps_sharding():
-    b = Builder("f")
-    c = b.computation("f")
-    x = c.parameter(Shape(F32))
-    kept = c.custom_call(
-        "Sharding", [x], x.shape, sharding=pb.OpSharding(type=pb.OpSharding.MANUAL)
-    )
-    tied = pb.OpSharding(type=pb.OpSharding.UNKNOWN, is_shard_group=True)
-    lost = c.custom_call("Sharding", [x], x.shape, sharding=tied)
-    module = b.build(c.build(c.tuple([c.add(kept, lost)])))
-    total = of_opcode(module, "add")
-    found = extract(module, [total], [kept.id, lost.id], name="g")
-    assert found.instruction(kept.id).proto.sharding.type == pb.OpSharding.MANUAL
-    assert not found.instruction(lost.id).proto.HasField("sharding")
-
-
-def test_extract_errors(lower: Lower):
-    module = lower(layer, [X, Y])
-    x, y = module.entry.parameters
-    tanh = of_opcode(module, "tanh")
-    missing = f"instruction '{y.name}' in .* is needed, but not among the new parameters"
-    with pytest.raises(InvalidHloError, match=missing):
-        extract(module, [tanh], [x.id], name="f")
-    with pytest.raises(InvalidHloError, match=f"instruction '{x.name}' in .* is listed twice"):
-        extract(module, [tanh], [x.id, y.id, x.id], name="f")
-    with pytest.raises(InvalidHloError, match=r"no instruction 999 in .* to be a parameter"):
-        extract(module, [tanh], [999], name="f")
-    with pytest.raises(InvalidHloError, match=r"no instruction 999 in .* to be an output"):
-        extract(module, [999], [x.id, y.id], name="f")
 
 
 @pytest.mark.one_device

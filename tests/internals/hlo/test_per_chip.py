@@ -5,7 +5,7 @@ import torch
 
 import xfunc as xf
 from xfunc import NamedSharding, P
-from xfunc.hlo.passes.inline import inline_calls
+from xfunc.hlo.flat import inline_calls
 from xfunc.hlo.spmd.shard import per_chip
 
 MESH = xf.AbstractMesh((2, 4), ("x", "y"))

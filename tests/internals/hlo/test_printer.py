@@ -12,12 +12,14 @@ pytestmark = pytest.mark.quick
 def test_module_printed_before_any_trace(fresh: Server) -> None:
     code = """if True:
         import torch, xfunc as xf
-        from xfunc.hlo import Builder, Shape
+        from xfunc.graph import build
+        from xfunc.graph.graph import Graph
+        from xfunc.graph.node import array_type
+        from xfunc.hlo import Module
+        from xfunc.hlo.write import write
         before = torch.nn.GRU, torch.nn.utils.clip_grad_norm_
-        b = Builder("m")
-        body = b.computation("m")
-        x = body.parameter(Shape(torch.float32, (2,)))
-        print("HloModule m" in str(b.build(body.build(body.tuple([x])))))
+        x = build.parameters([array_type(torch.float32, (2,))])
+        print("HloModule m" in str(Module.from_bytes(write(Graph("m", x, x)))))
         print(before == (torch.nn.GRU, torch.nn.utils.clip_grad_norm_))
     """
     done = fresh.run(code)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from xfunc.hlo import Builder, Function, Module, Shape, Value, verify
+from tests.support.builder import Builder, constrain, tie
+from tests.support.computation import Function, Value
+from xfunc.hlo import Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.passes.shardy import to_shardy
-from xfunc.hlo.spmd.annotations import constrain, is_manual_body, tie, unspecified
+from xfunc.hlo.spmd.annotations import MANUAL_BODY, unspecified
 from xfunc.hlo.spmd.groups import settle_groups
 from xfunc.hlo.spmd.tiles import parse
 
@@ -137,7 +139,7 @@ def test_to_shardy_manual_region(inputs: int, outputs: int, manual: pb.OpShardin
     assert to_shardy(proto, 8) is not None
     verify(Module(proto))
     body, entry = proto.computations
-    assert is_manual_body(body)
+    assert body.name.startswith(MANUAL_BODY)
     assert sum(i.opcode == "parameter" for i in body.instructions) == inputs
     assert sum(i.opcode == "add" for i in body.instructions) == inputs
     crossing = ["xla.sdy.GlobalToLocalShape"] * (inputs > 0) + ["xla.sdy.LocalToGlobalShape"]
@@ -163,7 +165,7 @@ def test_to_shardy_region_called_twice() -> None:
     proto = b.build(entry.build(x)).proto
     assert to_shardy(proto, 8) is not None
     verify(Module(proto))
-    bodies = [c for c in proto.computations if is_manual_body(c)]
+    bodies = [c for c in proto.computations if c.name.startswith(MANUAL_BODY)]
     assert len({c.name for c in bodies}) == 2
     calls = [i for i in proto.computations[-1].instructions if i.opcode == "call"]
     assert [i.called_computation_ids[0] for i in calls] == [c.id for c in bodies]

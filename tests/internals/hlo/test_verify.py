@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import xfunc as xf
-from xfunc.hlo import Builder, InvalidHloError, Module, Shape, verify
+from tests.support.builder import Builder
+from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
 
 pytestmark = pytest.mark.quick

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from xfunc.graph import build
+from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node, array_type, reached
-from xfunc.hlo import Module, write
+from xfunc.hlo import Module
+from xfunc.hlo.write import write
 
 pytestmark = pytest.mark.quick
 MATRIX = array_type(torch.float32, (2, 3))
@@ -16,7 +18,7 @@ def parameter() -> Node:
 
 
 def written(inputs: list[Node], outputs: list[Node]) -> Module:
-    return Module.from_bytes(write.write("f", inputs, outputs)[0])
+    return Module.from_bytes(write(Graph.between("f", inputs, outputs)[0]))
 
 
 def test_array_types_that_are_equal_are_one_object() -> None:
@@ -38,9 +40,9 @@ def test_reached_nodes_come_after_their_operands() -> None:
 
 def test_write_takes_only_inputs_that_are_used() -> None:
     x, unused = parameter(), parameter()
-    hlo, taken = write.write("f", [unused, x], [build.add(x, x)])
-    assert taken == [1]
-    assert len(Module.from_bytes(hlo).entry.parameters) == 1
+    graph, taken = Graph.between("f", [unused, x], [build.add(x, x)])
+    assert taken == (1,)
+    assert len(Module.from_bytes(write(graph)).entry.parameters) == 1
 
 
 def test_write_parameters_have_the_order_of_inputs() -> None:

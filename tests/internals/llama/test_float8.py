@@ -8,7 +8,7 @@ import xfunc as xf
 from examples.llama import model, train
 from examples.llama.plan import Plan
 from examples.llama.products import products
-from xfunc.hlo.passes.inline import inline_calls
+from xfunc.hlo.flat import inline_calls
 
 TINY = model.TINY["tiny"]
 

@@ -15,7 +15,8 @@ from tests.support.shard_map_programs import programs
 from xfunc.aot import compiled as ahead
 from xfunc.aot.request import Request
 from xfunc.backends.pjrt import executable
-from xfunc.hlo import Module, opcodes
+from xfunc.graph import opcodes
+from xfunc.hlo import Module
 
 PROGRAMS = programs(names())
 

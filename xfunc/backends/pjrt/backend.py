@@ -25,7 +25,7 @@ from xfunc.core.avals import Aval, AvalKey
 from xfunc.core.weak import WeakTable
 from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber_parameters
-from xfunc.hlo.passes.inline import inline_calls
+from xfunc.hlo.flat import inline_calls
 from xfunc.hlo.passes.precise import ask_for_float32
 from xfunc.hlo.passes.shardy import to_shardy
 from xfunc.torchlib.dataless import HELD_ELSEWHERE, with_memory

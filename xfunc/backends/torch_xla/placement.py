@@ -11,9 +11,13 @@ from xfunc.backends.placement import Placement, read
 from xfunc.backends.prepare import prepare_to_run
 from xfunc.backends.torch_xla import runtime, uploads
 from xfunc.backends.torch_xla.executable import Executable
-from xfunc.core.avals import Aval
-from xfunc.hlo import Builder, Shape
+from xfunc.core.avals import Aval, array_of
+from xfunc.graph import build
+from xfunc.graph.graph import Graph
+from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.spmd.annotations import constrained
+from xfunc.hlo.write import write
 
 _TILED, _PARTIAL = 3, 5  # torch_xla's numbers of kinds of sharding
 _MOST_DIMS = 5  # for which torch_xla 2.9 makes a sharding from Python
@@ -87,25 +91,16 @@ def _elementwise(
     opcodes: tuple[str, ...], aval: Aval, before: Placement | None, after: Placement | None
 ) -> Executable:
     """A program with one result for each opcode, which is that of a unary operation."""
-    b = Builder("device_put")
-    body = b.computation("device_put")
-    x = body.parameter(Shape(aval.dtype, aval.shape))
-    results = []
-    for opcode in opcodes:
-        dtype = aval.dtype if opcode == "copy" else aval.dtype.to_real()
-        shape = Shape(dtype, aval.shape)
-        value = x if opcode == "copy" else body.instruction(opcode, shape, [x])[0]
-        value, proto = body.instruction("custom-call", shape, [value])
-        proto.custom_call_target = "Sharding"
-        if after is None:
-            proto.sharding.type = pb.OpSharding.REPLICATED
-        else:
-            after.tiles.write(proto.sharding)
-        results.append(value)
-    module = b.build(body.build(body.tuple(results)))
-    prepare_to_run(b.name, module.proto, runtime.device_count(), runtime.is_cpu())
-    handle = runtime.builder().computation_from_module_proto(b.name, module.to_bytes())
-    return Executable("device_put", handle, [aval], (), (op_sharding(before),))
+    name = "device_put"
+    sharding = pb.OpSharding(type=pb.OpSharding.REPLICATED)
+    if after is not None:
+        sharding = after.tiles.to_proto()
+    (x,) = build.parameters([array_of(aval)])
+    values = [x if opcode == "copy" else getattr(build, opcode)(x) for opcode in opcodes]
+    module = Module.from_bytes(write(Graph(name, [x], [constrained(v, sharding) for v in values])))
+    prepare_to_run(name, module.proto, runtime.device_count(), runtime.is_cpu())
+    handle = runtime.builder().computation_from_module_proto(name, module.to_bytes())
+    return Executable(name, handle, [aval], (), (op_sharding(before),))
 
 
 def shards_of(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -23,7 +23,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-from xfunc.hlo import opcodes
+from xfunc.graph import opcodes
 from xfunc.hlo.module import Computation, Instruction
 from xfunc.hlo.passes.offload import DEVICE, is_on_host, is_placement
 from xfunc.hlo.shape import Shape

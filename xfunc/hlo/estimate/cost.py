@@ -12,10 +12,14 @@ import math
 import re
 from typing import NamedTuple
 
-from xfunc.hlo import opcodes, wire
+from xfunc.graph import opcodes
+from xfunc.graph.graph import Graph
+from xfunc.graph.node import Node
+from xfunc.hlo import wire
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.passes.offload import is_placement
 from xfunc.hlo.shape import Shape
+from xfunc.hlo.write import numbered
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +51,16 @@ def _fields(c: Cost) -> tuple[int, int, int, int]:
 
 def cost(module: Module) -> Cost:
     """The cost of one run of the module."""
-    return sum(costs(module).values(), Cost())
-
-
-def costs(module: Module) -> dict[int, Cost]:
-    """The cost of each instruction of the entry, by its id."""
     known = _known(module)
-    return {i.id: _instruction(i, known) for i in module.entry.instructions}
+    return sum((_instruction(i, known) for i in module.entry.instructions), Cost())
+
+
+def costs(graph: Graph) -> dict[Node, Cost]:
+    """The cost of each node of a graph."""
+    data, numbers = numbered(graph)
+    module = Module.from_bytes(data)
+    known, by_id = _known(module), module.entry.by_id
+    return {n: _instruction(by_id[numbers[id(n)]], known) for n in graph.nodes if id(n) in numbers}
 
 
 def _known(module: Module) -> dict[int, Cost]:

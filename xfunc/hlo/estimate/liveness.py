@@ -19,9 +19,8 @@ from collections.abc import Sequence
 
 from xfunc.hlo.estimate.buffers import Buffer, Flow, flow, leaves
 from xfunc.hlo.estimate.occupancy import Task, best, results
+from xfunc.hlo.flat import flattened
 from xfunc.hlo.module import Computation, Instruction, Module
-from xfunc.hlo.passes.inline import inline_calls
-from xfunc.hlo.passes.simplify import simplify
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +105,7 @@ def task_of(entry: Computation, donated: Sequence[int] = ()) -> Task:
 
 def prepared(module: Module) -> Module:
     """The module in the form used to measure memory: with called functions inlined."""
-    return simplify(inline_calls(module), bodies=True)
+    return flattened(module)
 
 
 def _held(bytes: int, i: Instruction) -> Held:

@@ -6,12 +6,12 @@ puts the values in between (the stack of a loop, a tuple) into that memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
+from xfunc.graph.build import CustomCall
+from xfunc.graph.node import Node
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import bypass, entry_of, fill, fresh_ids, instruction
+from xfunc.hlo.attributes import acting
+from xfunc.hlo.edit import bypass
 from xfunc.hlo.module import Instruction, Module
-from xfunc.hlo.shape import Shape
 
 DEVICE = "device"
 
@@ -19,42 +19,11 @@ _TARGET = "annotate_device_placement"
 _BUFFER = "_xla_buffer_placement"
 
 
-def sent(module: Module, results: Mapping[int, str]) -> Module:
-    """The module with some of its results, by number, sent to a memory."""
-    proto, entry, ids = _copy(module)
-    root = next(i for i in entry.instructions if i.id == entry.root_id)
-    operands = list(root.operand_ids)
-    calls: list[pb.HloInstructionProto] = []
-    for k, memory in results.items():
-        calls.append(_place(next(ids), operands[k], module.entry.root.operands[k].shape, memory))
-        operands[k] = calls[-1].id
-    before = [i for i in entry.instructions if i.id != entry.root_id]
-    new_root = pb.HloInstructionProto()
-    new_root.CopyFrom(root)
-    new_root.operand_ids[:] = operands
-    fill(entry, [*before, *calls, new_root])
-    return Module(proto)
-
-
-def brought(module: Module, parameters: Mapping[int, str]) -> Module:
-    """The module with some of its parameters, by number, brought to a memory first."""
-    proto, entry, ids = _copy(module)
-    made: list[pb.HloInstructionProto] = []
-    there: dict[int, int] = {}
-    shapes = {p.parameter_number: p.shape for p in module.entry.parameters}
-    for i in entry.instructions:
-        copy = pb.HloInstructionProto()
-        copy.CopyFrom(i)
-        if any(k in there for k in copy.operand_ids):
-            copy.operand_ids[:] = [there.get(k, k) for k in copy.operand_ids]
-        made.append(copy)
-        if i.opcode == "parameter" and i.parameter_number in parameters:
-            k = i.parameter_number
-            made.append(_place(next(ids), i.id, shapes[k], parameters[k]))
-            there[i.id] = made[-1].id
-    entry.root_id = there.get(entry.root_id, entry.root_id)
-    fill(entry, made)
-    return Module(proto)
+def place(n: Node, memory: str) -> Node:
+    """A value, sent to a memory."""
+    made = Node("custom-call", n.type, (n,), CustomCall(_TARGET), more=acting({_BUFFER: memory}))
+    made.operation = n.operation
+    return made
 
 
 def strip_offload(proto: pb.HloModuleProto) -> None:
@@ -101,17 +70,3 @@ def is_on_host(i: Instruction) -> bool:
                 i = of[0]
             case _:
                 return False
-
-
-def _copy(module: Module) -> tuple[pb.HloModuleProto, pb.HloComputationProto, Iterator[int]]:
-    proto = pb.HloModuleProto()
-    proto.CopyFrom(module.proto)
-    return proto, entry_of(proto), fresh_ids(proto)
-
-
-def _place(id: int, operand: int, shape: Shape, memory: str) -> pb.HloInstructionProto:
-    proto = instruction("custom-call", id, shape.proto, [operand])
-    proto.custom_call_target, proto.custom_call_api_version = _TARGET, 1
-    proto.custom_call_has_side_effect = True
-    proto.frontend_attributes.map[_BUFFER] = memory
-    return proto

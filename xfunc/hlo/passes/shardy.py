@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import add_copies, entry_of, fill, fresh_ids, instruction
+from xfunc.hlo.flat import inline_calls
 from xfunc.hlo.instances import holding, separate
 from xfunc.hlo.module import Module
-from xfunc.hlo.passes.inline import inline_calls
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair, is_region, is_tie
 from xfunc.hlo.spmd.common_mesh import CommonMesh, common_mesh
 from xfunc.hlo.spmd.shardy_regions import LEAVE, split_region
@@ -73,6 +73,9 @@ def to_shardy(proto: pb.HloModuleProto, count: int) -> CommonMesh | None:
     whole = inline_calls(Module(made)).proto
     del proto.computations[:]
     add_copies(proto.computations, whole.computations)
+    proto.entry_computation_id = whole.entry_computation_id
+    proto.entry_computation_name = whole.entry_computation_name
+    proto.host_program_shape.CopyFrom(whole.host_program_shape)
     proto.frontend_attributes.map[_MESHES] = write.meshes()
     return mesh
 

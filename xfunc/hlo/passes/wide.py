@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from xfunc.graph import opcodes
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo import opcodes
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import instruction, with_id
 

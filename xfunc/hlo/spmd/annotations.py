@@ -16,10 +16,16 @@ returns them, and is called.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
+from xfunc.graph import build
+from xfunc.graph.build import CustomCall
+from xfunc.graph.graph import Graph
+from xfunc.graph.graph import is_pair as is_pair_graph
+from xfunc.graph.node import ArrayType, Node, unattributed
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.computation import ComputationBuilder, Value
+from xfunc.hlo.attributes import acting, attributes_of
 from xfunc.hlo.edit import instruction
 from xfunc.hlo.errors import InvalidHloError
 
@@ -29,11 +35,10 @@ MANUAL_BODY = "xla.sdy.manual_computation_body"
 _AUTOMATIC = "xfunc_automatic"
 
 
-def constrain(
-    body: ComputationBuilder, x: Value, sharding: pb.OpSharding, free: Sequence[int] = ()
-) -> Value:
+def constrained(x: Node, sharding: pb.OpSharding, free: Sequence[int] = ()) -> Node:
     """The same value with a sharding; XLA chooses the sharding of the dimensions in `free`."""
-    return body.custom_call(SHARDING, [x], x.shape, sharding=sharding, config=unspecified(free))
+    written = sharding.SerializeToString(deterministic=True)
+    return Node("custom-call", x.type, (x,), CustomCall(SHARDING, unspecified(free), written))
 
 
 def run_on_one_device(i: pb.HloInstructionProto) -> None:
@@ -59,52 +64,36 @@ def unspecified(dims: Sequence[int]) -> str:
     return f"unspecified_dims=[{','.join(map(str, dims))}]" if dims else ""
 
 
-def tie(
-    body: ComputationBuilder, a: Value, b: Value, *, automatic: bool = False
-) -> tuple[Value, Value]:
+def tie(a: Node, b: Node, *, automatic: bool = False) -> tuple[Node, Node]:
     """The same values, sharded alike; see NOTE [ties come in pairs].
 
     Args:
-        body: the computation to add to.
         a: a value.
         b: another of the same dimensions.
         automatic: whether xfunc tied them automatically: `settle_groups` may be told to omit such
             ties.
     """
-    inner = body.module.computation("tie")
-    values = [inner.parameter(x.shape) for x in (a, b)]
-    pair = inner.build(inner.tuple(tied(inner, *values, automatic=automatic)))
-    both = body.call(pair, [a, b])
-    return body.get_tuple_element(both, 0), body.get_tuple_element(both, 1)
+    first, second = build.call(pair(a.type, b.type, automatic), [a, b])
+    return first, second
 
 
-def tied(body: ComputationBuilder, a: Value, b: Value, *, automatic: bool) -> tuple[Value, Value]:
-    """The two parameters of a computation that does nothing else, sharded alike."""
-    if a.shape.dims != b.shape.dims or a.shape.is_tuple or b.shape.is_tuple:
-        raise InvalidHloError(  # XLA would abort the process.
-            f"computation {body.name!r}: {a.shape} and {b.shape} cannot be sharded alike"
-        )
+@functools.lru_cache(1024)
+def pair(a: ArrayType, b: ArrayType, automatic: bool) -> Graph:
+    """The function of two arrays that returns them, sharded alike."""
+    if a.dims != b.dims:
+        raise InvalidHloError(f"{a} and {b} cannot be sharded alike")  # XLA would abort the process
     sharding = pb.OpSharding(
         type=pb.OpSharding.UNKNOWN,
         is_shard_group=True,
-        # It distinguishes groups of one computation; `settle_groups` assigns the final one.
-        shard_group_id=body.module.new_id(),
+        shard_group_id=1,  # `settle_groups` assigns the final one.
         shard_group_type=pb.OpSharding.AS,
     )
-    attributes = {_AUTOMATIC: "true"} if automatic else {}
-    first, second = (
-        body.custom_call(
-            # See NOTE [ties have side effects].
-            SHARDING,
-            [x],
-            x.shape,
-            side_effect=True,
-            attributes=attributes,
-            sharding=sharding,
-        )
-        for x in (a, b)
-    )
-    return first, second
+    how = CustomCall(SHARDING, sharding=sharding.SerializeToString(deterministic=True), tied=True)
+    more = acting({_AUTOMATIC: "true"} if automatic else None)  # NOTE [ties have side effects]
+    with unattributed():
+        inputs = build.parameters([a, b])
+        outputs = [Node("custom-call", x.type, (x,), how, more=more) for x in inputs]
+    return Graph("tie", inputs, outputs)
 
 
 def is_tie(i: pb.HloInstructionProto) -> bool:
@@ -127,6 +116,25 @@ def is_region(c: pb.HloComputationProto) -> bool:
     return any(i.custom_call_target == "SPMDShardToFullShape" for i in c.instructions)
 
 
+def is_region_graph(graph: Graph) -> bool:
+    """The same of a graph."""
+    return any(_target(n) == "SPMDShardToFullShape" for n in graph.nodes)
+
+
+def _target(n: Node) -> str:
+    return n.params.target if isinstance(n.params, CustomCall) else ""
+
+
+def is_automatic_tie(n: Node) -> bool:
+    """Whether a node calls a tie of its two operands that xfunc made automatically."""
+    if n.opcode != "call":
+        return False
+    callee: Graph | None = n.calls[0].graph
+    if callee is None or not is_pair_graph(callee):
+        return False
+    return any(_AUTOMATIC in attributes_of(o) for o in callee.outputs)
+
+
 def manual_of(c: pb.HloComputationProto) -> pb.OpSharding | None:
     """The sharding of one of the values in a manual region that a computation enters and leaves."""
     for i in c.instructions:
@@ -134,8 +142,3 @@ def manual_of(c: pb.HloComputationProto) -> pb.OpSharding | None:
             by_id = {x.id: x for x in c.instructions}
             return by_id[i.operand_ids[0]].sharding
     return None
-
-
-def is_manual_body(c: pb.HloComputationProto) -> bool:
-    """Whether a computation is one device's program, written for Shardy."""
-    return c.name.startswith(MANUAL_BODY)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from xfunc.hlo import opcodes
+from xfunc.graph import opcodes
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.instances import separate, with_callers
 from xfunc.hlo.spmd.collectives import AXES

@@ -10,18 +10,17 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from xfunc.graph import build
+from xfunc.graph.node import ArrayType, Node, array_type
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.computation import ComputationBuilder, Value
-from xfunc.hlo.edit import constant, fill, fresh_ids, instruction
+from xfunc.hlo.attributes import said
 from xfunc.hlo.module import Module
-from xfunc.hlo.ops import bitcast_convert
 from xfunc.hlo.plain import plain_tensors
-from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd.tiles import Order
 
 AXES = "xfunc_axes"
@@ -53,16 +52,32 @@ class Groups:
         """The devices, one group in each row."""
         return self.order.devices().reshape(-1, self.size)
 
-    def mark(self, proto: pb.HloInstructionProto) -> None:
-        """State along which axes an instruction communicates, or its result differs."""
-        proto.frontend_attributes.map[AXES] = ",".join(self.axes)
+    @property
+    def mark(self) -> bytes:
+        """`Node.more` that states along which axes a node communicates, or its result differs."""
+        return said({AXES: ",".join(self.axes)})
 
-    def write(self, proto: pb.HloInstructionProto) -> None:
-        """Make an instruction communicate in these groups."""
-        self.mark(proto)
-        proto.channel_id = 1  # `renumber_channels` gives the final one.
-        proto.use_global_device_ids = proto.opcode != "all-to-all"  # which has no other numbers
-        groups = proto.collective_device_list
+    def node(
+        self,
+        opcode: str,
+        type: ArrayType,
+        x: Node,
+        combine: str = "",
+        dims: Sequence[int] = (),
+    ) -> Node:
+        """A node that communicates in these groups.
+
+        Args:
+            opcode: of the node.
+            type: of its result.
+            x: its operand.
+            combine: the opcode of the operation by which arrays are combined, if they are.
+            dims: its dimensions.
+        """
+        how = pb.HloInstructionProto(dimensions=dims)
+        how.channel_id = 1  # `renumber_channels` gives the final one.
+        how.use_global_device_ids = opcode != "all-to-all"  # which has no other numbers
+        groups = how.collective_device_list
         if self.order.listed is None:
             iota = groups.iota_replica_group_list
             iota.num_devices_per_group = self.size
@@ -72,16 +87,14 @@ class Groups:
         else:
             for row in self.rows().tolist():
                 groups.replica_groups.add(replica_ids=row)
+        calls = ((combine, array_type(x.dtype, ())),) if combine else ()
+        written = how.SerializeToString(deterministic=True)
+        return Node(opcode, type, (x,), written, calls, self.mark)
 
 
-def all_reduce(body: ComputationBuilder, x: Value, groups: Groups, opcode: str) -> Value:
+def all_reduce(x: Node, groups: Groups, opcode: str) -> Node:
     """Combine the arrays of a group by a binary operation."""
-    if groups.size == 1:
-        return x
-    value, proto = body.instruction("all-reduce", x.shape, [x])
-    proto.called_computation_ids.append(_combine(body, x.shape.dtype, opcode))
-    groups.write(proto)
-    return value
+    return x if groups.size == 1 else groups.node("all-reduce", x.type, x, opcode)
 
 
 def list_groups(proto: pb.HloModuleProto) -> None:
@@ -162,187 +175,125 @@ def exchanges(module: Module, count: int) -> list[Sequence[int]]:
     return found
 
 
-def without_sums(module: Module, equal: Collection[int]) -> Module:
-    """The module with products in place of sums over devices that add equal values.
-
-    Args:
-        module: not changed.
-        equal: ids of collectives.
-    """
-    adds = {c.id for c in module.computations if c.root.opcode == "add"}
-    new = fresh_ids(module.proto)
-    proto = pb.HloModuleProto()
-    proto.CopyFrom(module.proto)
-    for c in proto.computations:
-        made: list[pb.HloInstructionProto] = []
-        for i in c.instructions:
-            if i.opcode == "all-reduce" and i.id in equal and i.called_computation_ids[0] in adds:
-                made += _as_product(i, new)
-            else:
-                made.append(i)
-        if len(made) > len(c.instructions):
-            fill(c, made)
-    return Module(proto)
+def is_sum(n: Node) -> bool:
+    """Whether a node adds the arrays of a group."""
+    return n.opcode == "all-reduce" and n.calls == (("add", array_type(n.dtype, ())),)
 
 
-def _as_product(i: pb.HloInstructionProto, new: Iterator[int]) -> list[pb.HloInstructionProto]:
-    groups = i.collective_device_list
-    n = groups.iota_replica_group_list.num_devices_per_group
-    n = n or len(groups.replica_groups[0].replica_ids)
-    size = constant(n, next(new), Shape.from_proto(i.shape).dtype)
-    all_sizes = instruction("broadcast", next(new), i.shape, [size.id])
-    product = instruction("multiply", i.id, i.shape, [i.operand_ids[0], all_sizes.id], of=i)
-    return [size, all_sizes, product]
+def as_product(n: Node, x: Node) -> Node:
+    """In place of a sum over devices that add equal values."""
+    how = pb.HloInstructionProto.FromString(n.params)
+    groups = how.collective_device_list
+    size = groups.iota_replica_group_list.num_devices_per_group
+    return build.multiply(x, size or len(groups.replica_groups[0].replica_ids))
 
 
-def all_max(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
+def all_max(x: Node, groups: Groups) -> Node:
     """The elementwise maximum of the arrays of a group; NaN where one has NaN.
 
     XLA's CPU target loses NaN when it reduces among devices. So the maximum is taken of integers in
     the order of the numbers, with NaN as the greatest.
     """
-    dtype = x.shape.dtype
+    dtype = x.dtype
     if groups.size == 1 or not dtype.is_floating_point:
-        return all_reduce(body, x, groups, "maximum")
-    wide = x if dtype.itemsize >= 4 else body.convert(x, torch.float32)
-    kind = wide.shape.dtype
-    nan = body.broadcast(body.constant(math.nan, kind), x.shape.dims)
-    wide = body.select(body.compare(wide, wide, "NE"), nan, wide)
-    integer = torch.int64 if kind == torch.float64 else torch.int32
-    found = _in_order(body, bitcast_convert(body, wide, integer))
-    found = _in_order(body, all_reduce(body, found, groups, "maximum"))
-    return body.convert(bitcast_convert(body, found, kind), dtype)
+        return all_reduce(x, groups, "maximum")
+    wide = x if dtype.itemsize >= 4 else build.convert(x, torch.float32)
+    wide = build.select(build.compare(wide, wide, "NE"), math.nan, wide)
+    integer = torch.int64 if wide.dtype == torch.float64 else torch.int32
+    found = _in_order(build.bitcast_convert(wide, integer))
+    found = _in_order(all_reduce(found, groups, "maximum"))
+    return build.convert(build.bitcast_convert(found, wide.dtype), dtype)
 
 
-def _in_order(body: ComputationBuilder, bits: Value) -> Value:
+def _in_order(bits: Node) -> Node:
     """The bits of floats as integers in the order of the floats; it is its own inverse."""
-    dtype, dims = bits.shape.dtype, bits.shape.dims
-
-    def constant(n: int) -> Value:
-        return body.broadcast(body.constant(n, dtype), dims)
-
-    width = constant(8 * dtype.itemsize - 1)
-    sign, _ = body.instruction("shift-right-arithmetic", bits.shape, [bits, width])
-    flip, _ = body.instruction("and", bits.shape, [sign, constant(torch.iinfo(dtype).max)])
-    return body.instruction("xor", bits.shape, [bits, flip])[0]
+    sign = build.binary("shift-right-arithmetic", bits, 8 * bits.dtype.itemsize - 1)
+    return build.binary("xor", bits, build.binary("and", sign, torch.iinfo(bits.dtype).max))
 
 
-def all_gather(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
+def all_gather(x: Node, groups: Groups) -> Node:
     """The arrays of a group, stacked along a new first dimension."""
-    row = body.reshape(x, (1, *x.shape.dims))
+    row = build.reshape(x, (1, *x.dims))
     if groups.size == 1:
         return row
     if groups.partly:  # See NOTE [partly manual regions].
-        return all_reduce(body, _at_own_place(body, row, groups), groups, "add")
-    shape = Shape(x.shape.dtype, (groups.size, *x.shape.dims))
-    value, proto = body.instruction("all-gather", shape, [row])
-    proto.dimensions.append(0)
-    groups.write(proto)
-    return value
+        return all_reduce(_at_own_place(row, groups), groups, "add")
+    return groups.node("all-gather", array_type(x.dtype, (groups.size, *x.dims)), row, dims=[0])
 
 
-def reduce_scatter(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
+def reduce_scatter(x: Node, groups: Groups) -> Node:
     """The sum of the arrays of a group; each device keeps the row of its position in the group."""
     value = x
     if groups.size > 1:
-        shape = Shape(x.shape.dtype, (1, *x.shape.dims[1:]))
-        value, proto = body.instruction("reduce-scatter", shape, [x])
-        proto.dimensions.append(0)
-        proto.called_computation_ids.append(_combine(body, x.shape.dtype, "add"))
-        groups.write(proto)
-    return body.reshape(value, x.shape.dims[1:])
+        type = array_type(x.dtype, (1, *x.dims[1:]))
+        value = groups.node("reduce-scatter", type, x, "add", [0])
+    return build.reshape(value, x.dims[1:])
 
 
-def all_to_all(body: ComputationBuilder, x: Value, groups: Groups) -> Value:
+def all_to_all(x: Node, groups: Groups) -> Node:
     """Row k goes to device k of the group; the row received from there becomes row k."""
     if groups.size == 1:
         return x
     if groups.partly:  # See NOTE [partly manual regions].
-        n = len(x.shape.dims)
-        stack = _at_own_place(body, body.reshape(x, (1, *x.shape.dims)), groups)
-        shape = Shape(x.shape.dtype, (groups.size, *x.shape.dims))
-        turned, proto = body.instruction("transpose", shape, [stack])
-        proto.dimensions.extend([1, 0, *range(2, n + 1)])
-        return reduce_scatter(body, turned, groups)
-    value, proto = body.instruction("all-to-all", x.shape, [x])
-    proto.dimensions.append(0)
-    groups.write(proto)
-    return value
+        stack = _at_own_place(build.reshape(x, (1, *x.dims)), groups)
+        order = (1, 0, *range(2, len(stack.dims)))
+        return reduce_scatter(build.transpose(stack, order), groups)
+    return groups.node("all-to-all", x.type, x, dims=[0])
 
 
-def collective_permute(
-    body: ComputationBuilder, x: Value, groups: Groups, places: Sequence[tuple[int, int]]
-) -> Value:
+def collective_permute(x: Node, groups: Groups, places: Sequence[tuple[int, int]]) -> Node:
     """In each pair of positions in a group, the first device sends to the second.
 
     Devices that receive nothing get zeros.
     """
     if not places:
-        return body.zeros(x.shape)
+        return build.zeros(x.type)
     if groups.size == 1:
         return x
-    value, proto = body.instruction("collective-permute", x.shape, [x])
-    proto.channel_id = 1
-    groups.mark(proto)
+    how = pb.HloInstructionProto(channel_id=1)
     for row in groups.rows().tolist():
         for source, target in places:
-            proto.source_target_pairs.add(source=row[source], target=row[target])
-    return value
+            how.source_target_pairs.add(source=row[source], target=row[target])
+    written = how.SerializeToString(deterministic=True)
+    return Node("collective-permute", x.type, (x,), written, more=groups.mark)
 
 
-def place_in_group(body: ComputationBuilder, groups: Groups) -> Value:
+def place_in_group(groups: Groups) -> Node:
     """The position of the device in its group, from 0, as an int64 scalar."""
     if groups.size == 1:
-        return body.constant(0, torch.int64)
+        return build.constant(0, torch.int64)
     n = groups.size
     if groups.partly:  # See NOTE [partly manual regions].
-        total = reduce_scatter(body, _numbers(body, np.arange(n)), groups)
-        place, proto = _arithmetic(body, "divide", total, n)
+        place = build.divide(reduce_scatter(_numbers(np.arange(n)), groups), n)
     elif groups.order.listed is not None:
-        table = _numbers(body, np.argsort(groups.order.devices()) % n)
-        place, proto = body.instruction(
-            "reshape", Shape(torch.int64), [body.dynamic_slice(table, [_number(body)], [1])]
-        )
+        table = _numbers(np.argsort(groups.order.devices()) % n)
+        place = build.reshape(build.dynamic_slice(table, [_number()], (1,)), ())
     else:
         sizes, perm = groups.order.reshape, groups.order.perm
-        number, position = _number(body), body.constant(0, torch.int64)
+        number, position = _number(), build.constant(0, torch.int64)
         for k, d in enumerate(perm):
-            own, _ = _arithmetic(body, "divide", number, math.prod(sizes[d + 1 :]))
-            own, _ = _arithmetic(body, "remainder", own, sizes[d])
-            own, _ = _arithmetic(body, "multiply", own, math.prod(sizes[p] for p in perm[k + 1 :]))
-            position = body.add(position, own)
-        place, proto = _arithmetic(body, "remainder", position, n)
-    groups.mark(proto)
+            own = build.divide(number, math.prod(sizes[d + 1 :]))
+            own = build.binary("remainder", own, sizes[d])
+            own = build.multiply(own, math.prod(sizes[p] for p in perm[k + 1 :]))
+            position = build.add(position, own)
+        place = build.binary("remainder", position, n)
+    place.more = groups.mark
     return place
 
 
-def _number(body: ComputationBuilder) -> Value:
+def _number() -> Node:
     """The number of the device."""
-    return body.convert(body.instruction("partition-id", Shape(torch.uint32))[0], torch.int64)
+    return build.convert(Node("partition-id", array_type(torch.uint32, ())), torch.int64)
 
 
-def _numbers(body: ComputationBuilder, numbers: np.ndarray) -> Value:
+def _numbers(numbers: np.ndarray) -> Node:
     # Independent of any trace or transform that this happens in.
     with plain_tensors():
-        return body.literal(torch.as_tensor(numbers))
+        return build.literal(torch.as_tensor(numbers))
 
 
-def _arithmetic(
-    body: ComputationBuilder, opcode: str, x: Value, n: int
-) -> tuple[Value, pb.HloInstructionProto]:
-    return body.instruction(opcode, x.shape, [x, body.constant(n, torch.int64)])
-
-
-def _at_own_place(body: ComputationBuilder, row: Value, groups: Groups) -> Value:
+def _at_own_place(row: Node, groups: Groups) -> Node:
     """Zeros, except for a row at the device's position in the group."""
-    stack = body.zeros(Shape(row.shape.dtype, (groups.size, *row.shape.dims[1:])))
-    zero = body.constant(0, torch.int64)
-    start = [place_in_group(body, groups), *(zero for _ in row.shape.dims[1:])]
-    return body.dynamic_update_slice(stack, row, start)
-
-
-def _combine(body: ComputationBuilder, dtype: torch.dtype, opcode: str) -> int:
-    scalar = Shape(dtype)
-    inner = body.module.computation(opcode)
-    operands = [inner.parameter(scalar), inner.parameter(scalar)]
-    return inner.build(inner.instruction(opcode, scalar, operands)[0]).id
+    stack = build.zeros(array_type(row.dtype, (groups.size, *row.dims[1:])))
+    start = [place_in_group(groups), *[build.constant(0, torch.int64)] * len(row.dims[1:])]
+    return Node("dynamic-update-slice", stack.type, (stack, row, *start))

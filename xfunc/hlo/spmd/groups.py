@@ -15,7 +15,6 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import bypass, remove_computations
 from xfunc.hlo.instances import separate, with_callers
-from xfunc.hlo.module import Instruction, Module
 from xfunc.hlo.spmd.annotations import is_automatic, is_pair, is_tie
 
 
@@ -42,35 +41,6 @@ def settle_groups(contents: Contents, automatic: bool = True) -> None:
         for i in filter(is_tie, c.instructions):
             i.sharding.shard_group_id = number
             i.ClearField("frontend_attributes")
-
-
-def strip_groups(proto: pb.HloModuleProto) -> None:
-    """Remove all groups."""
-    _remove(Contents(proto), is_tie)
-
-
-def without_ties(module: Module, leave_out: Callable[[Instruction], bool]) -> Module:
-    """The module without some of the automatic ties that its entry calls.
-
-    Args:
-        module: not changed.
-        leave_out: whether to omit such a tie.
-    """
-    stands_for: dict[int, int] = {}
-    for i in module.entry.instructions:
-        if i.opcode == "get-tuple-element" and i.proto.tuple_index == 0:
-            (call,) = i.operands
-            if calls_automatic_tie(call) and leave_out(call):
-                stands_for[i.id] = call.operands[0].id
-    return module.bypassing(stands_for)
-
-
-def calls_automatic_tie(i: Instruction) -> bool:
-    """Whether it ties its two operands, and xfunc made the tie automatically."""
-    if i.opcode != "call":
-        return False
-    (callee,) = (c.proto for c in i.called_computations)
-    return is_pair(callee) and any(map(is_automatic, callee.instructions))
 
 
 def _divides(proto: pb.HloModuleProto) -> bool:

@@ -9,16 +9,16 @@ from typing import ClassVar
 
 import torch
 
-from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.computation import ComputationBuilder, Value
-from xfunc.hlo.shape import Shape
+from xfunc.graph import build
+from xfunc.graph.build import CustomCall
+from xfunc.graph.node import ArrayType, Node, array_type
 from xfunc.hlo.spmd.varying import Axes
 
 TARGET = "xfunc_vma_"
 """The prefix of the targets of marks."""
 
-Total = Callable[[ComputationBuilder, Value, Sequence[str]], Value]
-"""Writes the sum of a value over axes."""
+Total = Callable[[Node, Sequence[str]], Node]
+"""The sum of a value over axes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Mark:
 
     name: ClassVar[str]
 
-    def shape(self, operand: Shape) -> Shape:
-        """The shape of its result, given that of its first operand."""
+    def type(self, operand: ArrayType) -> ArrayType:
+        """The type of its result, given that of its first operand."""
         return operand
 
     def type_of(self, own: Axes, witnesses: Sequence[Axes], axes: Axes) -> Axes:
@@ -41,8 +41,8 @@ class Type(Mark):
 
     name = "type"
 
-    def shape(self, operand: Shape) -> Shape:
-        return Shape(torch.bool)
+    def type(self, operand: ArrayType) -> ArrayType:
+        return array_type(torch.bool, ())
 
 
 class Cast(Mark):
@@ -57,15 +57,8 @@ class Cast(Mark):
 class Operation(Mark):
     """Stands for an operation over those axes along which no witness varies."""
 
-    def write(
-        self,
-        body: ComputationBuilder,
-        x: Value,
-        axes: Sequence[str],
-        sizes: Mapping[str, int],
-        total: Total,
-    ) -> Value:
-        """Write the operation over axes of the given sizes."""
+    def of(self, x: Node, axes: Sequence[str], sizes: Mapping[str, int], total: Total) -> Node:
+        """The result of the operation over axes of the given sizes."""
         raise NotImplementedError
 
 
@@ -77,15 +70,8 @@ class Sum(Operation):
     def type_of(self, own: Axes, witnesses: Sequence[Axes], axes: Axes) -> Axes:
         return own - axes | witnesses[0] & axes
 
-    def write(
-        self,
-        body: ComputationBuilder,
-        x: Value,
-        axes: Sequence[str],
-        sizes: Mapping[str, int],
-        total: Total,
-    ) -> Value:
-        return total(body, x, axes)
+    def of(self, x: Node, axes: Sequence[str], sizes: Mapping[str, int], total: Total) -> Node:
+        return total(x, axes)
 
 
 class Share(Operation):
@@ -93,22 +79,14 @@ class Share(Operation):
 
     name = "share"
 
-    def write(
-        self,
-        body: ComputationBuilder,
-        x: Value,
-        axes: Sequence[str],
-        sizes: Mapping[str, int],
-        total: Total,
-    ) -> Value:
-        part = body.constant(1 / math.prod(sizes[a] for a in axes), x.shape.dtype)
-        return body.multiply(x, body.broadcast(part, x.shape.dims))
+    def of(self, x: Node, axes: Sequence[str], sizes: Mapping[str, int], total: Total) -> Node:
+        return build.multiply(x, 1 / math.prod(sizes[a] for a in axes))
 
 
 TYPE, CAST, SUM, SHARE = Type(), Cast(), Sum(), Share()
 _BY_TARGET: dict[str, Mark] = {TARGET + m.name: m for m in (TYPE, CAST, SUM, SHARE)}
 
 
-def mark_of(i: pb.HloInstructionProto) -> Mark | None:
-    """The mark that an instruction represents, if any."""
-    return _BY_TARGET.get(i.custom_call_target)
+def mark_of(n: Node) -> Mark | None:
+    """The mark that a node represents, if any."""
+    return _BY_TARGET.get(n.params.target) if isinstance(n.params, CustomCall) else None

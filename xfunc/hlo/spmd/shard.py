@@ -20,8 +20,9 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
+from xfunc.graph import opcodes
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo import opcodes, wire
+from xfunc.hlo import wire
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair

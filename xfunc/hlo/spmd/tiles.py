@@ -132,6 +132,11 @@ class Tiles:
         self.write(proto)
         return proto
 
+    @property
+    def wire(self) -> bytes:
+        """The serialised ``OpSharding``."""
+        return self.to_proto().SerializeToString(deterministic=True)
+
     def __str__(self) -> str:
         """As HLO text has it: ``{devices=[2,1,4]<=[8] last_tile_dim_replicate}``."""
         if self.is_replicated:

@@ -9,19 +9,17 @@ are of equal values, and need no communication.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Sequence
-from typing import TypeAlias
+from typing import NamedTuple
 
-from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo import opcodes
-from xfunc.hlo.module import Computation, Instruction, Module
-from xfunc.hlo.spmd.annotations import is_region
-from xfunc.hlo.spmd.collectives import AXES
+from xfunc.graph import opcodes
+from xfunc.graph.graph import Graph, moved
+from xfunc.graph.node import Node
+from xfunc.hlo.attributes import attributes_of
+from xfunc.hlo.spmd.annotations import is_region_graph
+from xfunc.hlo.spmd.collectives import AXES, as_product, is_sum
 
 Axes = frozenset[str]
-Varying: TypeAlias = "Axes | tuple[Varying, ...]"
-"""The axes of an array; for a tuple, those of each element, or one set for all of them."""
 
 _SAME: Axes = frozenset()
 
@@ -41,29 +39,28 @@ class DivergenceError(Exception):
         self.opcode, self.axes, self.choice, self.varies = opcode, axes, choice, varies
 
 
-@dataclasses.dataclass(frozen=True)
-class Findings:
-    """The results of analysing a module.
+class Around(NamedTuple):
+    """What is around a graph.
 
     Attributes:
-        outputs: for each, the axes along which it differs.
-        equal: ids of collectives whose groups have equal values to combine, wherever they run.
-            Collectives of inner regions are excluded, because their axes are not among this
-            region's own.
+        choice: the opcode of the branch or loop.
+        varies: the axes along which the devices choose differently there.
+        is_inner: whether it is an inner region, whose axes are not among this region's own.
     """
 
-    outputs: tuple[Axes, ...]
-    equal: frozenset[int]
+    choice: str = ""
+    varies: Axes = _SAME
+    is_inner: bool = False
 
 
 def varying(
-    module: Module, parameters: Sequence[Axes], every: Collection[str], partly: bool = False
-) -> Findings:
-    """Find out how the values of a module differ.
+    graph: Graph, inputs: Sequence[Axes], every: Collection[str], partly: bool = False
+) -> tuple[Axes, ...]:
+    """For each output, the axes along which it differs.
 
     Args:
-        module: returns a tuple.
-        parameters: for each parameter, the axes along which it differs.
+        graph: one device's program.
+        inputs: for each input, the axes along which it differs.
         every: all axes of the region.
         partly: whether the region is manual over only some axes: then XLA may insert collectives
             anywhere.
@@ -71,126 +68,172 @@ def varying(
     Raises:
         DivergenceError: devices that wait for each other may take different paths.
     """
-    walk = Walk(frozenset(every), partly)
-    found = walk.run(module.entry, tuple(parameters), ("", _SAME))
-    outputs = range(len(module.entry.root.shape.elements))
-    equal = frozenset(key for key, differs in walk.differ.items() if not differs)
-    return Findings(tuple(all_axes(_element(found, k)) for k in outputs), equal)
+    return Walk(frozenset(every), partly).run(graph, tuple(inputs), Around())
 
 
-Choice = tuple[str, Axes]  # the branch or loop around, and the axes along which it is chosen
-Run: TypeAlias = tuple[int, tuple[Varying, ...], Choice]  # of a computation, on arguments
+def without_sums(graph: Graph, inputs: Sequence[Axes], every: Collection[str]) -> Graph:
+    """The graph with products in place of sums over devices that add equal values.
+
+    Args:
+        graph: not changed.
+        inputs: see `varying`.
+        every: likewise.
+    """
+    return _Products(Walk(frozenset(every), False)).of(graph, tuple(inputs), Around())
+
+
+class Run(NamedTuple):
+    """A graph on inputs that differ in some way."""
+
+    graph: Graph
+    inputs: tuple[Axes, ...]
+    around: Around
 
 
 class Walk:
-    """Analyses each computation once for each way in which its arguments differ.
+    """Analyses each graph once for each way in which its inputs differ.
 
     Attributes:
-        differ: by collective, whether its operands differ in any run.
-        values: by examined instruction, how its result differs.
+        values: by run, how its nodes differ.
+        results: likewise, how the results of nodes with several differ.
     """
 
     def __init__(self, every: Axes, partly: bool):
         self._every, self._partly = every, partly
-        self.differ: dict[int, bool] = {}
-        self.values: dict[Run, dict[int, Varying]] = {}
-        self._regions = 0  # around the current computation
-        self._known: dict[Run, Varying] = {}
+        self.values: dict[Run, dict[Node, Axes]] = {}
+        self.results: dict[Run, dict[Node, tuple[Axes, ...]]] = {}
 
-    def run(self, computation: Computation, args: tuple[Varying, ...], around: Choice) -> Varying:
-        """The result of a computation."""
-        key = (computation.id, args, around)
-        if key not in self._known:
-            values: dict[int, Varying] = {}
-            for i in computation.instructions:
-                operands = [values[o.id] for o in i.operands]
-                values[i.id] = self._result(i, operands, args, around)
-            self.values[key] = values
-            self._known[key] = values[computation.root.id]
-        return self._known[key]
+    def run(self, graph: Graph, inputs: tuple[Axes, ...], around: Around) -> tuple[Axes, ...]:
+        """How the outputs of a graph differ."""
+        key = Run(graph, inputs, around)
+        if key not in self.values:
+            values = dict(zip(graph.inputs, inputs, strict=True))
+            results: dict[Node, tuple[Axes, ...]] = {}
+            for n in graph.nodes:
+                if n in values:
+                    continue
+                operands = tuple([values[o] for o in n.operands])
+                if n.opcode == "get-tuple-element" and n.operands[0] in results:
+                    values[n] = results[n.operands[0]][n.params]
+                elif (found := self._several(n, operands, around)) is not None:
+                    results[n], values[n] = found, union(found)
+                else:
+                    values[n] = self.result(n, operands, around)
+            self.values[key], self.results[key] = values, results
+        values = self.values[key]
+        return tuple([values[n] for n in graph.outputs])
 
-    def _result(
-        self, i: Instruction, operands: list[Varying], args: tuple[Varying, ...], around: Choice
-    ) -> Varying:
-        match i.opcode:
-            case "parameter":
-                return args[i.parameter_number]
-            case "tuple":
-                return tuple(operands)
-            case "get-tuple-element":
-                return _element(operands[0], i.proto.tuple_index)
-            case "opt-barrier":
-                return operands[0]
-            case "call":
-                (callee,) = i.called_computations
-                self._regions += is_region(callee.proto)
-                found = self.run(callee, tuple(operands), around)
-                self._regions -= is_region(callee.proto)
-                return found
-            case "while":
-                return self._loop(i, operands[0], around)
-            case "conditional":
-                return self._branches(i, operands, around)
-            case "partition-id":
-                return self._every
-            case _:
-                pass
-        found = all_axes(tuple(operands))
-        said = i.proto.frontend_attributes.map.get(AXES)
-        if i.opcode in opcodes.COLLECTIVES:
-            axes = frozenset((said or "").split(","))
+    def calls(
+        self, n: Node, operands: tuple[Axes, ...], around: Around
+    ) -> list[tuple[tuple[Axes, ...], Around]]:
+        """How the inputs of the graphs that a node runs differ, and what is around them."""
+        if n.opcode == "call":
+            inner = around.is_inner or is_region_graph(n.calls[0].graph)
+            return [(operands, around._replace(is_inner=inner))]
+        if n.opcode == "while":
+            return [self._loop(n, operands, around)] * 2
+        inside = self._inside("conditional", operands[0], around)
+        found: list[tuple[tuple[Axes, ...], Around]] = []
+        at = 1
+        for count in n.params:
+            found.append((operands[at : at + count], inside))
+            at += count
+        return found
+
+    def _several(
+        self, n: Node, operands: tuple[Axes, ...], around: Around
+    ) -> tuple[Axes, ...] | None:
+        if n.opcode == "opt-barrier":
+            return operands
+        if n.opcode not in opcodes.RUNS or n.calls[0].graph is None:
+            return None
+        given = self.calls(n, operands, around)
+        if n.opcode == "while":
+            return given[0][0]
+        if n.opcode == "conditional":
+            self.check("conditional", operands[0] | given[0][1].varies if operands[0] else _SAME)
+        every = [self.run(c.graph, *g) for c, g in zip(n.calls, given, strict=True)]
+        chosen = operands[0] if n.opcode == "conditional" else _SAME
+        return tuple([union(of) | chosen for of in zip(*every, strict=True)])
+
+    def result(self, n: Node, operands: tuple[Axes, ...], around: Around) -> Axes:
+        """How the result of a node that runs nothing differs."""
+        if n.opcode == "partition-id":
+            return self._every
+        found = union(operands)
+        said = attributes_of(n).get(AXES)
+        if n.opcode in opcodes.COLLECTIVES:
+            axes = axes_of(n)
             # A permutation has no groups: all devices must take part.
-            if around[1] & (self._every if i.opcode == "collective-permute" else axes):
-                raise DivergenceError(i.opcode, axes, *around)
-            self.differ[i.id] = self.differ.get(i.id, self._regions > 0) or bool(found & axes)
-            is_shared = i.opcode in ("all-reduce", "all-gather")
+            if around.varies & (self._every if n.opcode == "collective-permute" else axes):
+                raise DivergenceError(n.opcode, axes, around.choice, around.varies)
+            is_shared = n.opcode in ("all-reduce", "all-gather")
             return found - axes if is_shared else found | axes
         return found if said is None else frozenset(said.split(","))
 
-    def _loop(self, i: Instruction, carry: Varying, around: Choice) -> Varying:
-        body, condition = i.called_computations
+    def _loop(
+        self, n: Node, state: tuple[Axes, ...], around: Around
+    ) -> tuple[tuple[Axes, ...], Around]:
+        """How the state of a loop differs in the end."""
+        body, condition = (c.graph for c in n.calls)
         rounds = _SAME  # how the number of rounds differs
         while True:
-            inside = ("while", around[1] | rounds)
-            again = all_axes(self.run(condition, (carry,), inside))
-            after = _joined(carry, self.run(body, (carry,), inside), i.proto.shape)
-            after = _plus(after, again, i.proto.shape)
-            self._check(("while", again))
-            if after == carry and again <= rounds:
-                return carry
-            carry, rounds = after, rounds | again
+            inside = around._replace(choice="while", varies=around.varies | rounds)
+            again = union(self.run(condition, state, inside))
+            after = self.run(body, state, inside)
+            after = tuple([a | b | again for a, b in zip(state, after, strict=True)])
+            self.check("while", again)
+            if after == state and again <= rounds:
+                return state, inside
+            state, rounds = after, rounds | again
 
-    def _branches(self, i: Instruction, operands: list[Varying], around: Choice) -> Varying:
-        chosen = all_axes(operands[0])
-        inside = ("conditional", around[1] | chosen) if chosen else around
-        self._check(inside)
-        found: Varying = _SAME
-        for branch, arg in zip(i.called_computations, operands[1:], strict=True):
-            found = _joined(found, self.run(branch, (arg,), inside), i.proto.shape)
-        return _plus(found, chosen, i.proto.shape)
+    def _inside(self, choice: str, chosen: Axes, around: Around) -> Around:
+        if not chosen:
+            return around
+        return around._replace(choice=choice, varies=around.varies | chosen)
 
-    def _check(self, choice: Choice) -> None:
-        if self._partly and choice[1]:
-            raise DivergenceError("", self._every, *choice)
+    def check(self, choice: str, varies: Axes) -> None:
+        """Refuse a choice for which devices decide differently, where XLA might communicate."""
+        if self._partly and varies:
+            raise DivergenceError("", self._every, choice, varies)
 
 
-def _element(of: Varying, k: int) -> Varying:
-    return of[k] if isinstance(of, tuple) else of
+def union(values: Sequence[Axes]) -> Axes:
+    """The axes along which any of some values differs."""
+    return _SAME.union(*values)
 
 
-def all_axes(x: Varying) -> Axes:
-    """The axes along which anything in a value differs."""
-    if not isinstance(x, tuple):
-        return x
-    return _SAME.union(*map(all_axes, x))
+def axes_of(n: Node) -> Axes:
+    """The axes along which a collective's groups extend."""
+    return frozenset(attributes_of(n).get(AXES, "").split(","))
 
 
-def _joined(a: Varying, b: Varying, shape: pb.ShapeProto) -> Varying:
-    if shape.element_type != pb.TUPLE:
-        return all_axes(a) | all_axes(b)
-    elements = enumerate(shape.tuple_shapes)
-    return tuple(_joined(_element(a, k), _element(b, k), s) for k, s in elements)
+class _Products:
+    """Rewrites each graph once for each way in which its inputs differ."""
 
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._made: dict[Run, Graph] = {}
 
-def _plus(x: Varying, axes: Axes, shape: pb.ShapeProto) -> Varying:
-    return _joined(x, axes, shape) if axes else x
+    def of(self, graph: Graph, inputs: tuple[Axes, ...], around: Around) -> Graph:
+        if not graph.communicates or around.is_inner:
+            return graph
+        key = Run(graph, inputs, around)
+        if key not in self._made:
+            self._walk.run(graph, inputs, around)
+            values = self._walk.values[key]
+
+            def change(n: Node, operands: tuple[Node, ...]) -> Node:
+                differ = tuple([values[o] for o in n.operands])
+                if is_sum(n) and not union(differ) & axes_of(n):
+                    return as_product(n, operands[0])
+                if n.opcode in opcodes.RUNS and all(c.graph for c in n.calls):
+                    given = self._walk.calls(n, differ, around)
+                    callees = zip(n.calls, given, strict=True)
+                    made = tuple([self.of(c.graph, *g) for c, g in callees])
+                    if made != n.calls:
+                        return n.changed(operands, made)
+                return moved(n, operands)
+
+            self._made[key] = graph.rewritten(change)
+        return self._made[key]

@@ -23,20 +23,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
+from xfunc.graph import build, opcodes
+from xfunc.graph.build import CustomCall
+from xfunc.graph.graph import Graph, moved
+from xfunc.graph.node import Node
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.builder import Builder
-from xfunc.hlo.computation import ComputationBuilder, Function, Value
-from xfunc.hlo.edit import add_copies, constant, copied, instruction, renamed, with_id
-from xfunc.hlo.module import Computation, Instruction, Module
-from xfunc.hlo.shape import Shape
+from xfunc.hlo.attributes import attributes_of, said, with_attributes
 from xfunc.hlo.spmd.collectives import AXES
 from xfunc.hlo.spmd.marks import TARGET, Cast, Mark, Operation, Total, Type, mark_of
-from xfunc.hlo.spmd.varying import Axes, Choice, Varying, Walk, all_axes
+from xfunc.hlo.spmd.varying import Around, Axes, Run, Walk
+from xfunc.hlo.wire import message_of
 
 _AXES, _WEAK, _AT = "xfunc_vma_axes", "xfunc_vma_weak", "xfunc_vma_at"
-_NOWHERE: Choice = ("", frozenset())
 
 
 class VaryingTypeError(Exception):
@@ -53,18 +51,16 @@ class VaryingTypeError(Exception):
 
 
 def mark(
-    body: ComputationBuilder,
     which: Mark,
-    operands: Sequence[Value],
+    operands: Sequence[Node],
     axes: Sequence[str],
     *,
     weak: bool = False,
     at: str = "",
-) -> Value:
-    """Add a mark.
+) -> Node:
+    """A mark.
 
     Args:
-        body: the computation to add to.
         which: see `marks`.
         operands: see above.
         axes: the axes of the mark.
@@ -72,49 +68,50 @@ def mark(
         at: for a share: raise `VaryingTypeError` with this text if the last operand varies where
             the other witness does not.
     """
-    told = {_AXES: ",".join(axes), _WEAK: "true" if weak else "", _AT: at}
-    attributes = {k: v for k, v in told.items() if v}
-    shape = which.shape(operands[0].shape)
-    return body.custom_call(TARGET + which.name, operands, shape, attributes=attributes)
+    more = said({_AXES: ",".join(axes), _WEAK: "true" if weak else "", _AT: at})
+    type = which.type(operands[0].type)
+    return Node("custom-call", type, tuple(operands), CustomCall(TARGET + which.name), more=more)
 
 
-def types(module: Module, parameters: Sequence[Axes], every: Axes) -> tuple[Axes, ...]:
-    """The types of the outputs of a module, which returns a tuple.
+def types(graph: Graph, inputs: Sequence[Axes], every: Axes) -> tuple[Axes, ...]:
+    """The types of the outputs of a graph.
 
     Args:
-        module: may have marks.
-        parameters: the type of each parameter.
+        graph: may have marks.
+        inputs: the type of each input.
         every: the axes of interest.
     """
-    found = _Types(every).run(module.entry, tuple(parameters), _NOWHERE)
-    n = len(module.entry.root.shape.elements)
-    whole = found if isinstance(found, tuple) else (found,) * n
-    return tuple(all_axes(x) & every for x in whole)
+    return tuple(x & every for x in _Types(every).run(graph, tuple(inputs), Around()))
+
+
+def has_marks(graph: Graph) -> bool:
+    """Whether there are marks in a graph, or in what it calls."""
+    return _Marked().holds(graph)
 
 
 def settled(
-    module: Module,
-    parameters: Sequence[Axes],
+    graph: Graph,
+    inputs: Sequence[Axes],
     sizes: Mapping[str, int],
     total: Total,
-) -> Module:
-    """The module with the marks of some axes replaced by the operations they represent.
+) -> Graph:
+    """The graph with the marks of some axes replaced by the operations they represent.
 
     Args:
-        module: not changed.
-        parameters: the type of each parameter.
+        graph: not changed.
+        inputs: the type of each input.
         sizes: the number of devices along each of the axes.
-        total: writes the sum of a value over axes.
+        total: the sum of a value over axes.
 
     Raises:
         VaryingTypeError: see `mark`.
     """
     every = frozenset(n for n, size in sizes.items() if size > 1)
-    return _Settling(module, _Types(every), sizes, total).run(tuple(parameters))
+    return _Settling(_Types(every), sizes, total).of(graph, tuple(inputs))
 
 
-def _axes(i: pb.HloInstructionProto) -> Axes:
-    return frozenset(i.frontend_attributes.map[_AXES].split(","))
+def _axes(n: Node) -> Axes:
+    return frozenset(attributes_of(n)[_AXES].split(","))
 
 
 class _Types(Walk):
@@ -124,154 +121,105 @@ class _Types(Walk):
         super().__init__(every, partly=False)
         self.every = every
 
-    def run(self, computation: Computation, args: tuple[Varying, ...], around: Choice) -> Varying:
-        return super().run(computation, args, _NOWHERE)
+    def run(self, graph: Graph, inputs: tuple[Axes, ...], around: Around) -> tuple[Axes, ...]:
+        return super().run(graph, inputs, Around())
 
-    def loop(self, i: Instruction, carry: Varying) -> Varying:
-        """The types that a loop carries in the end."""
-        return self._loop(i, carry, _NOWHERE)
-
-    def _result(
-        self, i: Instruction, operands: list[Varying], args: tuple[Varying, ...], around: Choice
-    ) -> Varying:
-        found = mark_of(i.proto)
+    def result(self, n: Node, operands: tuple[Axes, ...], around: Around) -> Axes:
+        found = mark_of(n)
         if found is None:
-            return super()._result(i, operands, args, around)
-        own, *witnesses = (all_axes(x) for x in operands)
-        return found.type_of(own, witnesses, _axes(i.proto) & self.every)
+            return super().result(n, operands, around)
+        own, *witnesses = operands
+        return found.type_of(own, witnesses, _axes(n) & self.every)
+
+
+class _Marked:
+    """Finds marks."""
+
+    def __init__(self) -> None:
+        self._known: dict[Graph, bool] = {}
+
+    def holds(self, graph: Graph) -> bool:
+        if graph not in self._known:
+            self._known[graph] = any(map(self._is_one, graph.nodes))
+        return self._known[graph]
+
+    def _is_one(self, n: Node) -> bool:
+        if n.opcode in opcodes.RUNS:
+            return any(c.graph is not None and self.holds(c.graph) for c in n.calls)
+        return mark_of(n) is not None
 
 
 class _Settling:
-    """Copies a module; a computation with marks, once for each way in which its inputs vary."""
+    """Rewrites each graph with marks once for each way in which its inputs vary."""
 
-    def __init__(self, module: Module, walk: _Types, sizes: Mapping[str, int], total: Total):
-        self._module, self._walk, self._sizes, self._total = module, walk, sizes, total
-        self._b = Builder(module.name)
-        self._ids: dict[int, int] = {}
-        self._plain: dict[int, Function] = {}
-        self._special: dict[tuple[int, tuple[Varying, ...]], Function] = {}
-        self._marked = set[int]()
-        for c in module.computations:  # callees first
-            calls = (k for i in c.instructions for k in i.proto.called_computation_ids)
-            own = any(mark_of(i.proto) for i in c.instructions)
-            if own or any(k in self._marked for k in calls):
-                self._marked.add(c.id)
+    def __init__(self, walk: _Types, sizes: Mapping[str, int], total: Total):
+        self._walk, self._sizes, self._total = walk, sizes, total
+        self._marked = _Marked()
+        self._made: dict[Run, Graph] = {}
 
-    def run(self, parameters: tuple[Varying, ...]) -> Module:
-        return self._b.build(self._function(self._module.entry, parameters))
+    def of(self, graph: Graph, inputs: tuple[Axes, ...]) -> Graph:
+        if not self._marked.holds(graph):
+            return graph
+        key = Run(graph, inputs, Around())
+        if key not in self._made:
+            self._walk.run(*key)
+            values = self._walk.values[key]
 
-    def _function(self, c: Computation, args: tuple[Varying, ...]) -> Function:
-        if c.id not in self._marked:
-            if c.id not in self._plain:
-                for k in {k for i in c.instructions for k in i.proto.called_computation_ids}:
-                    self._function(self._module.computation(k), ())
-                copy = copied(c.proto, self._ids, self._b.new_id)
-                self._plain[c.id] = self._b.finish(copy)
-            return self._plain[c.id]
-        key = (c.id, args)
-        if key not in self._special:
-            self._special[key] = self._b.finish(self._copied(c, args))
-        return self._special[key]
+            def change(n: Node, operands: tuple[Node, ...]) -> Node:
+                types = tuple([values[o] for o in n.operands])
+                if what := mark_of(n):
+                    return self._settled(n, operands, what, types)
+                if n.opcode in opcodes.RUNS and all(c.graph for c in n.calls):
+                    given = self._walk.calls(n, types, Around())
+                    callees = zip(n.calls, given, strict=True)
+                    made = tuple([self.of(c.graph, x) for c, (x, _) in callees])
+                    if made != n.calls:
+                        return n.changed(operands, made)
+                return moved(n, operands)
 
-    def _copied(self, c: Computation, args: tuple[Varying, ...]) -> pb.HloComputationProto:
-        self._walk.run(c, args, _NOWHERE)
-        found = self._walk.values[c.id, args, _NOWHERE]
-        proto = pb.HloComputationProto()
-        proto.CopyFrom(c.proto)
-        del proto.instructions[:]
-        made: list[pb.HloInstructionProto] = []
-        known: dict[int, int] = {}
-        for i in c.instructions:
-            new = with_id(i.proto, self._b.new_id())
-            new.operand_ids[:] = [known[o.id] for o in i.operands]
-            new.control_predecessor_ids[:] = [known[k] for k in i.proto.control_predecessor_ids]
-            operands = [found[o.id] for o in i.operands]
-            if what := mark_of(new):
-                known[i.id] = self._settle(made, new, what, [all_axes(x) for x in operands])
-                continue
-            callees = self._callees(i, operands)
-            if callees:
-                new.called_computation_ids[:] = [f.id for f in callees]
-            made.append(new)
-            known[i.id] = new.id
-        proto.id = self._b.new_id()
-        proto.name = renamed(proto.name, proto.id)
-        proto.root_id = known[c.proto.root_id]
-        add_copies(proto.instructions, made)
-        return proto
+            self._made[key] = graph.rewritten(change)
+        return self._made[key]
 
-    def _callees(self, i: Instruction, operands: list[Varying]) -> list[Function]:
-        callees = list(i.called_computations)
-        args: list[tuple[Varying, ...]] = [()] * len(callees)
-        match i.opcode:
-            case "call":
-                args = [tuple(operands)]
-            case "while":
-                args = [(self._walk.loop(i, operands[0]),)] * 2
-            case "conditional":
-                args = [(x,) for x in operands[1:]]
-            case _:
-                pass
-        return [self._function(*x) for x in zip(callees, args, strict=True)]
-
-    def _settle(
-        self,
-        made: list[pb.HloInstructionProto],
-        i: pb.HloInstructionProto,
-        what: Mark,
-        operands: list[Axes],
-    ) -> int:
-        """Add the operation that a mark represents; returns the id of its result."""
-        axes = _axes(i)
-        own, *witnesses = operands
+    def _settled(
+        self, n: Node, operands: tuple[Node, ...], what: Mark, types: tuple[Axes, ...]
+    ) -> Node:
+        """The result of the operation that a mark represents."""
+        axes, told = _axes(n), attributes_of(n)
+        x, (own, *witnesses) = operands[0], types
         mine = axes & self._walk.every
-        if at := i.frontend_attributes.map.get(_AT):
+        if at := told.get(_AT):
             of, given = witnesses
             if more := (given - of) & mine:
                 raise VaryingTypeError(more, at)
         missing = sorted(mine.difference(*witnesses))
         if missing and isinstance(what, Operation):
-            i.operand_ids[0] = self._written(made, i, what, missing)
-        strong = isinstance(what, Cast) and _WEAK not in i.frontend_attributes.map
-        if strong and mine:  # Equal or not, the values now count as different.
-            same = instruction("reshape", self._b.new_id(), i.shape, i.operand_ids[:1])
-            same.frontend_attributes.map[AXES] = ",".join(sorted(own | mine))
-            made.append(same)
-            i.operand_ids[0] = same.id
+            x = _inside(n, x, what.of(x, missing, self._sizes, self._total))
+        if isinstance(what, Cast) and _WEAK not in told and mine:
+            # Equal or not, the values now count as different.
+            x = Node("reshape", x.type, (x,), more=said({AXES: ",".join(sorted(own | mine))}))
         pending = sorted(axes - self._sizes.keys())
         if pending:  # for a region around this one
-            i.frontend_attributes.map[_AXES] = ",".join(pending)
-            made.append(i)
-            return i.id
-        if not isinstance(what, Type):
-            return i.operand_ids[0]
-        nothing = constant(False, self._b.new_id(), torch.bool)
-        _lies_like(nothing, i)
-        made.append(nothing)
-        return nothing.id
-
-    def _written(
-        self,
-        made: list[pb.HloInstructionProto],
-        i: pb.HloInstructionProto,
-        what: Operation,
-        axes: Sequence[str],
-    ) -> int:
-        body = self._b.computation(what.name)
-        x = body.parameter(Shape.from_proto(i.shape))
-        result = what.write(body, x, axes, self._sizes, self._total)
-        for new in body.proto.instructions:
-            if new.opcode == "constant":
-                _lies_like(new, i)
-        call = instruction("call", self._b.new_id(), i.shape, i.operand_ids[:1], of=i)
-        call.called_computation_ids.append(body.build(result).id)
-        made.append(call)
-        return call.id
+            how = with_attributes(n.more, {**told, _AXES: ",".join(pending)})
+            return Node(n.opcode, n.type, (x, *operands[1:]), n.params, n.calls, how)
+        return _scalar(n, build.constant(False, n.dtype)) if isinstance(what, Type) else x
 
 
-def _lies_like(scalar: pb.HloInstructionProto, i: pb.HloInstructionProto) -> None:
-    """Make the partitioner treat a scalar as part of the region that a mark is in."""
-    if i.HasField("sharding"):
-        scalar.sharding.CopyFrom(i.sharding)
-        n = len(i.shape.dimensions)
-        scalar.sharding.tile_assignment_dimensions[:] = i.sharding.tile_assignment_dimensions[n:]
+def _inside(mark: Node, x: Node, result: Node) -> Node:
+    """What was computed from a value, as part of the region that a mark is in."""
+
+    def change(n: Node, operands: tuple[Node, ...]) -> Node:
+        return _scalar(mark, n) if n.opcode == "constant" else moved(n, operands)
+
+    return Graph("", [x], [result]).rewritten(change).outputs[0]
+
+
+def _scalar(mark: Node, constant: Node) -> Node:
+    """A scalar that the partitioner treats as part of the region that a mark is in."""
+    if mark.params.sharding is None:
+        return constant
+    sharding = pb.OpSharding.FromString(mark.params.sharding)
+    rank = len(mark.dims)
+    sharding.tile_assignment_dimensions[:] = sharding.tile_assignment_dimensions[rank:]
+    made = constant.changed(())
+    made.more = message_of(40, sharding.SerializeToString(deterministic=True))
+    return made

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from xfunc.backends.devices import device_count
+from xfunc.graph.composite import operation_of
 from xfunc.hlo import Computation, Instruction, Module
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.composite import operation_of
 from xfunc.hlo.edit import fresh_ids, instruction, renamed
 from xfunc.hlo.passes.common import dead_code_elimination
 from xfunc.hlo.passes.offload import is_placement
@@ -155,7 +155,7 @@ class _Body:
         self.whole, self.c = whole, c
         self.proto = pb.HloComputationProto(id=next(whole.ids))
         # With varying shapes it is no longer a composite: nothing may be substituted for it.
-        name = c.name if operation_of(c.proto) is None else "spelled_out"
+        name = c.name if operation_of(c.name) is None else "spelled_out"
         self.proto.name = renamed(name, self.proto.id)
         self.values: dict[int, State] = {}
         n = len(whole.names)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tests.support.computation import ComputationBuilder, Function, Value
+from xfunc.graph.node import array_type
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.computation import ComputationBuilder, Function
-from xfunc.hlo.edit import add_copies, copied, last_number
+from xfunc.hlo.edit import add_copies, copied
 from xfunc.hlo.errors import InvalidHloError
 from xfunc.hlo.module import Module
+from xfunc.hlo.passes.names import NAME
 from xfunc.hlo.shape import Shape
+from xfunc.hlo.spmd.annotations import SHARDING, pair, unspecified
 from xfunc.hlo.verify import Signature, verify
+from xfunc.hlo.write import write
 
 _MOST = 2**31  # ids that may be taken over
 
@@ -30,7 +36,6 @@ class Builder:
         self.name = name
         self._finished: list[pb.HloComputationProto] = []
         self._embedded: dict[Module, Function] = {}
-        self._checked: dict[int, Signature] = {}  # of what is known to be well formed
         self._last_id = 0
 
     def new_id(self) -> int:
@@ -55,7 +60,7 @@ class Builder:
             parameters = [Shape.from_proto(p) for p in stated.parameters]
             result = Shape.from_proto(stated.result)
         else:
-            self._checked[proto.id] = parameters, result = checked
+            parameters, result = checked
         return Function(proto.id, proto.name, tuple(parameters), result, self)
 
     def embed(self, module: Module) -> Function:
@@ -64,9 +69,9 @@ class Builder:
         The same `Module` is added once, however often it is embedded.
         """
         if module not in self._embedded:
-            signatures = module.signatures or verify(module)
+            signatures = verify(module)
             computations = list(module.proto.computations)
-            if not self._last_id and (last := last_number(module.proto)) <= _MOST:
+            if not self._last_id and (last := _last_number(module.proto)) <= _MOST:
                 self._last_id = last  # Nothing was added yet: all of its ids and names are free.
             else:
                 ids: dict[int, int] = {}
@@ -94,8 +99,37 @@ class Builder:
         program_shape = next(c for c in self._finished if c.id == entry.id).program_shape
         proto.host_program_shape.CopyFrom(program_shape)
         module = Module(proto)
-        if len(self._checked) < len(self._finished):
-            verify(module, self._checked)
-        else:
-            module.signatures = self._checked
+        verify(module)
         return module
+
+
+def constrain(
+    body: ComputationBuilder, x: Value, sharding: pb.OpSharding, free: Sequence[int] = ()
+) -> Value:
+    """The same value with a sharding; XLA chooses the sharding of the dimensions in `free`."""
+    how = unspecified(free)
+    return body.custom_call(SHARDING, [x], x.shape, sharding=sharding, config=how)
+
+
+def tie(
+    body: ComputationBuilder, a: Value, b: Value, *, automatic: bool = False
+) -> tuple[Value, Value]:
+    """Two values, sharded alike."""
+    types = [array_type(x.shape.dtype, x.shape.dims) for x in (a, b)]
+    both = Module.from_bytes(write(pair(types[0], types[1], automatic)))
+    found = body.call(body.module.embed(both), [a, b])
+    return body.get_tuple_element(found, 0), body.get_tuple_element(found, 1)
+
+
+def named(body: ComputationBuilder, x: Value, name: str) -> Value:
+    """The same value, with a name."""
+    value, proto = body.instruction("copy", x.shape, [x])
+    proto.frontend_attributes.map[NAME] = name
+    return value
+
+
+def _last_number(proto: pb.HloModuleProto) -> int:
+    """The largest of a module's ids and of the numbers that its names end in."""
+    every = [x for c in proto.computations for x in (c, *c.instructions)]
+    ends = [x.name.rpartition(".")[2] for x in every]
+    return max(*[x.id for x in every], *map(int, ends))

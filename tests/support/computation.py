@@ -16,7 +16,7 @@ from xfunc.hlo.shape import Shape
 from xfunc.hlo.verify import PRED, mismatch
 
 if TYPE_CHECKING:
-    from xfunc.hlo.builder import Builder
+    from tests.support.builder import Builder
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -6,8 +6,6 @@ computes, so that a pass can replace the call.
 
 from __future__ import annotations
 
-from xfunc.hlo import hlo_pb2 as pb
-
 _PREFIX = "xfunc_composite_"
 _RUNNING = "xfunc_running_"
 
@@ -17,11 +15,11 @@ def composite_name(operation: str) -> str:
     return _PREFIX + operation
 
 
-def operation_of(c: pb.HloComputationProto) -> str | None:
-    """The operation that a computation spells out; None if it is not a composite."""
-    if not c.name.startswith(_PREFIX):
+def operation_of(name: str) -> str | None:
+    """The operation that a computation of this name spells out; None if it is not a composite."""
+    if not name.startswith(_PREFIX):
         return None
-    return c.name.removeprefix(_PREFIX).partition(".")[0]
+    return name.removeprefix(_PREFIX).partition(".")[0]
 
 
 def running_name(operation: str, dim: int) -> str:
@@ -32,9 +30,9 @@ def running_name(operation: str, dim: int) -> str:
     return f"{_RUNNING}{operation}_{dim}"
 
 
-def running_of(c: pb.HloComputationProto) -> str | None:
-    """The name without its number, if it is such a computation."""
-    return c.name.partition(".")[0] if c.name.startswith(_RUNNING) else None
+def running_of(name: str) -> str | None:
+    """The name of a computation without its number, if it is such a one."""
+    return name.partition(".")[0] if name.startswith(_RUNNING) else None
 
 
 def is_running(operation: str) -> bool:

@@ -1,0 +1,161 @@
+"""`Graph`: a function from arrays to arrays, as nodes.
+
+A graph calls others: the functions, loops and branches of the user's program are nodes whose
+`Node.calls` are graphs. Nothing is packed into tuples: the operands and results of such a node are
+the arrays themselves.
+
+==================  ==========================================  ================================
+node                operands                                    calls
+==================  ==========================================  ================================
+``call``            inputs                                      the function
+``while``           the state                                   the body, from state to state;
+                                                                the condition
+``conditional``     the index, then the inputs of each branch   the branches; `Node.params` has
+                                                                their numbers of inputs
+``opt-barrier``     values                                      nothing
+==================  ==========================================  ================================
+
+What is called may also be a `xfunc.hlo.Module`, which a graph can usually be read from:
+`Callee.graph`.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from xfunc.graph import opcodes
+from xfunc.graph.build import CustomCall
+from xfunc.graph.node import Node, reached
+
+
+class Callee(Protocol):
+    """A function that a node calls."""
+
+    @property
+    def graph(self) -> Graph | None:
+        """The function; None if nothing is known about it."""
+        ...
+
+
+class Graph:
+    """A function; compared by identity, and not changed.
+
+    Attributes:
+        name: of the function.
+        inputs: nodes of any opcode, whose values are given.
+        outputs: nodes computed from the inputs alone.
+        effects: nodes that have effects, but no result.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[Node],
+        outputs: Sequence[Node],
+        effects: Sequence[Node] = (),
+    ) -> None:
+        self.name = name
+        self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        self.effects = tuple(effects)
+
+    @classmethod
+    def between(
+        cls, name: str, inputs: Sequence[Node], outputs: Sequence[Node]
+    ) -> tuple[Graph, tuple[int, ...]]:
+        """The graph from those of some inputs that the outputs are computed from; which ones."""
+        nodes = reached(outputs, inputs)
+        among = set(map(id, nodes))
+        taken = tuple([k for k, n in enumerate(inputs) if id(n) in among])
+        made = cls(name, [inputs[k] for k in taken], outputs)
+        made.nodes = tuple(nodes)
+        return made, taken
+
+    @property
+    def graph(self) -> Graph:
+        """Itself, as a `Callee`."""
+        return self
+
+    @functools.cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """What the outputs are computed from, each after its operands, with all inputs."""
+        return tuple(reached([*self.inputs, *self.outputs, *self.effects], self.inputs))
+
+    @functools.cached_property
+    def communicates(self) -> bool:
+        """Whether devices communicate in it."""
+        return any(
+            n.opcode in opcodes.COLLECTIVES or any(map(_communicates, n.calls)) for n in self.nodes
+        )
+
+    def rewritten(
+        self,
+        change: Callable[[Node, tuple[Node, ...]], Node],
+        known: Mapping[Node, Node] | None = None,
+    ) -> Graph:
+        """The graph with nodes replaced, operands before their users.
+
+        Args:
+            change: the node that takes the place of one, given what its operands have become. It
+                is not asked about inputs.
+            known: nodes whose replacement is known.
+        """
+        found: dict[Node, Node] = dict(known or {})
+        for n in self.inputs:
+            found.setdefault(n, n)
+        for n in self.nodes:
+            if n not in found:
+                found[n] = change(n, tuple([found[o] for o in n.operands]))
+        of = found.__getitem__
+        return Graph(
+            self.name, [*map(of, self.inputs)], [*map(of, self.outputs)], [*map(of, self.effects)]
+        )
+
+    def applied(self, args: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+        """Outputs and effects of the function of other nodes.
+
+        All nodes are new: those of a kept graph would stand elsewhere in the next program.
+        """
+        given = dict(zip(self.inputs, args, strict=True))
+        made = self.rewritten(_copied, given)
+        return [*made.outputs], [*made.effects]
+
+    def __repr__(self) -> str:
+        return f"<graph {self.name}: {len(self.nodes)} nodes>"
+
+
+def _communicates(called: Any) -> bool:
+    if isinstance(called, tuple):  # the operation of a reduction
+        return False
+    graph = called.graph
+    return graph is None or graph.communicates
+
+
+def _copied(n: Node, operands: tuple[Node, ...]) -> Node:
+    return n if n.opcode == "constant" else n.changed(operands)
+
+
+def moved(n: Node, operands: tuple[Node, ...]) -> Node:
+    """A node on other operands; itself, if they are its own."""
+    return n if all(map(operator.is_, n.operands, operands)) else n.changed(operands)
+
+
+def is_pair(graph: Graph) -> bool:
+    """Whether a function does nothing but tie its two inputs."""
+    if len(graph.inputs) != 2 or len(graph.outputs) != 2:
+        return False
+    return all(
+        isinstance(o.params, CustomCall) and o.params.tied and o.operands == (i,)
+        for i, o in zip(graph.inputs, graph.outputs, strict=True)
+    )
+
+
+def used_by(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
+    """The users of each node among some."""
+    found: dict[Node, list[Node]] = {}
+    for n in nodes:
+        for o in dict.fromkeys(n.operands):
+            found.setdefault(o, []).append(n)
+    return found
