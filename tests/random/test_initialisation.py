@@ -35,6 +35,28 @@ def test_jit_of_the_initialisation_of_layers() -> None:
     assert not torch.equal(other["linear.weight"], weight)
 
 
+def test_initialisation_outside_of_traces_draws_the_same_numbers() -> None:
+    """torch shows these to a mode as one call, and newer ones draw until all values lie within."""
+
+    def make(key: Tensor) -> list[Tensor]:
+        with xf.random.implicit(key):
+            made = [*nn.Linear(4, 3).parameters(), *nn.Embedding(5, 2).parameters()]
+            made += [nn.init.trunc_normal_(torch.empty(5)), nn.init.orthogonal_(torch.empty(3, 3))]
+            return [p.detach() for p in made]
+
+    want = xf.device_get(xf.jit(make)(xf.random.key(0)))
+    torch.testing.assert_close(make(xf.random.key(0)), want)
+
+
+def test_initialisation_with_a_generator_outside_of_traces() -> None:
+    def draw() -> Tensor:
+        return nn.init.trunc_normal_(torch.empty(5), generator=torch.Generator().manual_seed(0))
+
+    with xf.random.implicit(xf.random.key(0)):
+        found = draw()
+    assert torch.equal(found, draw())
+
+
 class _Own(nn.Module):
     """Parameters made and filled in the other ways that modules use."""
 

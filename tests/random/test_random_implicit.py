@@ -81,6 +81,8 @@ CALLS: dict[str, tuple[Callable[[], Any], float, float]] = {
     "rrelu above 0": (lambda: F.rrelu(ONES, training=True), 1.0, 0.0),
     "gumbel_softmax": (lambda: F.gumbel_softmax(ONES[..., :2], hard=True), 0.5, 0.5),
     "init": (lambda: nn.init.trunc_normal_(empty()), 0.0, 0.87978),
+    "init.normal_": (lambda: nn.init.normal_(empty(), 3.0, std=2.0), 3.0, 2.0),
+    "init.uniform_": (lambda: nn.init.uniform_(empty(), -6.0, b=6.0), 0.0, math.sqrt(12)),
 }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from xfunc.random.checks import Tensor, as_key
 from xfunc.random.replacements import REPLACEMENTS
 from xfunc.random.threefry import fold_in
 from xfunc.torchlib import torch_functions
+from xfunc.torchlib.initialisers import INITIALISERS
 from xfunc.trace import tracing
 
 
@@ -69,10 +70,12 @@ class implicit:
         if self.trace is None:
             self._mode = _Outside(self)
             self._mode.__enter__()
+            tracing.drawing.__enter__()
 
     def __exit__(self, *error: object) -> None:
         if self._mode is not None:
             self._mode.__exit__(*error)
+            tracing.drawing.__exit__()
         tracing.set_implicit(self._before)
         self._key = self._mode = self.trace = self._before = None
 
@@ -117,6 +120,9 @@ class _Outside(TorchFunctionMode):
         kwargs: dict[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
+        if (body := INITIALISERS.get(func)) is not None and tracing.current() is None:
+            with _Outside(self._context):
+                return body(*args, **kwargs)
         draws = (
             torch_functions.kind_of(func) is torch_functions.Kind.RANDOM
             and tracing.current() is None

@@ -114,13 +114,21 @@ def _same_constant(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _in_traces(module: Any, name: str, run: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Let ``run(plain, ...)`` take the place of a function of torch in threads that trace."""
+def _in_traces(
+    module: Any, name: str, run: Callable[..., torch.Tensor], with_keys: bool = False
+) -> Iterator[None]:
+    """Let ``run(plain, ...)`` take the place of a function of torch in threads that trace.
+
+    Args:
+        with_keys: also in threads that draw from keys.
+    """
     plain = getattr(module, name)
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return plain(*args, **kwargs) if _thread.trace is None else run(plain, *args, **kwargs)
+        if _thread.trace is None and not (with_keys and _thread.implicit is not None):
+            return plain(*args, **kwargs)
+        return run(plain, *args, **kwargs)
 
     setattr(module, name, call)
     try:
@@ -142,19 +150,24 @@ def _noted(plain: Callable[..., torch.Tensor], array: np.ndarray[Any, Any]) -> t
     return made
 
 
-def _drawn_at_once(_: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
+def _drawn_at_once(plain: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
     """Newer torch asks for values in ``torch.nn.init.trunc_normal_``."""
+    if _thread.trace is None and kwargs.get("generator") is not None:
+        return plain(*args, **kwargs)
     return initialisers.truncated_normal(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def _further_changes() -> Iterator[None]:
-    drawing = _in_traces(torch.nn.init, "_no_grad_trunc_normal_", _drawn_at_once)
-    with _in_traces(torch, "from_numpy", _noted), drawing, functorch.one_forward_level():
+    with _in_traces(torch, "from_numpy", _noted), functorch.one_forward_level():
         yield
 
 
 _changes = Counted(_further_changes)
+drawing = Counted(
+    lambda: _in_traces(torch.nn.init, "_no_grad_trunc_normal_", _drawn_at_once, with_keys=True)
+)
+"""Lets torch's functions draw what can be traced, in threads that trace or draw from keys."""
 
 
 class Trace:
@@ -212,6 +225,7 @@ class Trace:
                 recorder.start()
                 placeholders.forget_unstamped()
                 stack.enter_context(switches.while_tracing(_changes))
+                stack.enter_context(drawing)
             stack.enter_context(switches.no_saved_tensors_hooks())
             stack.enter_context(functorch.bottom_level())
             stack.callback(ambient.restore, ambient.restore(self.around))
