@@ -27,7 +27,7 @@ from benchmarks.operations.cases import Case, arrays, as_real, is_smooth, sample
 Tensor = torch.Tensor
 ELEMENTS = 10_000
 LIMIT = 2.0  # seconds
-RESULTS = 100  # at most: XLA's compiler for the CPU takes 20 ms for each, as it does for JAX
+RESULTS = 50  # at most: XLA's compiler for the CPU takes 20 ms for each, as it does for JAX
 TRIED = 20  # samples of an operation
 BY_LAPACK = frozenset(
     "linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh linalg.svd linalg.svdvals svd".split()
