@@ -40,6 +40,12 @@ def helper(x: Tensor) -> Tensor:
     return x * scale
 
 
+def _seeded_again() -> float:
+    own = random.Random(0)
+    own.seed()
+    return own.random()
+
+
 captured, legacy = np.random.default_rng(1), np.random.RandomState(0)
 DRAWS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "np.random.rand": (lambda x: x * np.random.rand(), "NumPy's global random generator is drawn"),
@@ -60,6 +66,8 @@ DRAWS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "a Random": (lambda x: x * own_random.gauss(0, 1), "random.gauss is called"),
     "a bound method": (lambda x: x * held(), "Random.random is called"),
     "an unseeded generator": (lambda x: x * np.random.default_rng().random(), "getrandbits"),
+    "an unseeded Random": (lambda x: x * random.Random().random(), "made without a seed"),
+    "seeded by the system": (lambda x: x * _seeded_again(), "made without a seed"),
     "SystemRandom": (lambda x: x * random.SystemRandom().random(), "random.random is called"),
     "secrets": (lambda x: x * secrets.randbelow(3), "secrets.randbelow|randbelow is called"),
     "uuid": (lambda x: x * len(str(uuid.uuid4())), "uuid.uuid4 is called"),

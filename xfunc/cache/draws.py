@@ -157,9 +157,12 @@ class Draws:
 
     def _check_python(self, frame: types.FrameType, by: types.FrameType) -> None:
         module, name = frame.f_globals.get("__name__"), frame.f_code.co_name
-        if module == "random" and name not in _ORGANISES:
+        if module == "random":
             owner = frame.f_locals.get("self")
-            if id(owner) in self._generators or isinstance(owner, random.SystemRandom):
+            if name in _ORGANISES:
+                if _is_without_seed(frame):
+                    self._refuse("a random.Random is made without a seed", _RANDOM, by)
+            elif id(owner) in self._generators or isinstance(owner, random.SystemRandom):
                 self._refuse(f"random.{name} is called", _RANDOM, by)
         elif module == "secrets" or (module == "uuid" and name in _MODULES[uuid]):
             self._refuse(f"{module}.{name} is called", _RANDOM, by)
@@ -184,6 +187,14 @@ class Draws:
             function=self._name,
             at=Location(code.co_filename, line or frame.f_lineno, code.co_name),
         )
+
+
+def _is_without_seed(frame: types.FrameType) -> bool:
+    """Whether the system is to seed a generator of Python's."""
+    name, given = frame.f_code.co_name, frame.f_locals
+    if isinstance(given.get("self"), random.SystemRandom):  # Its draws are refused.
+        return False
+    return name in ("__init__", "seed") and given.get("x", given.get("a")) is None
 
 
 def _state(generator: Any) -> bytes:
