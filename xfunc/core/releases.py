@@ -23,6 +23,11 @@ def properties(*names: str) -> list[Callable[..., object]]:
     return [f.__get__ for f in found if f is not None]
 
 
+def is_gone(name: str) -> bool:
+    """Whether this release no longer has an operation: ``aten::cholesky`` went with torch 2.14."""
+    return name == "cholesky" and not hasattr(torch.ops.aten, name)
+
+
 @functools.cache
 def load_tangents_of_compositions() -> None:
     """Import what torch imports at the first forward derivative.

@@ -28,16 +28,18 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
 
 from xfunc.core import device
+from xfunc.core.releases import is_gone
 from xfunc.torchlib.functorch import is_watched_at_this_level
 from xfunc.torchlib.values import tensors_in
 
 R = TypeVar("R")
+V = TypeVar("V")
 K = TypeVar("K", bound=Callable[..., object])
 
 
@@ -55,6 +57,11 @@ _libraries: list[torch.library.Library] = []  # An override lives as long as its
 _LEVEL = "Functionalize"
 
 
+def _each(names: Iterable[str], value: V) -> dict[str, V]:
+    """This value for each of these operations that torch has."""
+    return {name: value for name in names if not is_gone(name)}
+
+
 def kernel(*names: str, unless: Callable[..., bool] | None = None) -> Callable[[K], K]:
     """A decorator: this is the kernel of these dispatcher operations.
 
@@ -64,9 +71,9 @@ def kernel(*names: str, unless: Callable[..., bool] | None = None) -> Callable[[
     """
 
     def put(function: K) -> K:
-        _kernels.update(dict.fromkeys(names, function))
+        _kernels.update(_each(names, function))
         if unless is not None:
-            _unless.update(dict.fromkeys(names, unless))
+            _unless.update(_each(names, unless))
         return function
 
     return put
@@ -83,10 +90,10 @@ def composition(*names: str, when: Callable[..., bool] | None = None) -> Callabl
     """
 
     def put(function: K) -> K:
-        _compositions.update(dict.fromkeys(names, function))
+        _compositions.update(_each(names, function))
         if when is None:
             return kernel(*names)(function)
-        _when.update(dict.fromkeys(names, when))
+        _when.update(_each(names, when))
         return function
 
     return put
@@ -100,7 +107,7 @@ def batched(*names: str) -> Callable[[K], K]:
     """
 
     def put(function: K) -> K:
-        _batched.update(dict.fromkeys(names, function))
+        _batched.update(_each(names, function))
         return function
 
     return put
@@ -128,7 +135,7 @@ def differentiable(*names: str) -> Callable[[K], K]:
     """
 
     def put(function: K) -> K:
-        _differentiable.update(dict.fromkeys(names, function))
+        _differentiable.update(_each(names, function))
         return function
 
     return put
