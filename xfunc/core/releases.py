@@ -33,9 +33,10 @@ def load_tangents_of_compositions() -> None:
     """Import what torch imports at the first forward derivative.
 
     It compiles them by ``torch.jit.script``, at which torch 2.12 and later warn: of its own code.
+    What they warn of, a DeprecationWarning, is a FutureWarning since torch 2.14.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", "`torch.jit.script")
         importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
