@@ -61,10 +61,23 @@ def sharding_on(known: CommonMesh, placement: Placement | None) -> Sharding:
 
 def moved(array: Array, to: Placement | None) -> Array:
     """The same array, resharded."""
+    array = _on_no_mesh(array)
     with partitioner(shardy=False), x64()(True):
         if meeting.is_needed():
             return _mover_between(to, array.sharding, array.shape, array.dtype)(array)
         return _mover(to)(array)
+
+
+def _on_no_mesh(array: Array) -> Array:
+    """The same array. JAX writes shardings over the mesh of an argument, and not all can be."""
+    from jax.sharding import NamedSharding
+
+    if not isinstance(array.sharding, NamedSharding):
+        return array
+    where = sharding(placement_of(array.sharding, array.ndim))
+    shards = [s.data for s in array.addressable_shards]
+    with x64()(True):
+        return jax().make_array_from_single_device_arrays(array.shape, where, shards)
 
 
 @functools.lru_cache(maxsize=1024)
