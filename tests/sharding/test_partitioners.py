@@ -167,6 +167,20 @@ def test_partitioners_without_common_mesh() -> None:
 
 
 @pytest.mark.parametrize("partitioner", NAMES)
+def test_device_put_of_result_with_sharding_of_finer_mesh(partitioner: str) -> None:
+    """A result lies on the mesh that Shardy was given, of one axis, which divides no length."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(xf.config, "use_shardy_partitioner", NAMES[partitioner])
+        for made in (
+            xf.jit(lambda: torch.ones(4, 2))(),
+            xf.jit(lambda x: (x.sum(), x[:4, :2]))(xf.device_put(torch.ones(8, 8), on(None)))[1],
+        ):
+            placed = xf.device_put(made, on("fsdp", "tensor"))
+            assert sharding_of(placed) == on("fsdp", "tensor")
+            assert placed.tolist() == torch.ones(4, 2).tolist()
+
+
+@pytest.mark.parametrize("partitioner", NAMES)
 @pytest.mark.parametrize("dim", [0, 1])
 def test_scatter_into_sharded_array(dim: int, partitioner: str) -> None:
     """XLA would end the process: see `narrow_scatter_indices`."""

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 
 from xfunc.graph import opcodes
 from xfunc.graph.build import CustomCall
-from xfunc.graph.node import Node, reached
+from xfunc.graph.node import Node, Operation, reached
 
 
 class Callee(Protocol):
@@ -113,13 +113,27 @@ class Graph:
             self.name, [*map(of, self.inputs)], [*map(of, self.outputs)], [*map(of, self.effects)]
         )
 
-    def applied(self, args: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    def applied(
+        self, args: Sequence[Node], operation: Operation | None = None
+    ) -> tuple[list[Node], list[Node]]:
         """Outputs and effects of the function of other nodes.
 
         All nodes are new: those of a kept graph would stand elsewhere in the next program.
+
+        Args:
+            args: in place of the inputs.
+            operation: of which nodes are that are part of none, such as those of a loop.
         """
-        given = dict(zip(self.inputs, args, strict=True))
-        made = self.rewritten(_copied, given)
+
+        def copied(n: Node, operands: tuple[Node, ...]) -> Node:
+            if n.opcode == "constant":
+                return n
+            made = n.changed(operands)
+            if operation is not None and not (n.operation.name or n.operation.wire):
+                made.operation = operation
+            return made
+
+        made = self.rewritten(copied, dict(zip(self.inputs, args, strict=True)))
         return [*made.outputs], [*made.effects]
 
     def __repr__(self) -> str:
@@ -131,10 +145,6 @@ def _communicates(called: Any) -> bool:
         return False
     graph = called.graph
     return graph is None or graph.communicates
-
-
-def _copied(n: Node, operands: tuple[Node, ...]) -> Node:
-    return n if n.opcode == "constant" else n.changed(operands)
 
 
 def moved(n: Node, operands: tuple[Node, ...]) -> Node:

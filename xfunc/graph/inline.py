@@ -43,7 +43,7 @@ class _Inliner:
             if n.opcode == "call":
                 callee = n.calls[0].graph
                 if callee is not None and not self._stays(n, callee):
-                    results[n], acting = self.flat(callee).applied(operands)
+                    results[n], acting = self.flat(callee).applied(operands, n.operation)
                     effects.extend(acting)
                     return n  # which nothing uses
             if n.opcode in opcodes.RUNS:

@@ -57,6 +57,25 @@ def test_inline_nested_calls(run: Run):
     assert all(map(torch.equal, run(found, args), run(module, args)))
 
 
+def test_inline_instructions_without_origin_get_that_of_the_call():
+    b = Builder("f")
+    four = twice(b, twice(b, swapped_sum(b)))
+    entry = b.computation("f")
+    module = b.build(entry.build(entry.call(four, [entry.parameter(X), entry.parameter(X)])))
+    (call,) = [i.proto for i in module.entry.instructions if i.opcode == "call"]
+    call.metadata.op_name, call.metadata.source_file, call.metadata.source_line = "loop", "a.py", 3
+    (add,) = [i for i in instructions(module) if i.opcode == "add"]
+
+    def origins() -> set[tuple[str, str, int]]:
+        entry = inline_calls(Module(module.proto)).entry
+        found = [i.proto.metadata for i in entry.instructions if i.opcode == "add"]
+        return {(m.op_name, m.source_file, m.source_line) for m in found}
+
+    assert origins() == {("loop", "a.py", 3)}
+    add.metadata.op_name, add.metadata.source_file, add.metadata.source_line = "add", "b.py", 7
+    assert origins() == {("add", "b.py", 7)}
+
+
 def test_inline_without_calls_changes_nothing():
     b = Builder("f")
     f = swapped_sum(b)
