@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from tests.support.builder import Builder
-from tests.support.computation import Function, Value
+from tests.internals.hlo.builder import Builder
+from tests.internals.hlo.computation import Function, Value
 from xfunc.hlo import InvalidHloError, Module, Shape
 from xfunc.hlo import hlo_pb2 as pb
 

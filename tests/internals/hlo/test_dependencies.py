@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from tests.support.builder import Builder
-from tests.support.computation import ComputationBuilder, Function, Value
+from tests.internals.hlo.builder import Builder
+from tests.internals.hlo.computation import ComputationBuilder, Function, Value
 from xfunc.graph.dependencies import dependencies
 from xfunc.hlo import Module, Shape
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from tests.support.builder import Builder, constrain, tie
-from tests.support.computation import Function
+from tests.internals.hlo.builder import Builder, constrain, tie
+from tests.internals.hlo.computation import Function
 from xfunc.hlo import Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.flat import inline_calls, inlined

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from tests.support.builder import Builder
+from tests.internals.hlo.builder import Builder
 from xfunc.core.avals import Aval
 from xfunc.hlo import Module, Shape, verify
 from xfunc.hlo.write import write

@@ -5,8 +5,8 @@ import torch
 
 import xfunc as xf
 from examples.llama import model, plan, train
-from tests.support.builder import Builder
-from tests.support.computation import ComputationBuilder, Value
+from tests.internals.hlo.builder import Builder
+from tests.internals.hlo.computation import ComputationBuilder, Value
 from xfunc.hlo import Module, Shape
 from xfunc.hlo.estimate.buffers import flow, leaves
 from xfunc.hlo.estimate.liveness import peak, prepared

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.builder import Builder
+from tests.internals.hlo.builder import Builder
 from xfunc.hlo import Module, Shape, verify
 from xfunc.hlo.passes.orient import orient_products
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tests.support.builder import Builder
+from tests.internals.hlo.builder import Builder
 from xfunc.hlo import Module, Shape, verify
 from xfunc.hlo.passes.common import dead_code_elimination
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.builder import Builder, constrain, tie
-from tests.support.computation import Function, Value
+from tests.internals.hlo.builder import Builder, constrain, tie
+from tests.internals.hlo.computation import Function, Value
 from xfunc.hlo import Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
-from tests.support.builder import Builder, constrain, named
-from tests.support.computation import ComputationBuilder, Value
+from tests.internals.hlo.builder import Builder, constrain, named
+from tests.internals.hlo.computation import ComputationBuilder, Value
 from xfunc.graph import simplify as graphs
 from xfunc.hlo import Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb

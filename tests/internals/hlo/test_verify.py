@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from tests.support.builder import Builder
+from tests.internals.hlo.builder import Builder
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
 

@@ -16,7 +16,7 @@ from xfunc.hlo.shape import Shape
 from xfunc.hlo.verify import PRED, mismatch
 
 if TYPE_CHECKING:
-    from tests.support.builder import Builder
+    from tests.internals.hlo.builder import Builder
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.support.computation import ComputationBuilder, Function, Value
+from tests.internals.hlo.computation import ComputationBuilder, Function, Value
 from xfunc.graph.node import array_type
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import add_copies, copied
