@@ -10,7 +10,7 @@ from xfunc import tree
 from xfunc.core import ambient
 from xfunc.core.wrappers import Part
 from xfunc.program.call import Call
-from xfunc.remat.policies import Policy, nothing_saveable
+from xfunc.remat.policies import Policy, check_policy, nothing_saveable
 from xfunc.stages.checks import Fun, not_chosen, select
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, call_in_trace
@@ -32,15 +32,19 @@ def checkpoint(
 
     Args:
         fun: a function of trees of tensors.
-        policy: which values may be kept nevertheless: a function of an HLO instruction, such as
-            those in `xfunc.checkpoint_policies`; None keeps only the arguments.
+        policy: which values may be kept nevertheless: a function of a node (an HLO instruction),
+            such as those in `xfunc.checkpoint_policies`; None keeps only the arguments.
         prevent_cse: whether to prevent the compiler from merging the recomputation with the first
             computation. Use False for the body of a loop, where it cannot merge them.
         static_argnums: positions of arguments that count by value, and may be anything. At other
             positions Python numbers become 0-d tensors.
 
+    Raises:
+        TypeError: the policy is not a function.
+
     Source: ``jax.checkpoint``; Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
     """
+    check_policy(policy, "checkpoint's policy")
     return Checkpoint(fun, policy or nothing_saveable, prevent_cse, static_argnums)
 
 

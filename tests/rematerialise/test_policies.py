@@ -299,3 +299,11 @@ def test_scan_custom_vjp_saved_arguments_kept_once(nested: bool) -> None:
         return h.sum()
 
     torch.testing.assert_close(found.compile()(weights, x).cpu(), torch.func.grad(eager)(weights))
+
+
+def test_policy_that_is_no_function_is_refused() -> None:
+    said = r"policy was given 3(.|\n)*Hint: give a function of a node"
+    with pytest.raises(TypeError, match=rf"checkpoint's {said}"):
+        xf.checkpoint(torch.sin, policy=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=rf"scan's checkpoint_{said}"):
+        xf.scan(lambda c, x: (c, x), torch.ones(2), torch.ones(2), checkpoint_policy=3)  # pyright: ignore[reportArgumentType]

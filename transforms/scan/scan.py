@@ -20,7 +20,7 @@ from xfunc.errors import TreeMismatchError, fail, report
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import differentiable
-from xfunc.remat.policies import Policy, everything_saveable
+from xfunc.remat.policies import Policy, check_policy, everything_saveable
 from xfunc.stages.checks import (
     Fun,
     arrays,
@@ -84,6 +84,7 @@ def scan(
     Source: ``jax.lax.scan``.
     """
     check_callable(f, "scan", "scan(f, init, xs)")
+    check_policy(checkpoint_policy, "scan's checkpoint_policy")
     return ScanTransform(f, length, reverse, unroll, checkpoint_policy)(init, xs)
 
 

@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from xfunc.errors import fail, shown
 from xfunc.graph.node import Node
 
 if TYPE_CHECKING:
@@ -54,6 +55,16 @@ class GraphPolicy(abc.ABC):
 
     def __call__(self, node: Node) -> bool:
         raise TypeError(f"{type(self).__name__} chooses among all values at once: call `choose`")
+
+
+def check_policy(policy: object, label: str) -> None:
+    """Raise a TypeError if a policy, given as an argument of this name, is not a function."""
+    if policy is not None and not callable(policy) and not isinstance(policy, GraphPolicy):
+        fail(
+            TypeError,
+            f"{label} was given {shown(policy)}",
+            "give a function of a node, such as xf.checkpoint_policies.dots_saveable, or None.",
+        )
 
 
 def everything_saveable(node: Node) -> bool:
