@@ -10,7 +10,7 @@ from xfunc.core.locations import Location
 from xfunc.errors import ShardingError, fail, report
 from xfunc.graph import build, opcodes
 from xfunc.graph.build import CustomCall
-from xfunc.graph.graph import Graph, is_pair, moved
+from xfunc.graph.graph import Graph, is_pair, moved, rerun
 from xfunc.graph.node import Node, unattributed
 from xfunc.hlo.attributes import has_sharding
 from xfunc.hlo.spmd import marks, vma
@@ -178,8 +178,7 @@ class _Sources:
 
     def _change(self, n: Node, operands: tuple[Node, ...]) -> Node:
         if n.opcode in opcodes.RUNS:
-            callees = tuple([c if c.graph is None else self.manual(c.graph) for c in n.calls])
-            return moved(n, operands) if callees == n.calls else n.changed(operands, callees)
+            return rerun(n, operands, self.manual)
         is_mark = marks.mark_of(n)  # It may become a constant.
         if is_mark and n.params.sharding is None:
             made = n.changed(operands)
@@ -205,8 +204,7 @@ def without_ties(graph: Graph) -> Graph:
         if n.opcode == "get-tuple-element" and is_tie(n.operands[0]):
             return operands[0].operands[n.params]
         if n.opcode in opcodes.RUNS and not is_tie(n):
-            callees = tuple([c if c.graph is None else of(c.graph) for c in n.calls])
-            return moved(n, operands) if callees == n.calls else n.changed(operands, callees)
+            return rerun(n, operands, of)
         return moved(n, operands)
 
     def is_tie(n: Node) -> bool:

@@ -47,7 +47,7 @@ def without(
         The graph; the inputs that are left, and the results.
     """
     given = tuple(k in absent for k in range(len(graph.inputs)))
-    made, gone = _Spread().over(graph, given, keep_inputs=False)
+    made, gone = _Spread().rewritten(graph, given, keep_inputs=False)
     results = tuple(k for k, g in enumerate(gone) if not g) if kept is None else tuple(kept)
     outputs = [made.outputs[k] for k in results]
     whole = set(Graph("", (), outputs).nodes)
@@ -79,7 +79,14 @@ class _Spread:
     def __init__(self) -> None:
         self._made: dict[tuple[Graph, Flags], tuple[Graph, Flags]] = {}
 
-    def over(self, graph: Graph, given: Flags, keep_inputs: bool = True) -> tuple[Graph, Flags]:
+    def over(self, graph: Graph, given: Flags) -> tuple[Graph, Flags]:
+        """What `rewritten` makes of a graph, made once."""
+        key = graph, given
+        if key not in self._made:
+            self._made[key] = self.rewritten(graph, given, keep_inputs=True)
+        return self._made[key]
+
+    def rewritten(self, graph: Graph, given: Flags, keep_inputs: bool) -> tuple[Graph, Flags]:
         """A rewritten graph, and which of its outputs are absent.
 
         Args:
@@ -87,14 +94,6 @@ class _Spread:
             given: which inputs are absent.
             keep_inputs: whether absent inputs, which hold zeros, remain in use.
         """
-        key = graph, given
-        if not keep_inputs:
-            return self._rewritten(graph, given, keep_inputs)
-        if key not in self._made:
-            self._made[key] = self._rewritten(graph, given, keep_inputs)
-        return self._made[key]
-
-    def _rewritten(self, graph: Graph, given: Flags, keep_inputs: bool) -> tuple[Graph, Flags]:
         absent = _Absent(self)
         known = absent.known
         replaced: dict[Node, Node] = {}

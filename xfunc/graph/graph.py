@@ -147,9 +147,16 @@ def _communicates(called: Any) -> bool:
     return graph is None or graph.communicates
 
 
-def moved(n: Node, operands: tuple[Node, ...]) -> Node:
-    """A node on other operands; itself, if they are its own."""
-    return n if all(map(operator.is_, n.operands, operands)) else n.changed(operands)
+def moved(n: Node, operands: tuple[Node, ...], calls: tuple[Any, ...] | None = None) -> Node:
+    """A node on other operands, which calls others; itself, if they are its own."""
+    if all(map(operator.is_, n.operands, operands)) and calls in (None, n.calls):
+        return n
+    return n.changed(operands, calls)
+
+
+def rerun(n: Node, operands: tuple[Node, ...], of: Callable[[Graph], Graph]) -> Node:
+    """A node that runs graphs, on other operands, with what `of` makes of each graph."""
+    return moved(n, operands, tuple([c if c.graph is None else of(c.graph) for c in n.calls]))
 
 
 def is_pair(graph: Graph) -> bool:

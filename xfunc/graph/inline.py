@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xfunc.graph import opcodes
-from xfunc.graph.graph import Callee, Graph, moved
+from xfunc.graph.graph import Callee, Graph, moved, rerun
 from xfunc.graph.node import Node
 
 
@@ -47,9 +47,7 @@ class _Inliner:
                     effects.extend(acting)
                     return n  # which nothing uses
             if n.opcode in opcodes.RUNS:
-                bodies = tuple(c if c.graph is None else self.flat(c.graph) for c in n.calls)
-                if bodies != n.calls:
-                    return n.changed(operands, bodies)
+                return rerun(n, operands, self.flat)
             return moved(n, operands)
 
         made = graph.rewritten(change)

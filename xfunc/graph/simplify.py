@@ -92,8 +92,7 @@ class _Simpler:
         self._fills: dict[Node, scalars.Number] = {}  # the value of all elements, where known
 
     def change(self, n: Node, operands: tuple[Node, ...]) -> Node:
-        calls = self._pass.callees(n)
-        made = moved(n, operands) if calls == n.calls else n.changed(operands, calls)
+        made = moved(n, operands, self._pass.callees(n))
         if not made.more:  # See NOTE [what is left alone].
             before, made = made, self._plain(made)
             if made.number > before.number and made.opcode != "constant":

@@ -12,13 +12,15 @@ from collections.abc import Iterable
 from xfunc.graph.graph import Graph, moved
 from xfunc.graph.node import Node
 from xfunc.hlo.attributes import attributes_of, with_attributes
-from xfunc.hlo.passes.names import NAME, SEPARATOR
+from xfunc.hlo.passes.names import NAME
+
+_SEPARATOR = "\n"
 
 
 def names_of(n: Node) -> tuple[str, ...]:
     """The names of a value."""
     found = attributes_of(n)
-    return tuple(found[NAME].split(SEPARATOR)) if NAME in found else ()
+    return tuple(found[NAME].split(_SEPARATOR)) if NAME in found else ()
 
 
 def named(x: Node, name: str) -> Node:
@@ -48,7 +50,7 @@ def fold_names(graph: Graph) -> Graph:
 
 
 def _named(n: Node, names: Iterable[str]) -> Node:
-    every = SEPARATOR.join(dict.fromkeys([*names_of(n), *names]))
+    every = _SEPARATOR.join(dict.fromkeys([*names_of(n), *names]))
     more = with_attributes(n.more, {**attributes_of(n), NAME: every})
     made = Node(n.opcode, n.type, n.operands, n.params, n.calls, more)
     made.operation = n.operation

@@ -10,15 +10,6 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import bypass
 
 NAME = "xfunc_name"
-SEPARATOR = "\n"
-
-
-def names_of(i: pb.HloInstructionProto) -> tuple[str, ...]:
-    """The names of a value."""
-    if not i.HasField("frontend_attributes"):
-        return ()
-    found = i.frontend_attributes.map
-    return tuple(found[NAME].split(SEPARATOR)) if NAME in found else ()
 
 
 def strip_names(proto: pb.HloModuleProto) -> None:
@@ -27,14 +18,10 @@ def strip_names(proto: pb.HloModuleProto) -> None:
         copies: dict[int, int] = {}
         for i in c.instructions:
             if i.HasField("frontend_attributes") and NAME in i.frontend_attributes.map:
-                if _is_name(i):
+                if i.opcode == "copy":
                     copies[i.id] = i.operand_ids[0]
                 else:
                     del i.frontend_attributes.map[NAME]
                     if not i.frontend_attributes.map:
                         i.ClearField("frontend_attributes")
         bypass(c, copies)
-
-
-def _is_name(i: pb.HloInstructionProto) -> bool:
-    return i.opcode == "copy" and bool(names_of(i))

@@ -231,8 +231,7 @@ class _Products:
                     given = self._walk.calls(n, differ, around)
                     callees = zip(n.calls, given, strict=True)
                     made = tuple([self.of(c.graph, *g) for c, g in callees])
-                    if made != n.calls:
-                        return n.changed(operands, made)
+                    return moved(n, operands, made)
                 return moved(n, operands)
 
             self._made[key] = graph.rewritten(change)

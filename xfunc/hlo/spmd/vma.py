@@ -173,8 +173,7 @@ class _Settling:
                     given = self._walk.calls(n, types, Around())
                     callees = zip(n.calls, given, strict=True)
                     made = tuple([self.of(c.graph, x) for c, (x, _) in callees])
-                    if made != n.calls:
-                        return n.changed(operands, made)
+                    return moved(n, operands, made)
                 return moved(n, operands)
 
             self._made[key] = graph.rewritten(change)
