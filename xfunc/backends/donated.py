@@ -16,6 +16,7 @@ def run_donating(
     flat: Sequence[torch.Tensor],
     donated: Collection[int],
     name: str,
+    given: Sequence[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
     """Run a program, and make the tensors that it took over unusable.
 
@@ -24,13 +25,14 @@ def run_donating(
         flat: its flat inputs.
         donated: which of them it takes over.
         name: of the program.
+        given: what it takes of them, if the caller knows.
 
     Raises:
         ValueError: a donated tensor occurs twice.
     """
     if not run.finds_clashes:
         check_given_once(flat, donated, name)
-    outputs = run([flat[i] for i in run.inputs])
+    outputs = run([flat[i] for i in run.inputs] if given is None else given)
     run.take_over([flat[i] for i in donated])
     return outputs
 
@@ -64,6 +66,11 @@ def refuse(cls: type, func: object, types: object, args: object = (), kwargs: ob
     """The ``__torch_function__`` of a tensor whose buffer a program has taken over."""
     if getattr(func, "__name__", "") == "__repr__":
         return "<donated tensor>"
+    fail_donated()
+
+
+def fail_donated() -> NoReturn:
+    """Raise the error of a tensor that is used after a program has taken its buffer over."""
     fail(
         RuntimeError,
         "this tensor was donated to a jitted function, which has reused its buffer",

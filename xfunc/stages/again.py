@@ -124,10 +124,11 @@ def _call(
     ):
         return MISSED
     staged.cache.hits += 1
+    given: Any = [leaves[i] for i in again.inputs] if again.inputs else leaves
     if again.donated:
-        outs = run_donating(again.executable, leaves, again.donated, again.name)
+        outs = run_donating(again.executable, leaves, again.donated, again.name, given)
     else:
-        outs = again.run([leaves[i] for i in again.inputs] if again.inputs else leaves)
+        outs = again.run(given)
     return outs[0] if again.unflatten is None else again.unflatten(outs)
 
 

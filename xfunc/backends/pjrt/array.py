@@ -7,7 +7,7 @@ tensor holds the copy.
 
 NOTE [untouched]: most results only pass from one program to the next. So an `Array` has just the
 ``jax.Array`` until somebody looks at it. Then it is no longer untouched: it has `Data`, which
-aliases may share.
+aliases may share. If a program has taken its buffer over, it has neither.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 
+from xfunc.backends.donated import fail_donated
 from xfunc.backends.pjrt import client, on_gpu
 from xfunc.backends.pjrt.shardings import sharding
 from xfunc.core.avals import AvalKey
@@ -195,9 +196,15 @@ class Array(torch.Tensor):
         try:
             return self._looked_at
         except AttributeError:
-            self._looked_at = Data(self._jax_array)
+            self._looked_at = Data(_own(self))
             del self._jax_array
         return self._looked_at
+
+    def take_over(self) -> None:
+        """Be unusable, as a program has taken the buffer over."""
+        for name in ("_jax_array", "_looked_at"):
+            with contextlib.suppress(AttributeError):
+                delattr(self, name)
 
     # What reads memory, which is the copy's.
 
@@ -251,6 +258,8 @@ class Array(torch.Tensor):
 
     @_unless_traced
     def __repr__(self, **kwargs: object) -> str:
+        if not (hasattr(self, "_jax_array") or hasattr(self, "_looked_at")):
+            return "<donated tensor>"
         if self._data.is_elsewhere:
             return f"tensor(<parts in several processes>, size={tuple(self.shape)})"
         return repr(self._plain() if self.grad_fn is None else self.clone())
@@ -333,6 +342,13 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 # torch.compile would look into how data is read: with dynamo's own tensors, which have none.
 never_compile(Data.read)
+
+
+def _own(tensor: Array) -> jax.Array:
+    try:
+        return tensor._jax_array
+    except AttributeError:
+        fail_donated()
 
 
 def make(array: jax.Array, aval: AvalKey) -> Array:

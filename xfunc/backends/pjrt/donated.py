@@ -17,23 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xfunc.backends.donated import refuse, take_over
+from xfunc.backends.donated import take_over
 from xfunc.backends.pjrt.array import Array, makers
 from xfunc.core.avals import AvalKey
 
 if TYPE_CHECKING:
     import jax
-
-
-class Donated(torch.Tensor):
-    """An `Array` whose buffer a program has taken over."""
-
-    __slots__ = Array.__slots__  # Only so can an `Array` become one.
-    __torch_function__: Any = classmethod(refuse)
-
-
-for _slot in Array.__slots__:
-    delattr(Donated, _slot)  # What they hold is out of reach.
 
 
 class Results:
@@ -53,20 +42,24 @@ class Results:
         self._spare: list[tuple[list[Array], list[int | None]]] = []
         self._given: tuple[tuple[AvalKey, ...], list[int | None]] = (), []
 
-    def take_over(self, tensors: Sequence[torch.Tensor]) -> None:
+    def take_over(self, tensors: Sequence[Any]) -> None:
         """Make tensors unusable whose buffers the program has taken over."""
-        spare: list[Array] = [t for t in tensors if type(t) is Array]
-        avals = tuple([t._jax_aval for t in spare]) if _are_as_made(spare) else ()
-        for t in spare:
-            t._jax_array = None  # type: ignore[assignment]  # XLA may have had no use for it.
-            t.__class__ = Donated  # pyright: ignore[reportAttributeAccessIssue]
-        if len(spare) < len(tensors):
+        try:
+            for t in tensors:
+                del t._jax_array
+        except AttributeError:  # Some have been looked at: see NOTE [untouched].
+            for t in tensors:
+                if type(t) is Array:
+                    t.take_over()
             take_over(tensors)
-        if avals:
-            given = self._given  # Other threads may change it.
-            if avals != given[0]:
-                given = self._given = avals, _places(avals, self._avals)
-            self._spare[:] = [(spare, given[1])]
+            return
+        if _are_noted(tensors):  # What holds them, and what they hold, is to end with them.
+            return
+        avals = tuple([t._jax_aval for t in tensors])
+        given = self._given  # Other threads may change it.
+        if avals != given[0]:
+            given = self._given = avals, _places(avals, self._avals)
+        self._spare[:] = [([*tensors], given[1])]
 
     def _only(self, arrays: Sequence[jax.Array]) -> list[torch.Tensor]:
         if self._spare:
@@ -83,7 +76,6 @@ class Results:
                 found.append(make(array))
                 continue
             tensor = spare[place]
-            tensor.__class__ = Array
             tensor._jax_array = array
             found.append(tensor)
         return found
@@ -110,13 +102,9 @@ _ALONE = next(map(sys.getrefcount, [object()]))
 """What ``getrefcount`` returns for the entry of a list that nothing else refers to."""
 
 
-def _are_as_made(tensors: Sequence[Array]) -> bool:
-    """Whether they are as `make` has made them."""
-    try:
-        _ = [t._jax_array for t in tensors]
-    except AttributeError:
-        return False
-    return not (any(map(weakref.getweakrefcount, tensors)) or any(map(_ATTRIBUTES, tensors)))
+def _are_noted(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors have attributes of their own, or others watch them."""
+    return any(map(weakref.getweakrefcount, tensors)) or any(map(_ATTRIBUTES, tensors))
 
 
 def _are_forgotten(tensors: Sequence[torch.Tensor]) -> bool:
@@ -124,6 +112,5 @@ def _are_forgotten(tensors: Sequence[torch.Tensor]) -> bool:
     return (
         set(map(sys.getrefcount, tensors)) <= {_ALONE}
         and set(map(_USE_COUNT, tensors)) <= {1}
-        and not any(map(weakref.getweakrefcount, tensors))
-        and not any(map(_ATTRIBUTES, tensors))
+        and not _are_noted(tensors)
     )
