@@ -30,6 +30,7 @@ WARM, STEPS = 3, 10
 PLANS = {
     "cudnn": Plan("everything", "cudnn", loss_chunk=4096),
     "cudnn-dots": Plan("dots", "cudnn", loss_chunk=4096),
+    "cudnn-dots-attention": Plan("dots-attention", "cudnn", loss_chunk=4096),
     "blockwise": Plan("full", "blockwise", loss_chunk=1024),
 }
 WAYS = (*(f"xfunc {name}" for name in PLANS), "jax all", "jax dots", "eager", "compile")

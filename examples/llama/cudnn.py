@@ -44,7 +44,6 @@ def cudnn_attention(
 
     Raises:
         ValueError: there is no kernel for this.
-        ImportError: JAX is not installed.
     """
     wrong = None
     if segments is not None:

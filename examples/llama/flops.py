@@ -25,6 +25,7 @@ RECOMPUTED = {
     "full": (True, True),
     "attention": (True, False),
     "dots": (False, True),
+    "dots-attention": (False, False),
     "everything": (False, False),
     "offload": (True, True),
     "offload-attention": (True, False),

@@ -15,6 +15,10 @@ POLICIES: dict[str, Callable[..., Any]] = {
     "full": checkpoint_policies.nothing_saveable,
     "attention": checkpoint_policies.save_only_these_names("attention"),
     "dots": checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots-attention": checkpoint_policies.save_from_both_policies(
+        checkpoint_policies.dots_with_no_batch_dims_saveable,
+        checkpoint_policies.save_only_these_names("attention"),
+    ),
     "everything": checkpoint_policies.everything_saveable,
     "offload": checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=(), names_which_can_be_offloaded=("layer_input",)

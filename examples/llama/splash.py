@@ -46,9 +46,11 @@ def splash_attention(
         scores: how scores are computed from the products of queries and keys.
 
     Raises:
-        ValueError: the sequence is not a multiple of the block, or the block not one of 128.
-        ImportError: JAX is not installed.
+        ValueError: the sequence is not a multiple of the block, or the block not one of 128; or
+            the numbers have 64 bits.
     """
+    if q.dtype is torch.float64:
+        raise ValueError("splash attention has no float64: use the attention 'blockwise'")
     seq, dim = q.shape[2:]
     block = min(block, seq)
     if block % _LANES or seq % block:

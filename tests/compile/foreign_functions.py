@@ -1,6 +1,4 @@
-"""Functions of JAX for `call_jax`; only the process that lowers them imports this file."""
-
-import importlib.util
+"""Functions of JAX for `call_jax`."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +6,6 @@ from jax.experimental import pallas as pl
 
 
 def polar(x: jax.Array, y: jax.Array, shift: jax.Array | None, *, scale: float) -> list[jax.Array]:
-    print("a line that is no part of the answer")
     angle = jnp.arctan2(y, x) if shift is None else jnp.arctan2(y, x) + shift
     return [scale * jnp.hypot(x, y), angle]
 
@@ -25,8 +22,8 @@ def rows(x: jax.Array) -> tuple[jax.Array]:
     return (x.reshape(7, -1),)
 
 
-def finds_libtpu(x: jax.Array) -> tuple[jax.Array]:
-    return (x + (importlib.util.find_spec("libtpu") is not None),)
+def places(x: jax.Array) -> jax.Array:
+    return jnp.arange(x.size)
 
 
 def running_sums(x: jax.Array, *, scale: float) -> tuple[jax.Array]:

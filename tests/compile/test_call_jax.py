@@ -50,11 +50,6 @@ def test_call_jax_in_scan_and_cond():
     torch.testing.assert_close(got, want)
 
 
-def test_call_jax_worker_finds_no_libtpu():
-    got = xf.jit(lambda x: call("finds_libtpu", x)[0])(X)
-    torch.testing.assert_close(xf.device_get(got), X)
-
-
 @pytest.mark.parametrize(
     "backend", [pytest.param("torch_xla", marks=pytest.mark.torch_xla), "pjrt"]
 )
@@ -87,11 +82,32 @@ def test_call_jax_outside_a_trace_is_refused():
         square(X)
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.complex128])
-def test_call_jax_64_bit_dtypes_are_refused(dtype):
-    name = str(dtype).removeprefix("torch.")
-    with pytest.raises(TypeError, match=rf"of .*:polar is {name}\[2,3\], but JAX does not use"):
-        xf.jit(lambda x, y: call("polar", x, y, None, scale=1.0)[0])(X, Y.to(dtype))
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.complex128, torch.int32])
+def test_call_jax_64_bit_dtypes(dtype):
+    x = (X * 2**40 / 3).to(dtype) if dtype.itemsize > 4 else X.to(dtype)
+    got = xf.jit(square)(x)
+    assert got.dtype is dtype
+    assert torch.equal(xf.device_get(got), x * x)
+
+
+def test_call_jax_numbers_have_32_bits_unless_an_argument_has_64():
+    def result(x):
+        return xf.jit(lambda x: call("places", x)[0])(x).dtype
+
+    assert result(X) is torch.int32
+    assert result(X.double()) is torch.int64
+
+
+def test_call_jax_of_a_function_itself():
+    import jax.numpy as jnp
+
+    def hypot(x, y, *, scale):
+        return scale * jnp.hypot(x, y)
+
+    program = xf.jit(lambda x, y: xf.call_jax(hypot, x, y, scale=2.0)[0] + 1)
+    torch.testing.assert_close(xf.device_get(program(X, Y)), 2 * torch.hypot(X, Y) + 1)
+    with pytest.raises(CompileError, match=r"test_call_jax:\S+hypot for .*'scale'"):
+        xf.jit(lambda x: xf.call_jax(hypot, x, x)[0])(X)
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,22 @@
 """`call_jax`: a function written in JAX, such as a Pallas kernel, as one operation.
 
 JAX lowers the function to HLO, which becomes part of the program that is being traced.
-
-NOTE [JAX lowers in a process of its own]: on a host with TPUs, JAX claims the TPU as soon as it
-lowers anything, even for another platform, but torch_xla already holds it. JAX without the TPU
-refuses to lower kernels there, unless it finds no libtpu either. So it is started where none of
-this matters, and what it does to its environment is lost with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import NoReturn
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 
-from xfunc.core import children
-from xfunc.core.avals import Aval, aval_of, short
-from xfunc.errors import CompileError, UnsupportedOpError, fail
+from xfunc.backends import active
+from xfunc.backends.pjrt import client
+from xfunc.core.avals import Aval, aval_of
+from xfunc.errors import CompileError, UnsupportedOpError, fail, report
 from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber
 from xfunc.program.bind import bind
@@ -33,45 +24,47 @@ from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.trace import tracing
 from xfunc.trace.lowering import Lowering
 
+_WIDE = (torch.int64, torch.uint64, torch.float64, torch.complex128)
+
 
 def call_jax(
-    fun: str, *args: Tensor | None, platform: str, **static: bool | int | float | str
+    fun: str | Callable[..., Any],
+    *args: Tensor | None,
+    platform: str | None = None,
+    **static: bool | int | float | str,
 ) -> tuple[Tensor, ...]:
     """The results of a JAX function, as part of the function that is being traced.
 
     It has no derivative and no batch rule: give it a derivative with `custom_vjp`. On a mesh, call
-    it in a `shard_map`. JAX is started once for each kind of arguments; what it makes of them is
-    kept as long as the process.
+    it in a `shard_map`. JAX lowers it once for each kind of arguments.
 
     Args:
-        fun: ``"module:function"``. The function takes arrays and returns a tuple of arrays. It is
-            named and not passed because its module is for JAX to import, not for this process.
+        fun: takes arrays and returns arrays; or its name, ``"module:function"``, whose module is
+            imported when it is called.
         args: its arguments by position; None is passed on.
-        platform: what it is lowered for, ``"tpu"``, ``"cuda"`` or ``"cpu"``. A Pallas kernel for
-            TPUs can be lowered for the CPU only if it is interpreted.
+        platform: what it is lowered for, ``"tpu"``, ``"cuda"`` or ``"cpu"``; None: the devices that
+            run programs now. A Pallas kernel for TPUs can be lowered for the CPU only if it is
+            interpreted.
         static: its arguments by keyword.
 
+    Returns:
+        Its results, flat. As usual in JAX, numbers that it makes have 32 bits, unless an argument
+        has 64.
+
     Raises:
-        ImportError: JAX is not installed.
-        TypeError: an argument has a type of 64 bits, which JAX does not use.
-        CompileError: JAX does not find or does not lower the function, or takes ten minutes.
+        CompileError: JAX does not find or does not lower the function.
         UnsupportedOpError: the call is not in a traced function, or is differentiated or batched.
     """
+    name = fun if isinstance(fun, str) else f"{fun.__module__}:{fun.__qualname__}"
     if tracing.current() is None:
         fail(
             UnsupportedOpError,
-            f"{fun} is called outside a traced function",
+            f"{name} is called outside a traced function",
             "call it in a function that is given to xf.jit.",
         )
     avals = tuple(None if a is None else aval_of(a) for a in args)
-    for i, aval in enumerate(avals):
-        if aval is not None and aval.dtype in (torch.int64, torch.float64, torch.complex128):
-            fail(
-                TypeError,
-                f"argument {i} of {fun} is {short(aval)}, but JAX does not use 64-bit types",
-                "convert it, with x.to(torch.int32) or x.float().",
-            )
-    lowering = _lowered(fun, avals, platform, tuple(sorted(static.items())))
+    platform = platform or _platform()
+    lowering = _lowered(fun, name, avals, platform, tuple(sorted(static.items())))
     return tuple(bind(Foreign(lowering), [a for a in args if a is not None]))
 
 
@@ -112,50 +105,57 @@ class Foreign(Primitive):
         fail(UnsupportedOpError, problem, hint)
 
 
-_SECONDS = 600.0  # Most functions take a few, most of them to import JAX.
+def _platform() -> str:
+    found = active.runtime().platform()
+    return "cuda" if found == "gpu" else found
 
 
 @functools.lru_cache(1024)
 def _lowered(
-    fun: str, avals: tuple[Aval | None, ...], platform: str, static: tuple[tuple[str, object], ...]
+    fun: str | Callable[..., Any],
+    name: str,
+    avals: tuple[Aval | None, ...],
+    platform: str,
+    static: tuple[tuple[str, object], ...],
 ) -> Lowering:
-    if importlib.util.find_spec("jax") is None:
-        fail(
-            ImportError,
-            f"{fun} is a function of JAX, which is not installed",
-            "pip install jax.",
-        )
-    request = {
-        "fun": fun,
-        "args": [
-            None if a is None else [a.shape, str(a.dtype).removeprefix("torch.")] for a in avals
-        ],
-        "platform": platform,
-        "static": dict(static),
-    }
-    # See NOTE [JAX lowers in a process of its own].
-    command = [sys.executable, "-P", Path(__file__).with_name("jax_worker.py")]
-    try:
-        done = children.run(command, json.dumps(request).encode(), _environment(), _SECONDS)
-    except subprocess.TimeoutExpired:
-        fail(
-            CompileError,
-            f"JAX did not lower {fun} for the platform {platform!r} within {_SECONDS:g} s, so its "
-            "process was ended",
-            "lower it with jax.jit(...).lower(...) in a Python of its own, to see what it or its "
-            "module waits for.",
-        )
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["nothing"]
-        fail(
-            CompileError,
-            f"JAX could not lower {fun} for the platform {platform!r}; it said: {said[-1]}",
-            "fix the function or its arguments.",
-        )
-    outputs, hlo = done.stdout.split(b"\n", 1)
+    jax = _library()
     given = tuple(a for a in avals if a is not None)
-    found = tuple(Aval(tuple(s), getattr(torch, d)) for s, d in json.loads(outputs))
-    return Lowering.of(fun, _as_ours(hlo), given, found)
+    structs = [
+        None if a is None else jax.ShapeDtypeStruct(a.shape, str(a.dtype)[len("torch.") :])
+        for a in avals
+    ]
+
+    def call(*xs: object) -> list[Any]:
+        return jax.tree.leaves(target(*xs, **dict(static)))
+
+    try:
+        with client.x64()(any(a.dtype in _WIDE for a in given)):
+            target = _imported(fun) if isinstance(fun, str) else fun
+            jitted = jax.jit(call, keep_unused=True)
+            if platform == "tpu":
+                # Exported first: only then are Pallas kernels in a form that older libtpus read.
+                export = importlib.import_module("jax.export").export
+                jitted = jax.jit(export(jitted, platforms=[platform])(*structs).call)
+            lowered = jitted.trace(*structs).lower(lowering_platforms=(platform,))
+            hlo = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
+    except Exception as error:
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        text = f"JAX could not lower {name} for the platform {platform!r}; it said: {said}"
+        raise CompileError(report(text, "fix the function or its arguments.")) from error
+    found = [Aval(tuple(x.shape), getattr(torch, str(x.dtype))) for x in lowered.out_info]
+    return Lowering.of(name, _as_ours(hlo), given, found)
+
+
+def _library() -> Any:
+    """JAX; where torch_xla holds the TPU, it is not to start that, too."""
+    if active.runtime().name == active.NAMES[0] and not client.has_started():
+        client.library().config.update("jax_platforms", "cpu")
+    return client.jax()
+
+
+def _imported(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 def _as_ours(hlo: bytes) -> Module:
@@ -169,11 +169,3 @@ def _as_ours(hlo: bytes) -> Module:
         for i in computation.instructions:
             i.metadata.DiscardUnknownFields()
     return module
-
-
-def _environment() -> dict[str, str]:
-    """That of JAX's process: it imports what can be imported here, and knows of no TPU."""
-    unwanted = ("JAX_", "XLA_FLAGS", "TPU_LIBRARY_PATH")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(unwanted)}
-    path = os.pathsep.join(p or os.getcwd() for p in sys.path)
-    return kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": path}

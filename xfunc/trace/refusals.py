@@ -218,10 +218,7 @@ STATE = (
     "module.eval() if its statistics are not to change."
 )
 """The hint where a module that is closed over changes its buffers."""
-OF_JAX = (
-    "use torch's function; or name JAX's, whose module is then JAX's to import: "
-    "xf.call_jax('module:function', x, platform='cpu')."
-)
+OF_JAX = "use torch's function; or call JAX's as one operation: xf.call_jax(jnp.sin, x)[0]."
 """The hint where a function of JAX was given a traced value."""
 _ATTRIBUTES = {
     "at": "write xf.at(x)[index].set(y), and .add(y), .get() and so on.",

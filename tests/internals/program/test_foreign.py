@@ -1,7 +1,5 @@
-"""How functions of JAX are lowered, in a process of their own."""
+"""How functions of JAX are lowered."""
 
-import os
-import sys
 from typing import Any
 
 import pytest
@@ -9,7 +7,6 @@ import torch
 
 import xfunc as xf
 from xfunc.core.avals import Aval
-from xfunc.errors import CompileError
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import verify
 from xfunc.program import foreign
@@ -72,22 +69,3 @@ def test_foreign_module_with_64_bit_ids(backend, request):
         return torch.where(x > 0, x, 3 * x)
 
     torch.testing.assert_close(got.cpu(), want(X) + want(-X))
-
-
-def test_call_jax_lowering_timeout(tmp_path, monkeypatch):
-    os.mkfifo(tmp_path / "never")  # Nobody will ever write to it.
-    (tmp_path / "waiting.py").write_text(f"f = open({str(tmp_path / 'never')!r})")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(foreign, "_SECONDS", 2.0)
-    says = (
-        r"JAX did not lower waiting:f for the platform 'cpu' within 2 s, so its process was ended"
-    )
-    with pytest.raises(CompileError, match=rf"{says}(.|\n)*Hint: lower it with jax\.jit"):
-        xf.jit(lambda x: xf.call_jax("waiting:f", x, platform="cpu")[0])(X)
-
-
-def test_call_jax_without_jax_installed(monkeypatch):
-    monkeypatch.setitem(sys.modules, "jax", None)
-    foreign._lowered.cache_clear()
-    with pytest.raises(ImportError, match=r"not installed(.|\n)*Hint: pip install jax"):
-        xf.jit(square)(X)
