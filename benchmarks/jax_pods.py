@@ -5,8 +5,8 @@ attention with scores and norms in float32, targets without a loss, clipping, Ad
 schedule, the guard that skips bad steps, and the same constraints of shardings.
 
 `benchmarks.pods` runs it in a separate Python that has JAX. Its argument is `benchmarks.pods.sizes`
-as JSON; it prints, as JSON, the seconds of the first time, the fastest time afterwards, with empty
-caches, and the bytes of StableHLO.
+as JSON; it prints, as JSON, the seconds of CPU time of the first time, the fastest afterwards, with
+empty caches, and the bytes of StableHLO.
 """
 # pyright: reportMissingImports=false
 
@@ -219,10 +219,10 @@ def main() -> None:
 
     def lower() -> tuple[float, int]:
         jax.clear_caches()
-        begin = time.perf_counter()
+        begin = time.process_time()
         traced = jax.jit(step, donate_argnums=0).trace(*arguments)
         text = traced.lower(lowering_platforms=("tpu",)).as_text()
-        return time.perf_counter() - begin, len(text)
+        return time.process_time() - begin, len(text)
 
     first, size = lower()
     again = min(lower()[0] for _ in range(ROUNDS))
