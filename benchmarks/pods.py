@@ -78,7 +78,7 @@ def _recipe(name: str) -> train.Recipe:
 
 
 def measure(name: str) -> list[float]:
-    """Seconds of CPU time to lower, and to lower again; bytes of HLO; bytes by which the process grew."""
+    """CPU seconds to lower, and to lower again; bytes of HLO, and of growth of the process."""
     recipe = _recipe(name)
     state, batch = train.abstract_state(recipe), train.abstract_batch(recipe, BATCH, SEQ)
     xf.default_backend()  # JAX, which its own program has imported, too

@@ -1,7 +1,6 @@
 """Train Llama models and use them: `python -m examples.llama COMMAND ...`."""
 
 import argparse
-import contextlib
 import math
 import os
 import signal
@@ -18,6 +17,7 @@ from . import (
     aot,
     complete,
     config,
+    conversations,
     curves,
     documents,
     evaluate,
@@ -30,6 +30,7 @@ from . import (
     tokenizer,
     trained,
 )
+from .data_config import DataConfig
 from .finite import NotFiniteError
 from .reader import Reader
 from .sampling import Settings
@@ -53,10 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...")
     args = parser.parse_args(argv)
-    # The server's library ends it on a signal.
-    signals = contextlib.nullcontext() if args.command == "serve" else interrupts.raised()
     try:
-        with signals:
+        with interrupts.raised():
             status = COMMANDS[args.command](args.arguments)
             hosts.leave()
     except KeyboardInterrupt as error:
@@ -164,6 +163,8 @@ def generate_command(argv: Sequence[str]) -> int:
     add("--stop", action="append", default=[], metavar="TEXT", help="ends a text; may be repeated")
     add("--seed", type=int, default=0, metavar="N", help="what is drawn depends on (default: 0)")
     add("--batch", type=int, default=8, metavar="N", help="texts made at a time (default: 8)")
+    add("--chat", action="store_true", help="texts are what a user says: print the answers")
+    add("--template", metavar="FILE", help="of chats (default: the tokenizer's)")
     args = parser.parse_intermixed_args(argv)
     _join("generate", args)
     names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
@@ -179,49 +180,29 @@ def generate_command(argv: Sequence[str]) -> int:
     if not (texts := hosts.from_first(given)):
         raise ValueError("there is no prompt: give --prompt TEXT, or lines on stdin")
 
-    def say(number: int, text: str) -> None:
-        if len(texts) == 1:  # Of several, the texts come in their order.
-            _say(text, end="", flush=True)
-
-    if len(texts) == 1:
-        _say(texts[0], end="", flush=True)
+    known = tokenizer.load(found.tokenizer)
+    if args.chat:
+        encoder = conversations.Encoder(known, DataConfig(kind="chat", template=args.template))
+        prompts = [encoder.prompt([{"role": "user", "content": text}]) for text in texts]
+    else:
+        prompts = [known.encode_prompt(text) for text in texts]
     try:
-        made = complete.complete(
+        made = complete.continued(
             found.computing(),
-            tokenizer.load(found.tokenizer),
-            texts,
+            known,
+            prompts,
             args.new,
             settings,
             config=found.recipe.model,
             plan=found.recipe.plan,
             stops=args.stop,
             size=args.batch,
-            say=say,
         )
     except NotFiniteError as error:
         raise _diverged(found, str(error)) from None
-    if len(texts) == 1:
-        _say()
-    else:
-        for text, more in zip(texts, made, strict=True):
-            _say(text + more)
+    for text, more in zip(texts, made, strict=True):
+        _say(more if args.chat else text + more)
     return 0
-
-
-def serve_command(argv: Sequence[str]) -> int:
-    """Answer requests over HTTP, in the way of OpenAI's API."""
-    parser = _weights_parser("serve", serve_command)
-    add = parser.add_argument
-    add("--host", default="127.0.0.1", help="(default: 127.0.0.1, this machine alone)")
-    add("--port", type=int, default=8000, metavar="N", help="(default: 8000)")
-    add("--name", help="of the model in requests (default: that of the folder)")
-    add("--slots", type=int, default=16, metavar="N", help="texts made at a time (default: 16)")
-    add("--length", type=int, default=2048, metavar="N", help="tokens of a text (default: 2048)")
-    add("--waiting", type=int, default=1024, metavar="N", help="that wait (default: 1024)")
-    args = parser.parse_intermixed_args(argv)
-    from . import server  # FastAPI takes a second to import.
-
-    return server.serve(args)
 
 
 def import_command(argv: Sequence[str]) -> int:
@@ -292,7 +273,6 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "eval": eval_command,
     "harness": harness_command,
     "generate": generate_command,
-    "serve": serve_command,
     "import-hf": import_command,
     "export-hf": export_command,
     "curves": curves_command,

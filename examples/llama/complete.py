@@ -1,18 +1,16 @@
 """Texts continued by a trained model, many at a time."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import xfunc as xf
 
-from .engine import Engine, Job, Part
+from . import generate
+from .finite import NotFiniteError
 from .model import Config, Params
 from .plan import Plan
-from .sampling import Settings
+from .sampling import Sampling, Settings
 from .tokenizer import Tokenizer
-from .wording import Wording
-
-_PIECES = 4  # programs that read prompts, at most
 
 
 def complete(
@@ -27,64 +25,76 @@ def complete(
     stops: Sequence[str] = (),
     size: int = 8,
     longest: int | None = None,
-    say: Callable[[int, str], object] = lambda number, text: None,
 ) -> list[str]:
-    """What follows each text.
+    """What follows each text; see `continued`.
+
+    Args:
+        texts: of any lengths.
+        longest: tokens of a prompt, at most, the last ones; None: all.
+    """
+    prompts = [tokenizer.encode_prompt(text) for text in texts]
+    prompts = [prompt[-(longest or len(prompt)) :] for prompt in prompts]
+    return continued(
+        params, tokenizer, prompts, new, settings, config=config, plan=plan, stops=stops, size=size
+    )
+
+
+def continued(
+    params: Params,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    new: int,
+    settings: Settings = Settings(),
+    *,
+    config: Config,
+    plan: Plan = Plan(),
+    stops: Sequence[str] = (),
+    size: int = 8,
+) -> list[str]:
+    """The text that follows each prompt.
 
     Args:
         params: the weights, as the model is computed with them.
         tokenizer: of the model.
-        texts: of any lengths.
+        prompts: tokens.
         new: how many tokens to make, at most.
         settings: how they are drawn; each text has the seed that follows that of the one before.
         config: the sizes.
         plan: where arrays lie.
         stops: texts before which an answer ends.
-        size: how many texts are made at a time.
-        longest: tokens of a prompt, at most, the last ones; None: all.
-        say: is told the number of a text, and the new part of its answer.
+        size: how many texts are made at a time, of about the same length.
 
     Raises:
         NotFiniteError: logits are not finite.
     """
-    prompts = [tokenizer.encode_prompt(text) for text in texts]
-    prompts = [prompt[-(longest or len(prompt)) :] for prompt in prompts]
     if not min(map(len, prompts), default=0):
         raise ValueError("a prompt has no tokens: give a text, or a tokenizer that begins one")
-    parts: list[list[Part]] = [[] for _ in prompts]
-
-    def job(i: int, prompt: list[int]) -> Job:
-        def deliver(part: Part) -> None:
-            parts[i].append(part)
-            say(i, part.text)
-
-        return Job(
-            prompt,
-            new,
-            dataclasses.replace(settings, seed=(settings.seed + 2**63 + i) % 2**64 - 2**63),
-            ends=() if tokenizer.end is None else (tokenizer.end,),
-            wording=Wording(tokenizer, prompt, stops),
-            deliver=deliver,
+    ends = () if tokenizer.end is None else (tokenizer.end,)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    found = [""] * len(prompts)
+    size = min(size, len(prompts))
+    for k in range(0, len(order), size):
+        which = order[k : k + size]
+        rows = [*which, *which[:1] * (size - len(which))]  # One program for all.
+        tokens, lengths = generate.pad([prompts[i] for i in rows])
+        seeds = [(settings.seed + 2**63 + i) % 2**64 - 2**63 for i in rows]
+        sampling = Sampling.of([dataclasses.replace(settings, seed=seed) for seed in seeds])
+        made = generate.sample(
+            params, tokens, sampling, lengths=lengths, config=config, new=new, stop=ends, plan=plan
         )
-
-    lengths = [min(len(prompt), plan.block) for prompt in prompts]
-    engine = Engine(
-        params,
-        config,
-        size=min(size, len(prompts)),
-        length=max(map(len, prompts)) + new,
-        plan=plan,
-        pieces=_ladder(lengths),
-        waiting=len(prompts),
-    )
-    engine.submit(*(job(i, prompt) for i, prompt in enumerate(prompts)))
-    engine.finish()
-    for part in (parts[-1] for parts in parts):
-        if part.error is not None:
-            raise part.error
-    return ["".join(part.text for part in found) for found in parts]
+        for i, answer in zip(which, xf.device_get(made).tolist(), strict=False):
+            found[i] = _text(tokenizer, prompts[i], answer, stops)
+    return found
 
 
-def _ladder(lengths: Sequence[int]) -> list[int]:
-    """The piece sizes with which prompts of these lengths are read at the least cost."""
-    return [int(size) for size in xf.buckets(lengths, n=_PIECES, multiple_of=16)]
+def _text(
+    tokenizer: Tokenizer, prompt: Sequence[int], answer: list[int], stops: Sequence[str]
+) -> str:
+    if tokenizer.end in answer:
+        answer = answer[: answer.index(tokenizer.end)]
+    if -1 in answer:
+        raise NotFiniteError(
+            "the model produces logits that are not finite, so no token can be drawn"
+        )
+    text = tokenizer.decode_after(prompt, answer)
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=None)]

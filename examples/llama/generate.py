@@ -5,8 +5,8 @@ place. The positions of a row count from its first token.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from . import attention, model
 from .model import Config, Params
 from .plan import Plan
 from .rope import Local, Ropes
-from .sampling import Sampling, Settings, limited, tempered
+from .sampling import Sampling, Settings, choose, limited, tempered
 
 
 class Cache(NamedTuple):
@@ -75,36 +75,101 @@ def generate(
         stop: tokens that end a text: a row repeats the one it ends with.
         plan: the prompt is read `plan.block` tokens at a time; `plan.sharding` divides the cache.
     """
+    check(new, temperature, top_p)
+    keys = xf.random.split(key, new)
+
+    def pick(state: None, logits: Tensor, number: Tensor) -> tuple[Tensor, None]:
+        return draw(keys[number], logits, temperature, top_p), state
+
+    return _continued(params, prompt, lengths, config, new, stop, plan, pick, None)
+
+
+@functools.partial(xf.jit, static_argnames=("config", "new", "stop", "plan"))
+def sample(
+    params: Params,
+    prompt: Int[Tensor, "batch prompt"],
+    sampling: Sampling,
+    *,
+    config: Config,
+    new: int,
+    lengths: Int[Tensor, " batch"],
+    stop: tuple[int, ...] = (),
+    plan: Plan = Plan(),
+) -> Int[Tensor, "batch new"]:
+    """The tokens that follow each prompt, drawn by settings of its own; see `generate`.
+
+    A row depends on its own prompt and settings alone.
+    """
+    width, vocab = prompt.shape[1], config.vocab
+    is_token = torch.arange(width, device=prompt.device) >= width - lengths[:, None]
+    row = torch.arange(len(prompt), device=prompt.device)
+    seen = torch.zeros(len(prompt), vocab, dtype=torch.bool)
+    seen = xf.at(seen)[row[:, None], torch.where(is_token, prompt, vocab)].set(True)
+
+    def pick(seen: Tensor, logits: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+        token = choose(logits, sampling, seen, lengths + number)
+        return token, xf.at(seen)[row, token].set(True)
+
+    return _continued(params, prompt, lengths, config, new, stop, plan, pick, seen)
+
+
+S = TypeVar("S")
+
+
+def _continued(
+    params: Params,
+    prompt: Tensor,
+    lengths: Tensor | None,
+    config: Config,
+    new: int,
+    stop: tuple[int, ...],
+    plan: Plan,
+    pick: Callable[[S, Tensor, Tensor], tuple[Tensor, S]],
+    state: S,
+) -> Tensor:
+    """`generate`, with a function that picks tokens by their logits and number."""
     if prompt.ndim != 2 or not prompt.shape[1]:
         raise ValueError(f"prompt has shape {tuple(prompt.shape)}: give [batch, 1 or more tokens]")
-    check(new, temperature, top_p)
     batch, width = prompt.shape
     block = min(plan.block, width)
     prompt = F.pad(prompt, (-width % block, 0))
-    lengths = torch.full((batch,), width) if lengths is None else lengths
-    first = prompt.shape[1] - lengths.to(prompt.device)
-    longest = prompt.shape[1] - first.min()
+    lengths = torch.full((batch,), width) if lengths is None else lengths.to(prompt.device)
+    first = prompt.shape[1] - lengths
     cache = empty(config, batch, prompt.shape[1] + new - 1, params["embed"].dtype, plan)
 
     def read(carry: tuple[Cache, Tensor], tokens: Tensor) -> tuple[tuple[Cache, Tensor], Tensor]:
         cache, at = carry
-        logits, cache = advance(params, cache, tokens, at, first, config, plan, longest)
+        logits, cache = advance(params, cache, tokens, at, first, config, plan, lengths)
         return (cache, at + block), logits
 
-    def step(carry: tuple[Cache, Tensor, Tensor], key: Tensor) -> tuple[Any, Tensor]:
-        cache, at, last = carry
-        logits, cache = advance(params, cache, last[:, None], at, first, config, plan)
-        token = draw(key, logits, temperature, top_p)
-        for end in stop:
-            token = torch.where(last == end, last, token)
-        return (cache, at + 1, token), token
+    def has_ended(token: Tensor) -> Tensor:
+        return torch.stack([token == end for end in stop]).any(0)
 
-    keys = xf.random.split(key, new)
+    def goes_on(carry: Any) -> Tensor:
+        number, _, _, last, _ = carry
+        more = number < new
+        return more & ~has_ended(last).all() if stop else more
+
+    def step(carry: Any) -> Any:
+        number, cache, state, last, made = carry
+        at = prompt.shape[1] + number - 1
+        logits, cache = advance(params, cache, last[:, None], at, first, config, plan)
+        token, state = pick(state, logits, number)
+        if stop:
+            token = torch.where(has_ended(last), last, token)
+        made = made.index_copy(1, number[None], token[:, None])
+        return number + 1, cache, state, token, made
+
+    start = first.new_zeros(())
     blocks = prompt.unflatten(1, (-1, block)).movedim(1, 0)
-    (cache, at), logits = xf.scan(read, (cache, first.new_zeros(())), blocks)
-    token = draw(keys[0], logits[-1], temperature, top_p)
-    _, rest = xf.scan(step, (cache, at, token), keys[1:])
-    return torch.cat([token[:, None], rest.T], 1)
+    (cache, _), logits = xf.scan(read, (cache, start), blocks)
+    token, state = pick(state, logits[-1], start)
+    made = token[:, None].expand(-1, new).clone()
+    # Where all texts have ended, each repeats its last token.
+    number, _, _, token, made = xf.while_loop(goes_on, step, (start + 1, cache, state, token, made))
+    made = torch.where(torch.arange(new, device=made.device) < number, made, token[:, None])
+    s = plan.sharding  # With several processes, each reads all of it.
+    return made if s is None else s.constrain(made, s.whole)
 
 
 def check(new: int, temperature: float, top_p: float) -> None:
@@ -134,7 +199,7 @@ def advance(
     first: Int[Tensor, " batch"],
     config: Config,
     plan: Plan,
-    length: Int[Tensor, ""] | None = None,
+    lengths: Int[Tensor, " batch"] | None = None,
 ) -> tuple[Float[Tensor, "batch vocab"], Cache]:
     """The logits of the token that follows `tokens`, and the cache with `tokens` added.
 
@@ -146,13 +211,13 @@ def advance(
         first: the place of each row's first token; what is before it is padding.
         config: the sizes.
         plan: where arrays are placed.
-        length: of the longest text, on which `dynamic` scaling depends; None: up to `tokens`.
+        lengths: of the texts, on which `dynamic` scaling depends; None: up to `tokens`.
     """
     place = torch.arange(cache.keys.shape[3], device=tokens.device)
     places = at + torch.arange(tokens.shape[1], device=tokens.device)
     begun = place >= first[:, None, None]
-    length = at + tokens.shape[1] - first.min() if length is None else length
-    ropes = Ropes.of((places - first[:, None])[:, None], config, length)
+    lengths = at + tokens.shape[1] - first if lengths is None else lengths
+    ropes = Ropes.of((places - first[:, None])[:, None], config, lengths[:, None, None, None])
 
     def layer(x: Tensor, layer: tuple[Params, Cache], local: Local) -> tuple[Tensor, Cache]:
         weights, old = layer

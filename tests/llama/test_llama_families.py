@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import hf, model
-from examples.llama.engine import Engine, Job
+from examples.llama import generate, hf, model
 from examples.llama.families import FAMILIES
 from examples.llama.plan import Plan
 
@@ -202,15 +201,17 @@ def test_family_matches_transformers(case: str, tmp_path: Path) -> None:
 
     # Text, from prompts of several lengths, beyond the windows; as of each prompt alone.
     settings = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
-    jobs = [Job(row[-n:], 8) for row, n in zip(windows[:, :13].tolist(), (13, 4), strict=True)]
-    engine = Engine(params, config, size=2, length=21, plan=Plan(block=6), pieces=[6])
-    engine.submit(*jobs)
-    engine.finish()
-    for job in jobs:
+    prompts = [row[-n:] for row, n in zip(windows[:, :13].tolist(), (13, 4), strict=True)]
+    tokens, lengths = generate.pad(prompts, 1)
+    key = xf.random.key(0)
+    made = generate.generate(
+        params, tokens, key, config=config, new=8, lengths=lengths, plan=Plan(block=6)
+    )
+    for prompt, answer in zip(prompts, xf.device_get(made).tolist(), strict=True):
         fresh = loaded(tmp_path / "theirs")  # Dynamic angles depend on the texts before.
-        prompt = torch.tensor([job.prompt])
-        text = fresh.generate(prompt, attention_mask=torch.ones_like(prompt), **settings)
-        assert [token.number for token in job.made] == text[0, len(job.prompt) :].tolist()
+        given = torch.tensor([prompt])
+        text = fresh.generate(given, attention_mask=torch.ones_like(given), **settings)
+        assert answer == text[0, len(prompt) :].tolist()
 
     # Files that transformers reads, with the same logits.
     hf.save(tmp_path / "ours", config, params, context=64)

@@ -170,10 +170,10 @@ def test_check_alone_by_launcher_variables(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     if count > 1:
-        with pytest.raises(SettingError, match="serve runs as one process"):
-            hosts.check_alone("serve")
+        with pytest.raises(SettingError, match="harness runs as one process"):
+            hosts.check_alone("harness")
     else:
-        hosts.check_alone("serve")
+        hosts.check_alone("harness")
 
 
 @pytest.mark.parametrize(

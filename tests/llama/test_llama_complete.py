@@ -1,0 +1,144 @@
+"""Texts made many at a time, each as if it were alone."""
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from examples.llama import generate, model, tokenizer
+from examples.llama.complete import complete, continued
+from examples.llama.finite import NotFiniteError
+from examples.llama.plan import Plan
+from examples.llama.sampling import Sampling, Settings
+
+CONFIG = model.TINY["tiny"]
+PLAN = Plan(block=8)
+
+
+@pytest.fixture(scope="module")
+def params() -> model.Params:
+    generator = torch.Generator().manual_seed(0)
+
+    def leaf(shape: xf.ShapeDtypeStruct) -> torch.Tensor:
+        return 0.3 * torch.randn(shape.shape, generator=generator)
+
+    return xf.tree.map(leaf, model.shapes(CONFIG))
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> tokenizer.Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.train(["the cat and the dog say 日本 and é bye " * 20], 290, folder)
+    return tokenizer.load(folder)
+
+
+@pytest.fixture(scope="module")
+def talking(known: tokenizer.Tokenizer) -> tuple[model.Config, model.Params]:
+    config = dataclasses.replace(CONFIG, vocab=known.size)
+    generator = torch.Generator().manual_seed(2)
+
+    def leaf(shape: xf.ShapeDtypeStruct) -> torch.Tensor:
+        return 0.3 * torch.randn(shape.shape, generator=generator)
+
+    return config, xf.tree.map(leaf, model.shapes(config))
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    draw = random.Random(1)
+    return [[draw.randrange(CONFIG.vocab) for _ in range(n)] for n in lengths]
+
+
+def sampled(
+    params: model.Params, texts: list[list[int]], settings: list[Settings], **more: Any
+) -> list[list[int]]:
+    tokens, lengths = generate.pad(texts, 32)
+    how: dict[str, Any] = {"config": CONFIG, "new": 9, "plan": PLAN} | more
+    made = generate.sample(params, tokens, Sampling.of(settings), lengths=lengths, **how)
+    return xf.device_get(made).tolist()
+
+
+def test_sample_rows_equal_each_alone(params: model.Params) -> None:
+    """Greedy ones, drawn ones and penalised ones side by side."""
+    settings = [
+        Settings(),
+        Settings(1.0, seed=3),
+        Settings(0.7, top_k=5, seed=4),
+        Settings(1.3, top_p=0.8, seed=5),
+        Settings(1.0, min_p=0.1, seed=6),
+        Settings(repetition_penalty=1.8),
+        Settings(1.0, seed=2**63 - 1),
+    ]
+    texts = prompts(1, 5, 8, 9, 17, 3, 30)
+    together = sampled(params, texts, settings)
+    for text, how, row in zip(texts, settings, together, strict=True):
+        assert sampled(params, [text], [how]) == [row]
+    with xf.disable_jit():  # Each greedy token by the whole text, through the model at once.
+        whole = torch.tensor([[*texts[0], *together[0]]])
+        likeliest = model.forward(params, whole, CONFIG)[0].argmax(-1).tolist()
+    assert together[0] == likeliest[len(texts[0]) - 1 : -1]
+    assert len(set(together[5])) > len(set(sampled(params, [texts[5]], [Settings()])[0]))
+
+
+def test_sample_draws_depend_on_the_seed(params: model.Params) -> None:
+    text = prompts(6)[0]
+    rows = sampled(params, [text] * 3, [Settings(2.0, seed=s) for s in (1, 2, 1)])
+    assert rows[0] == rows[2] != rows[1]
+
+
+def test_sample_ends_where_all_texts_have_ended(params: model.Params) -> None:
+    texts = prompts(6, 4)
+    free = sampled(params, texts, [Settings()] * 2)
+    ends = (free[0][3], free[1][1])
+    rows = sampled(params, texts, [Settings()] * 2, stop=ends)
+    for row, before in zip(rows, free, strict=True):
+        at = next(i for i, token in enumerate(before) if token in ends)
+        assert row == before[: at + 1] + [before[at]] * (len(before) - at - 1)
+
+
+def test_complete_texts_of_several_batches_equal_each_alone(
+    known: tokenizer.Tokenizer, talking: tuple[model.Config, model.Params]
+) -> None:
+    config, params = talking
+    texts = ["the", "the cat and the dog", "é", "say bye and 日本 " * 3, "dog"]
+    settings = Settings(0.9, seed=2**63 - 2)
+    made = complete(params, known, texts, 7, settings, config=config, plan=PLAN, size=2)
+    seeds = [2**63 - 2, 2**63 - 1, -(2**63), 1 - 2**63, 2 - 2**63]
+    for text, seed, answer in zip(texts, seeds, made, strict=True):
+        how = Settings(0.9, seed=seed)
+        assert complete(params, known, [text], 7, how, config=config, plan=PLAN) == [answer]
+    short = known.encode_prompt(texts[3])[-4:]
+    assert complete(params, known, [texts[3]], 7, config=config, plan=PLAN, longest=4) == (
+        continued(params, known, [short], 7, config=config, plan=PLAN)
+    )
+
+
+def test_complete_ends_before_stop_string_and_end_token(
+    known: tokenizer.Tokenizer, talking: tuple[model.Config, model.Params]
+) -> None:
+    config, params = talking
+    (whole,) = complete(params, known, ["the"], 12, config=config, plan=PLAN)
+    stop = whole[4:7]
+    (cut,) = complete(
+        params, known, ["the"], 12, config=config, plan=PLAN, stops=["no such text", stop]
+    )
+    assert cut == whole[: whole.index(stop)] != whole
+    prompt = known.encode_prompt("the")
+    tokens = sampled(params, [prompt], [Settings()], config=config)[0]
+    ending = dataclasses.replace(known, end=tokens[4])
+    (ended,) = continued(params, ending, [prompt], 9, config=config, plan=PLAN)
+    assert ended == known.decode_after(prompt, tokens[: tokens.index(tokens[4])])
+
+
+def test_complete_errors(
+    known: tokenizer.Tokenizer, talking: tuple[model.Config, model.Params]
+) -> None:
+    config, params = talking
+    for none in ([], [[]]):
+        with pytest.raises(ValueError, match="a prompt has no tokens: give a text"):
+            continued(params, known, none, 3, config=config)
+    broken = params | {"norm": params["norm"] * torch.nan}
+    with pytest.raises(NotFiniteError, match="logits that are not finite"):
+        complete(broken, known, ["the"], 3, config=config)
