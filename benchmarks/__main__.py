@@ -14,12 +14,13 @@ def main() -> None:
         "names",
         nargs="+",
         choices=(
-            "start trace dispatch scan step pods linalg remat training second_process dynamic "
-            "operations"
+            "start trace dispatch scan step pods linalg remat training generation second_process "
+            "dynamic operations"
         ).split(),
         metavar="name",
-        help="start, trace, dispatch, scan, step, pods, linalg, training, second_process, dynamic, "
-        "operations (writes docs/operations.md), remat (writes docs/images/remat.png)",
+        help="start, trace, dispatch, scan, step, pods, linalg, training, generation, "
+        "second_process, dynamic, operations (writes docs/operations.md), remat (writes "
+        "docs/images/remat.png)",
     )
     parser.add_argument(
         "--jax-python",
@@ -68,6 +69,10 @@ def main() -> None:
             from benchmarks import training
 
             training.main()
+        elif name == "generation":
+            from benchmarks import generation
+
+            generation.main()
         elif name == "operations":
             operations.main(options)
         else:

@@ -32,14 +32,19 @@ LENGTHS = (40, 64, 90, 128)  # of the rows of batches with dynamic shapes
 
 
 def main() -> None:
-    """Print tokens per second of one core, in a process bound to that core from its start.
+    """Print tokens per second of one core."""
+    on_one_core("benchmarks.training")
+
+
+def on_one_core(module: str) -> None:
+    """Run a module in a process that is bound to one core from its start.
 
     XLA counts the cores when xfunc is imported: threads for more of them would wait for each other.
     """
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(cores)})
     try:
-        subprocess.run([sys.executable, "-m", "benchmarks.training"], check=True)
+        subprocess.run([sys.executable, "-m", module], check=True)
     finally:
         os.sched_setaffinity(0, cores)
 
