@@ -212,7 +212,8 @@ def _report(console: Console, case: Case, compiled: Compiler, *, as_json: bool) 
 
 def _resident() -> int:
     """The most memory that this process has used, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _plan(

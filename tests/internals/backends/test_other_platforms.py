@@ -7,14 +7,17 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import xfunc as xf
+from examples.llama import allocation, aot
+from tests.backends.test_lapack import RECTANGULAR, check
 from tests.support.fresh import ROOT
-from xfunc.backends import maps
+from xfunc.backends import fortran, lapack, maps
 from xfunc.backends.pjrt import stored
 from xfunc.cache import watch
 
@@ -86,6 +89,37 @@ def test_fork_exit_status_without_on_exit() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout == "written at the end"
+
+
+@pytest.mark.parametrize("name", ["svd", "qr", "eigh", "cholesky", "solve", "solve_triangular"])
+def test_lapack_without_openmp_and_openblas(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads of macOS's own library cannot be set; those of torch may be out of reach."""
+    monkeypatch.setattr(lapack, "_openmp", object())
+    monkeypatch.setattr(fortran, "_thread_count", fortran._thread_count.__wrapped__)
+    monkeypatch.setattr(fortran.ctypes, "PyDLL", lambda _: object())
+    count, put = fortran._thread_count()
+    put(5)
+    assert count() == 1
+    check(RECTANGULAR[name], torch.randn(5, 4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("system", "functions"), [("darwin", {"gnu_get_libc_version": None}), ("linux", {})]
+)
+def test_keep_memory_without_glibc(
+    system: str, functions: dict[str, None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(allocation.ctypes, "CDLL", lambda _: SimpleNamespace(**functions))
+    assert not allocation.keep_memory()
+
+
+@pytest.mark.parametrize(("system", "size"), [("linux", 3072), ("darwin", 3)])
+def test_resident_memory_in_bytes(system: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    usage = SimpleNamespace(ru_maxrss=3)
+    monkeypatch.setattr(aot.resource, "getrusage", lambda _: usage)
+    assert aot._resident() == size
 
 
 @pytest.mark.parametrize("known", [True, False])
