@@ -1,7 +1,7 @@
-"""What to check when torch, torch_xla or libtpu change: `python -m docs.scripts.version_notes`.
+"""What to check when torch, JAX or libtpu change: `python -m docs.scripts.version_notes`.
 
 Prints every comment and docstring in the library that names a version, by file; comments on
-workarounds do. The site shows the list on the page about upgrading torch_xla.
+workarounds do. The site shows the list on the page about new releases of torch and JAX.
 """
 
 from __future__ import annotations

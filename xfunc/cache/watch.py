@@ -5,13 +5,14 @@ only checks whether the same objects are in the same places (namespaces, contain
 cells), and whether classes are unchanged. All comparisons are by identity and run in C, about 20 ns
 for each place, or 40 ns for all places that share a number.
 
-NOTE [versions]: CPython numbers the states of every class (for its method cache) and, up to 3.13,
-of every dict. An equal number shows with one read that nothing changed; if it differs, contents are
-compared, because the change may not matter. A function's code and attributes are checked in one
-read of the pointers in the function itself: the watch keeps what they point to alive, so that equal
-pointers mean the same objects. Numbers and pointers are at the same offsets in all supported
-versions of CPython with 64-bit pointers and a GIL, whatever the processor; this is verified when
-the module is loaded. If it fails, and in other Pythons, contents are compared.
+NOTE [versions]: CPython numbers the states of every class (for its method cache) and, up to 3.12,
+of every dict (3.13 leaves out those of attributes). An equal number shows with one read that
+nothing changed; if it differs, contents are compared, because the change may not matter. A
+function's code and attributes are checked in one read of the pointers in the function itself: the
+watch keeps what they point to alive, so that equal pointers mean the same objects. Numbers and
+pointers are at the same offsets in all supported versions of CPython with 64-bit pointers and a
+GIL, whatever the processor; this is verified when the module is loaded. If it fails, and in other
+Pythons, contents are compared.
 """
 
 from __future__ import annotations
