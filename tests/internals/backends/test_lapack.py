@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.backends.test_lapack import RECTANGULAR, check
+from xfunc.backends import active
 
 
 @pytest.mark.sample(4, seed=0)
@@ -13,6 +14,14 @@ from tests.backends.test_lapack import RECTANGULAR, check
 def test_linalg_without_lapack(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As programs for elsewhere have it."""
     monkeypatch.setattr("xfunc.backends.pjrt.backend.use_lapack", lambda _: None)
+    check(RECTANGULAR[name], torch.randn(2, 5, 4))
+
+
+@pytest.mark.torch_xla
+@pytest.mark.parametrize("name", ["svd", "qr", "eigh", "solve"])
+def test_linalg_without_symbols_of_library(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch_xla's library has no ELF symbols, programs cannot call LAPACK."""
+    monkeypatch.setattr(type(active.runtime()), "calls_host", lambda _: False)
     check(RECTANGULAR[name], torch.randn(2, 5, 4))
 
 
