@@ -43,8 +43,11 @@ def are_owned(tensors: Collection[torch.Tensor], besides: Collection[object]) ->
     level: list[object] = [*tensors]
     seen = set(map(id, level))
     while level:
-        # One look at all objects for all of a level. Lists made here must not be among the holders.
-        holders = [h for h in gc.get_referrers(*level) if h is not level and id(h) not in ours]
+        # One look at all objects for all of a level. What is made here must not be among the
+        # holders: from Python 3.13 on, the tuple of arguments would be.
+        args = tuple(level)
+        made = {id(args), id(level)} | ours
+        holders = [h for h in gc.get_referrers(*args) if id(h) not in made]
         above: list[object] = []
         for holder in holders:
             if is_display(type(holder)) or id(holder) in seen or id(holder) in excused:
