@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable
 from random import randint
+from time import strftime
 from typing import Any
 
 import numpy as np
@@ -71,10 +72,21 @@ DRAWS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "SystemRandom": (lambda x: x * random.SystemRandom().random(), "random.random is called"),
     "secrets": (lambda x: x * secrets.randbelow(3), "secrets.randbelow|randbelow is called"),
     "uuid": (lambda x: x * len(str(uuid.uuid4())), "uuid.uuid4 is called"),
-    "urandom": (lambda x: x * os.urandom(1)[0], "urandom is called"),
-    "time.time": (lambda x: x * time.time(), "time is called"),
-    "time.time_ns": (lambda x: x * time.time_ns(), "time_ns is called"),
+    "urandom": (lambda x: x * os.urandom(1)[0], r"os\.urandom is called"),
+    "time.time": (lambda x: x * time.time(), r"time\.time is called"),
+    "time.time_ns": (lambda x: x * time.time_ns(), r"time\.time_ns is called"),
+    "localtime": (lambda x: x * time.localtime().tm_sec, r"time\.localtime is called"),
+    "gmtime": (lambda x: x * time.gmtime().tm_sec, r"time\.gmtime is called"),
+    "strftime": (lambda x: x * int(time.strftime("%S")), r"time\.strftime is called"),
+    "ctime": (lambda x: x * len(time.ctime()), r"time\.ctime is called"),
+    "asctime": (lambda x: x * len(time.asctime()), r"time\.asctime is called"),
+    "strftime, of a name": (lambda x: x * int(strftime("%Y")), r"time\.strftime is called"),
+    "arguments in a tuple": (lambda x: x * time.gmtime(*()).tm_sec, r"time\.gmtime is called"),
     "datetime": (lambda x: x * datetime.datetime.now().year, "datetime.now is called"),
+    "datetime, of a zone": (
+        lambda x: x * datetime.datetime.now(datetime.UTC).year,
+        "datetime.now is called",
+    ),
     "date": (lambda x: x * datetime.date.today().year, "date.today is called"),
 }
 
@@ -127,8 +139,16 @@ def _measured(x: Tensor) -> Tensor:
     return y if time.time is not None else x
 
 
-@pytest.mark.parametrize("f", [_own_generators, Dataset().scale, _measured])
-def test_jit_of_function_that_makes_or_only_holds_a_generator(f: Callable[..., Tensor]) -> None:
+def _dated(x: Tensor) -> Tensor:
+    second = time.gmtime(3).tm_sec + time.localtime(5.0).tm_sec
+    year = time.strftime("%Y", time.gmtime(0)) + time.asctime(time.gmtime(0)) + time.ctime(9)
+    return x * second * len(year) * datetime.datetime.fromtimestamp(7).second
+
+
+@pytest.mark.parametrize("f", [_own_generators, Dataset().scale, _measured, _dated])
+def test_jit_of_function_without_a_clock_or_a_generator_of_others(
+    f: Callable[..., Tensor],
+) -> None:
     assert torch.equal(xf.jit(f)(X).cpu(), f(X))
 
 

@@ -30,18 +30,22 @@ import numpy as np
 from xfunc.core.locations import Location, is_of_program, name_is_of_user
 from xfunc.errors import PurityError, fail
 
-_CLOCKS: tuple[Any, ...] = (time.time, time.time_ns)
+# Functions that read the clock, where they are given fewer arguments than this.
+_READS_BELOW = {"time": 1, "time_ns": 1, "clock_gettime": 2, "clock_gettime_ns": 2}
+_READS_BELOW |= {"localtime": 1, "gmtime": 1, "ctime": 1, "asctime": 1, "strftime": 2}
+_CLOCKS: dict[Any, int] = {getattr(time, n, None): k for n, k in _READS_BELOW.items()}
 _TODAY = frozenset(["now", "utcnow", "today"])
-_SYSTEM: Any = os.urandom
+_OF_SYSTEM = frozenset(["urandom", "getrandom"])
+_SYSTEM: set[Any] = {getattr(os, n, None) for n in _OF_SYSTEM}
 # Modules, and names of functions of theirs; any if there are none.
 _MODULES: dict[types.ModuleType, frozenset[str]] = {
-    time: frozenset(["time", "time_ns"]),
+    time: frozenset(_READS_BELOW),
     datetime: _TODAY,
-    os: frozenset(["urandom"]),
+    os: _OF_SYSTEM,
     np: frozenset(["random"]),
     random: frozenset(),
     secrets: frozenset(),
-    uuid: frozenset(["uuid1", "uuid4"]),
+    uuid: frozenset(["uuid1", "uuid4", "uuid6", "uuid7"]),
 }
 _KINDS = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _OF_PYTHON: Any = vars(random)["_inst"]
@@ -88,7 +92,7 @@ def watching(
             found |= issubclass(x, datetime.date) and not _TODAY.isdisjoint(mentioned)
         elif isinstance(x, _BOUND):
             found |= (
-                x in _CLOCKS or x is _SYSTEM or isinstance(getattr(x, "__self__", None), _KINDS)
+                x in _CLOCKS or x in _SYSTEM or isinstance(getattr(x, "__self__", None), _KINDS)
             )
         elif isinstance(x, types.FunctionType):
             found |= x.__module__ in ("secrets", "uuid")
@@ -169,12 +173,12 @@ class Draws:
 
     def _check_c(self, function: Any, by: types.FrameType) -> None:
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-        if function in _CLOCKS or (
+        if (function in _CLOCKS and _argument_count(by) < _CLOCKS[function]) or (
             name in _TODAY and isinstance(owner, type) and issubclass(owner, datetime.date)
         ):
-            self._refuse(f"{function.__qualname__} is called", _CLOCK, by)
-        if function is _SYSTEM or (id(owner) in self._generators and name not in _ORGANISES):
-            self._refuse(f"{function.__qualname__} is called", _RANDOM, by)
+            self._refuse(f"{_name(function)} is called", _CLOCK, by)
+        if function in _SYSTEM or (id(owner) in self._generators and name not in _ORGANISES):
+            self._refuse(f"{_name(function)} is called", _RANDOM, by)
 
     def _refuse(
         self, what: str, hint: str, frame: types.FrameType, line: int | None = None
@@ -201,6 +205,17 @@ def _state(generator: Any) -> bytes:
     if isinstance(generator, np.random.RandomState):
         return pickle.dumps(generator.get_state(legacy=False))
     return pickle.dumps(getattr(generator, "bit_generator", generator).state)
+
+
+def _name(function: Any) -> str:
+    module = "os" if function.__module__ == os.name else function.__module__
+    return f"{module}.{function.__qualname__}" if module else function.__qualname__
+
+
+def _argument_count(frame: types.FrameType) -> int:
+    """How many arguments the call gives that a frame makes; 0 where the code does not say."""
+    calls = (s.arguments for s in _steps(frame.f_code) if s.offset == frame.f_lasti)
+    return next(calls, 0)
 
 
 def _shown(generator: object) -> str:
@@ -242,6 +257,7 @@ class _Step(NamedTuple):
     offset: int
     line: int
     calls: bool
+    arguments: int  # of the call; 0 if unknown
     name: str  # that it looks up
     jumps_to: int | None  # earlier code
 
@@ -253,5 +269,7 @@ def _steps(code: types.CodeType) -> list[_Step]:
         line = (i.positions and i.positions.lineno) or code.co_firstlineno
         name = i.argval if i.opname.startswith("LOAD_") and isinstance(i.argval, str) else ""
         back: Any = i.argval if "JUMP_BACKWARD" in i.opname else None
-        found.append(_Step(i.offset, line, i.opname.startswith("CALL"), name, back))
+        calls = i.opname.startswith("CALL")
+        arguments = i.arg if i.opname in ("CALL", "CALL_KW") and i.arg else 0
+        found.append(_Step(i.offset, line, calls, arguments, name, back))
     return found
