@@ -26,6 +26,8 @@ LARGE = [36.0, 50.0, 99.5, 150.0, 170.5, 172.0, 300.0, 700.0, 710.0, 745.0, 1e3,
 HUGE = [1e8, 1e15, 1e16, 1e30, 1e100, 1e300, 1.7e308, INF]
 POSITIVE = [0.0, *TINY, *PLAIN, *LARGE, *HUGE]
 REAL = [*POSITIVE, *(-x for x in POSITIVE), NAN]
+BELOW = [-1e-8, -0.01, -0.1, -0.5, -0.999, -1.001, -1.5, -2.25, -3 + 1e-6, -3.9, -7 - 1e-9]
+BELOW += [-9.0001, -9.5, -12.3, -12.5, -24.5, -50.25, -99.5, -1000.25]
 UNIT = [*np.linspace(-1, 1, 41), *(s * (1 - e) for s in (-1, 1) for e in (1e-16, 1e-9, 1e-4))]
 
 
@@ -75,6 +77,16 @@ def _by_mpmath(f: Callable[[float], Any]) -> Callable[[Array], Array]:
         if not np.isfinite(x) or (x <= 0 and x == np.floor(x)):
             return float(sc.psi(x) if f is mpmath.digamma else sc.gammaln(x))
         return float(mpmath.re(f(mpmath.mpf(x))))
+
+    return np.vectorize(exact, otypes=[float])
+
+
+def _polygamma_by_mpmath(n: int) -> Callable[[Array], Array]:
+    """Near their zeros, those of even order are the difference of large numbers."""
+
+    def exact(x: float) -> float:
+        with mpmath.workdps(40):
+            return float(mpmath.psi(n, mpmath.mpf(x)))
 
     return np.vectorize(exact, otypes=[float])
 
@@ -199,6 +211,9 @@ for n in (0, 1, 2, 3, 5, 9):
         lambda x, n=n: S.polygamma(n, x),
         lambda x, n=n: sc.polygamma(n, x),
         ([*PLAIN, *LARGE, *TINY[3:]],),
+    )
+    FUNCTIONS[f"polygamma {n} below 0"] = Function(
+        lambda x, n=n: S.polygamma(n, x), _polygamma_by_mpmath(n), (BELOW,), atol=1e-14
     )
 for p in (1, 2, 5):
     at = [x + (p - 1) / 2 for x in [*TINY[5:], *PLAIN, *LARGE, 1e15, 1e100, 1e300, INF]]

@@ -114,7 +114,8 @@ def _igamma(a: Tensor, x: Tensor, upper: bool) -> Tensor:
     ua, ux = torch.where(is_small, sa, 1.0), torch.where(is_small, sx, 1.0)
     alternating, _ = loop(_upper, 30, [torch.zeros_like(a), one], [ua, ux])
     power = ua * torch.log(ux) - log_gamma_after(ua)
-    small = -torch.expm1(power) - torch.exp(power) * ua * alternating
+    # Divided by `a`, of which a part may be too small to be a normal number.
+    small = (-torch.expm1(power) / ua - torch.exp(power) * alternating) * ua
 
     fx = torch.where(by_series | is_small, torch.maximum(sx, sa) + 1, sx)
     first = fx + 1 - sa
