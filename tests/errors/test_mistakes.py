@@ -19,7 +19,7 @@ X = torch.ones(3)
 IGNORING_TYPES: Any = xf  # The calls here are wrong on purpose.
 
 
-def said_by(call: Callable[[], object], kind: type[Exception]) -> str:
+def said_by(call: Callable[[], object], kind: type[Exception] | tuple[type[Exception], ...]) -> str:
     """The message of the error that a call raises, with its notes."""
     with pytest.raises(kind, match=r".") as caught:
         call()
@@ -97,6 +97,11 @@ READS: dict[str, tuple[Callable[..., object], tuple[object, ...], str]] = {
         (X, {"train": True}),
         "static_argnames='o'",
     ),
+    "one of many": (
+        lambda x, *sizes: x * torch.zeros(sizes[1]),
+        (X, 2, 3),
+        "argument 2 as a static argument (static_argnums=2)",
+    ),
     "computed": (
         lambda x, n: x if n > 2 else -x,
         (X, 3),
@@ -109,6 +114,20 @@ READS: dict[str, tuple[Callable[..., object], tuple[object, ...], str]] = {
 def test_which_argument_to_make_static(name: str) -> None:
     fun, args, hint = READS[name]
     assert hint in said_by(lambda: xf.jit(fun)(*args), xf.errors.ConcretizationError)
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "hint"),
+    [
+        (lambda x, mode: x, (X, "sum"), "static (static_argnames='mode')"),
+        (lambda x, o: x, (X, {"mode": "sum"}), "static (static_argnames='o')"),
+        (lambda x, *modes, dim=0: x, (X, "sum", 1), "static (static_argnums=1)"),
+    ],
+)
+def test_which_argument_that_is_no_array_to_make_static(
+    f: Callable[..., object], args: tuple[object, ...], hint: str
+) -> None:
+    assert hint in said_by(lambda: xf.jit(f)(*args), TypeError)
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -129,6 +148,25 @@ def test_attributes_of_arrays_of_jax() -> None:
     assert ".to(dtype)" in said_by(lambda: xf.grad(lambda x: x.astype(0).sum())(X), AttributeError)
     unlike = said_by(lambda: xf.jit(lambda x: x.no_such_thing)(X), AttributeError)
     assert "Hint" not in unlike
+
+
+OF_JAX: dict[str, Callable[[Any, torch.Tensor], object]] = {
+    "a jitted one": lambda jnp, x: jnp.sin(x),
+    "a ufunc": lambda jnp, x: jnp.add(x, 1),
+    "of a list": lambda jnp, x: jnp.concatenate([x]),
+    "one that calls another": lambda jnp, x: jnp.sum(x),
+    "of a dtype": lambda jnp, x: jnp.zeros_like(x),
+    "one that reads": lambda jnp, x: jnp.asarray(x),
+}
+
+
+@pytest.mark.parametrize("name", OF_JAX)
+def test_functions_of_jax(name: str) -> None:
+    jnp = pytest.importorskip("jax.numpy")
+    kinds = TypeError, xf.errors.ConcretizationError
+    said = said_by(lambda: xf.jit(lambda x: OF_JAX[name](jnp, x))(X), kinds)
+    assert "xf.call_jax('module:function', x, platform='cpu')" in said
+    assert re.search(r"while tracing .*\n +at .*test_mistakes.py:\d+ in <lambda>", said)
 
 
 class _Foreign:

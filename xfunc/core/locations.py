@@ -25,7 +25,7 @@ _LIBRARIES = tuple(
         os.path.join(os.path.dirname(_HERE), "transforms"),
         os.path.join(os.path.dirname(_HERE), "sharding"),
         os.path.dirname(torch.__file__),
-        os.path.join(_SITE, "torch_xla"),
+        *(os.path.join(_SITE, name) for name in ("torch_xla", "jax", "jaxlib")),
         os.path.dirname(optree.__file__),
         os.path.dirname(numpy.__file__),
     )

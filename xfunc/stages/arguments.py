@@ -66,15 +66,15 @@ def prepare(
                     values.check_array(x, staged.name, labels[i])
                 made.append(where.to_device(x))
         elif staged.arrays_only:
+            label = staged.labels(structure)[i]
             fail(
                 TypeError,
-                f"{staged.name} was given {shown(x)} ({kind_of(x)}) as "
-                f"{staged.labels(structure)[i]}",
+                f"{staged.name} was given {shown(x)} ({kind_of(x)}) as {label}",
                 instead_of(
                     x,
                     "pass tensors, NumPy arrays and Python numbers; register your "
-                    "own class with xf.tree.register; make anything else static with "
-                    "static_argnums or static_argnames; of an object's method, write "
+                    "own class with xf.tree.register; make anything else static "
+                    f"({tracing.static_option([label])}); of an object's method, write "
                     "jit(obj.method).",
                 ),
             )

@@ -89,14 +89,16 @@ class Staged:
 
     @functools.cached_property
     def parameters(self) -> list[str]:
-        """The names of the function's parameters."""
+        """The names of the function's parameters that each take one argument by position."""
         fun = self.value.fun if isinstance(self.value, Part) else self.value
         if not callable(fun):
             return []
         try:
-            return list(inspect.signature(fun).parameters)
+            parameters = inspect.signature(fun).parameters.values()
         except (TypeError, ValueError):
             return []
+        by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return [p.name for p in parameters if p.kind in by_position]
 
     def labels(self, structure: tree.Structure, fixed: Fixed = ()) -> list[str]:
         """Key paths of the flat arguments: ``params['layers'][0]``."""

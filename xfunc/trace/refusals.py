@@ -249,7 +249,11 @@ def explain_usage(error: BaseException, name: str) -> None:
         problem = "torch's operators take an array only on their right, and do not compare with one"
         hint = "make a tensor of the array: torch.from_numpy(array)."
         error.add_note(report(problem, hint, function=name, at=raised_at(error)))
-    elif isinstance(error, TypeError) and "torch.Tensor" in said and "jax" in said.lower():
+    elif (
+        isinstance(error, TypeError)
+        and "torch." in said
+        and ("jax" in said.lower() or _is_raised_in_jax(error))
+    ):
         problem = "a function of JAX was given a traced value"
         error.add_note(report(problem, OF_JAX, function=name, at=raised_at(error)))
 
@@ -279,6 +283,12 @@ def _end_of(error: BaseException) -> types.TracebackType | None:
     while end is not None and end.tb_next is not None:
         end = end.tb_next
     return end
+
+
+def _is_raised_in_jax(error: BaseException) -> bool:
+    end = _end_of(error)
+    module = str(end.tb_frame.f_globals.get("__name__")) if end else ""
+    return module.partition(".")[0] == "jax"
 
 
 def explain(

@@ -79,7 +79,6 @@ class Source(Protocol):
 
 _CAPTURED = "a captured tensor"
 """The label of an input that is no argument."""
-_ROOT = re.compile(r"[^.\[]+")
 
 
 class _Thread(threading.local):
@@ -93,6 +92,15 @@ _thread = _Thread()
 def current() -> Trace | None:
     """The innermost open trace of this thread."""
     return _thread.trace
+
+
+def static_option(labels: Iterable[str]) -> str:
+    """The options of `jit` that make arguments static, by labels such as ``x.a[0]``."""
+    roots = dict.fromkeys(re.split(r"[.\[]", label, maxsplit=1)[0] for label in labels)
+    nums = [root.removeprefix("argument ") for root in roots if " " in root]
+    names = [repr(root) for root in roots if " " not in root]
+    options = {"static_argnums": nums, "static_argnames": names}
+    return ", ".join(f"{option}={', '.join(which)}" for option, which in options.items() if which)
 
 
 def set_implicit(source: Source | None) -> Source | None:
@@ -445,9 +453,7 @@ class Trace:
         read = [label for label, _, is_read in given if is_read]
         numbers = [label for label, ndim, _ in given if not ndim]
         if read and set(read) <= set(numbers):
-            names = dict.fromkeys(_ROOT.match(label)[0] for label in read)  # type: ignore[index]
-            which = ", ".join(map(repr, names))
-            return f"{' and '.join(read)} as a static argument (static_argnames={which})"
+            return f"{' and '.join(read)} as a static argument ({static_option(read)})"
         if len(numbers) == 1 and not read:
             return f"what it is computed from as a static argument ({numbers[0]})"
         return "it as a static argument"

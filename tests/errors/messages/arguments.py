@@ -125,7 +125,7 @@ act(torch.ones(3), "tanh")
             """\
 TypeError: act was given 'tanh' (a str) as kind
   at example.py:5 in <module>: act(torch.ones(3), "tanh")
-Hint: pass tensors, NumPy arrays and Python numbers; register your own class with xf.tree.register; make anything else static with static_argnums or static_argnames; of an object's method, write jit(obj.method).""",
+Hint: pass tensors, NumPy arrays and Python numbers; register your own class with xf.tree.register; make anything else static (static_argnames='kind'); of an object's method, write jit(obj.method).""",
             """\
 @xf.jit(static_argnames="kind")
 def act(x, kind):
