@@ -53,6 +53,9 @@ TABLE: dict[str, Any] = {
     ),
     "hessian": lambda f: xf.hessian(square(f))(A, B),
     "grad of grad": lambda f: xf.grad(lambda a: (xf.grad(square(f))(a, B) ** 2).sum())(A),
+    "jvp of grad of grad": lambda f: xf.jvp(
+        lambda a: xf.grad(lambda a: (xf.grad(square(f))(a, B) ** 2).sum())(a), (A,), (MANY[2],)
+    )[1],
     "jacrev": lambda f: xf.jacrev(f, (0, 1))(A, B),
     "vmap": lambda f: xf.vmap(f)(MANY, ROWS),
     "vmap over b": lambda f: xf.vmap(f, in_axes=(None, 1))(A, ROWS.T),
