@@ -91,6 +91,21 @@ def test_recurrent_modules_under_transforms(name: str, transform: str) -> None:
         _close(found, {k: torch.stack([w[k] for w in want]) for k in params})
 
 
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+def test_recurrent_modules_by_functional_call(name: str) -> None:
+    """torch leaves the weights of such a call in the module."""
+    module, params, x = _setting(name)
+    own = module(x)
+    _, plain = _functions(nn.Sequential(module))
+    params = {f"0.{k}": p * 2 for k, p in params.items()}
+    want, step = plain(params, x), xf.jit(plain)
+    for _ in range(2):
+        _close(step(params, x), want)
+    loss = _loss(plain)
+    _close(xf.grad(loss, argnums=(0, 1))(params, x), _eager_gradient(loss, params, x))
+    assert torch.equal(module(x)[0], own[0])
+
+
 def test_lstm_program_does_not_grow_with_the_length() -> None:
     module = nn.LSTM(3, 2)
     apply, params, buffers = xf.functional(module)

@@ -165,9 +165,27 @@ def _drawn_at_once(plain: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
     return initialisers.truncated_normal(*args, **kwargs)
 
 
+def _with_weights_back(
+    plain: Callable[..., torch.Tensor], module: torch.nn.Module, *args: Any, **kwargs: Any
+) -> torch.Tensor:
+    """Give recurrent layers their own weights back after ``torch.func.functional_call``.
+
+    They keep a list of the last ones that they ran with, until they run again.
+    """
+    names = "_flat_weights", "_flat_weight_refs"
+    layers = [m for m in module.modules() if isinstance(m, torch.nn.RNNBase)]
+    before = [(m, name, vars(m)[name]) for m in layers for name in names]
+    try:
+        return plain(module, *args, **kwargs)
+    finally:
+        for m, name, weights in before:
+            setattr(m, name, weights)
+
+
 @contextlib.contextmanager
 def _further_changes() -> Iterator[None]:
-    with _in_traces(torch, "from_numpy", _noted), functorch.one_forward_level():
+    calls = _in_traces(torch.nn.utils.stateless, "_functional_call", _with_weights_back)
+    with _in_traces(torch, "from_numpy", _noted), calls, functorch.one_forward_level():
         yield
 
 
