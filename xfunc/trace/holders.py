@@ -17,7 +17,8 @@ import functools
 import gc
 import sys
 import types
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,14 +26,26 @@ from xfunc.core.displays import debuggers, is_debugger, is_display
 
 _CONTAINERS = (
     tuple, list, dict, set, frozenset, types.CellType, types.FunctionType, types.MethodType,
-    functools.partial,
+    functools.partial, collections.OrderedDict, collections.defaultdict, collections.deque,
 )  # fmt: skip
 _PARTS = (tuple, list, dict, collections.defaultdict, set)
 _MOST = 1000  # objects that are looked at
 
 
-def are_owned(tensors: Collection[torch.Tensor], besides: Collection[object]) -> bool:
-    """Whether anything but `besides`, and what only displays values, holds one of some tensors.
+class Owner(NamedTuple):
+    """Who holds a tensor.
+
+    Attributes:
+        tensor: the one that is held.
+        description: "the list `results`".
+    """
+
+    tensor: torch.Tensor
+    description: str
+
+
+def owner_of(tensors: Collection[torch.Tensor], besides: Collection[object]) -> Owner | None:
+    """Who, but for `besides` and what only displays values, holds one of some tensors.
 
     ``y.mul_(y)`` makes y the result of an operation that saves y for its derivative. Such a cycle
     is entirely in C++, and has no owner in Python.
@@ -41,7 +54,9 @@ def are_owned(tensors: Collection[torch.Tensor], besides: Collection[object]) ->
     is_watched = sys.gettrace() is not None or sys.getprofile() is not None
     excused = {*_snapshots(), *_of_debuggers()}
     level: list[object] = [*tensors]
+    held_by: dict[int, object] = {}
     seen = set(map(id, level))
+    watching: Owner | None = None  # ours, which only watches what the user's code holds
     while level:
         # One look at all objects for all of a level. What is made here must not be among the
         # holders: from Python 3.13 on, the tuple of arguments would be.
@@ -49,20 +64,55 @@ def are_owned(tensors: Collection[torch.Tensor], besides: Collection[object]) ->
         made = {id(args), id(level)} | ours
         holders = [h for h in gc.get_referrers(*args) if id(h) not in made]
         above: list[object] = []
+        held: set[int] = set()
         for holder in holders:
+            parts = set(map(id, gc.get_referents(holder)))
+            held |= parts
             if is_display(type(holder)) or id(holder) in seen or id(holder) in excused:
                 continue
+            held_by[id(holder)] = next(x for x in level if id(x) in parts)
             passes = is_watched or type(holder) in _CONTAINERS
             if not passes or len(seen) > _MOST or _is_of_module(holder):
-                return True
+                owner = _described(holder, held_by)
+                if not type(holder).__module__.startswith("xfunc."):
+                    return owner
+                watching = watching or owner
+                continue
             seen.add(id(holder))
             above.append(holder)
-        held = {id(x) for holder in holders for x in gc.get_referents(holder)}
-        if any(id(x) not in held for x in level if not isinstance(x, torch.Tensor)):
-            return True
+        for x in level:
+            if id(x) not in held and not isinstance(x, torch.Tensor):
+                return _described(x, held_by)
         del holders
         level = above
-    return False
+    return watching
+
+
+def _described(holder: object, held_by: Mapping[int, object]) -> Owner:
+    """The owner at the end of a way back: `held_by` has what each holder holds, by its id."""
+    path = [holder]
+    while (below := held_by.get(id(path[-1]))) is not None:
+        path.append(below)
+    *_, direct, tensor = path
+    assert isinstance(tensor, torch.Tensor)
+    inner, kind = path[1], type(holder).__name__
+    if type(holder) is dict and "__builtins__" in holder:
+        kind = "global variable" if inner is tensor else type(inner).__name__
+        return Owner(tensor, f"the {kind} `{_name(holder, inner)}`")
+    variables = getattr(holder, "__dict__", {})
+    if type(inner) is dict and (inner is variables or isinstance(holder, type)):
+        inner = path[2]
+    name = _name(variables, inner)
+    if isinstance(holder, type):
+        return Owner(tensor, f"the attribute `{name}` of the class {holder.__name__}")
+    if name is None and type(holder) in _CONTAINERS:  # which a running function knows
+        kind = type(direct).__name__
+    a_kind = f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
+    return Owner(tensor, a_kind if name is None else f"the attribute `{name}` of {a_kind}")
+
+
+def _name(variables: Mapping[Any, object], value: object) -> str | None:
+    return next((k for k, v in variables.items() if v is value), None)
 
 
 def _snapshots() -> list[int]:

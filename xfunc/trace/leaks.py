@@ -20,7 +20,7 @@ from xfunc.torchlib.references import held
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import tensors_in
 from xfunc.trace import recorder
-from xfunc.trace.holders import are_owned
+from xfunc.trace.holders import owner_of
 
 
 class Leaked(torch.Tensor):
@@ -179,26 +179,30 @@ class Made:
                 found = _uncollected(found, alive)
                 if found:  # What holds them may be older.
                     gc.unfreeze()
-                    self._has_owner = are_owned([t for t, *_ in found], (found, *found))
+                    tensors = [t for t, *_ in found]
+                    self._has_owner = owner_of(tensors, (found, *found)) is not None
+                    del tensors
                     if self._has_owner:  # unless that is garbage: to look at all takes long
                         found = _uncollected(found, alive)
         return found
 
     def defuse(self, leaks: list[Leak], quiet: bool) -> None:
         """Make any use of leaked values raise; unless `quiet`, raise for finding them."""
-        first = None
-        quiet = quiet or not (
-            self._has_owner and are_owned([t for t, *_ in leaks], (leaks, *leaks))
-        )
-        # The message names one value, preferably one made by a line of user code.
-        for tensor, func, code, line in sorted(leaks, key=lambda leak: not in_user_code(leak[2])):
+        owner = None
+        if not quiet and self._has_owner:
+            owner = owner_of([t for t, *_ in leaks], (leaks, *leaks))
+        message = None
+        for tensor, func, code, line in leaks:
             with torch._C.DisableTorchFunction():
                 try:
                     what = f"{short(tensor)} made by {operation_name(func)}"
                 except RuntimeError:  # Reading it was refused half-way.
                     what = f"made by {operation_name(func)}"
+            holder = ""
+            if owner is not None and tensor is owner.tensor:
+                holder = f", held by {owner.description}"
             text = report(
-                f"a traced value, {what}, outlived its trace",
+                f"a traced value, {what}, outlived its trace{holder}",
                 "return the value from the function instead of storing it outside: it stands for "
                 "an input of the next call, not for data.",
                 function=self._name,
@@ -206,7 +210,7 @@ class Made:
                 if in_user_code(code) or self._defined_at is None
                 else self._defined_at,
             )
-            first = first or text
+            message = text if holder else message
             defuse(tensor, text)
-        if not quiet:
-            raise LeakError(first)
+        if message is not None:
+            raise LeakError(message)

@@ -203,7 +203,7 @@ def net(x):
 net(torch.ones(3))
 """,
             """\
-LeakError: a traced value, float32[3] made by torch.tanh, outlived its trace (while tracing net)
+LeakError: a traced value, float32[3] made by torch.tanh, outlived its trace, held by the list `activations` (while tracing net)
   at example.py:5 in net: h = torch.tanh(x)
 Hint: return the value from the function instead of storing it outside: it stands for an input of the next call, not for data.""",
             """\
@@ -227,7 +227,7 @@ net = Net()
 xf.grad(net.loss)(torch.ones(3))
 """,
             """\
-LeakError: a traced value, float32[3] made by Tensor.square, outlived its trace (while tracing grad(Net.loss))
+LeakError: a traced value, float32[3] made by Tensor.square, outlived its trace, held by the attribute `last` of a Net (while tracing grad(Net.loss))
   at example.py:3 in loss: self.last = w.square()
 Hint: return the value from the function instead of storing it outside: it stands for an input of the next call, not for data.""",
             """\
@@ -250,7 +250,7 @@ def step(total, x):
 xf.scan(step, 0.0, torch.ones(3))
 """,
             """\
-LeakError: a traced value, float32[] made by Tensor.add, outlived its trace (while tracing step)
+LeakError: a traced value, float32[] made by Tensor.add, outlived its trace, held by the list `seen` (while tracing step)
   at example.py:4 in step: seen.append(total + x)
 Hint: return the value from the function instead of storing it outside: it stands for an input of the next call, not for data.""",
             """\
@@ -277,7 +277,7 @@ except xf.errors.LeakError:
 kept[0] * 2
 """,
             """\
-LeakError: a traced value, float32[3] made by Tensor.add, outlived its trace (while tracing keep)
+LeakError: a traced value, float32[3] made by Tensor.add, outlived its trace, held by the list `kept` (while tracing keep)
   at example.py:5 in keep: kept.append(x + 1)
 Hint: return the value from the function instead of storing it outside: it stands for an input of the next call, not for data.""",
         ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +18,7 @@ from xfunc.trace import leaks
 
 pytestmark = [pytest.mark.usefixtures("alive_afterwards"), pytest.mark.quick]
 
-_kept: list[torch.Tensor] = []
+_kept: list[Any] = []
 
 
 def _leak_list(x: torch.Tensor) -> Any:
@@ -47,3 +49,65 @@ def test_trace_end_interrupted_restores_state(
     if leak:
         with pytest.raises(LeakError, match=r"made by Tensor\.mul, outlived its trace"):
             _ = _kept.pop() + 1
+
+
+class _Holder:
+    """With an attribute of the class, and of its own."""
+
+    kept: Any = None
+
+
+_holder, _names = _Holder(), collections.defaultdict[str, list[Any]](list)
+
+
+def _keep_global(x: torch.Tensor) -> None:
+    global _last
+    _last = x
+
+
+_last: Any = None
+HOLDERS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "list": (lambda x: _kept.append(x), "the list `_kept`"),
+    "nested": (lambda x: _kept.append({"a": [(x,)]}), "the list `_kept`"),
+    "closure": (lambda x: _kept.append(lambda: x), "the list `_kept`"),
+    "other container": (lambda x: _names["a"].append(x), "the defaultdict `_names`"),
+    "global": (_keep_global, "the global variable `_last`"),
+    "attribute": (lambda x: setattr(_holder, "own", x), "the attribute `own` of a _Holder"),
+    "list of one": (lambda x: setattr(_holder, "own", [x]), "the attribute `own` of a _Holder"),
+    "class": (lambda x: setattr(_Holder, "kept", x), "the attribute `kept` of the class _Holder"),
+}
+
+
+@pytest.mark.parametrize("transform", [xf.jit, xf.grad], ids=["jit", "grad"])
+@pytest.mark.parametrize("name", HOLDERS)
+def test_leak_message_says_who_holds_the_value(name: str, transform: Any) -> None:
+    keep, holder = HOLDERS[name]
+
+    def fun(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        keep(y)
+        return y.sum()
+
+    try:
+        with pytest.raises(
+            LeakError, match=r"made by Tensor\.mul, outlived .*, held by "
+        ) as caught:
+            transform(fun)(vector())
+        assert f"held by {holder} (while" in str(caught.value)
+    finally:
+        _kept.clear()
+        _names.clear()
+        vars(_holder).clear()
+        _keep_global(None)  # type: ignore[arg-type]
+        _Holder.kept = None
+
+
+def test_leak_into_a_variable_of_a_running_function_says_its_kind() -> None:
+    results: list[torch.Tensor] = []
+
+    def fun(x: torch.Tensor) -> torch.Tensor:
+        results.append(x)
+        return x
+
+    with pytest.raises(LeakError, match=r"made by an input, outlived .*, held by a list \(while"):
+        xf.jit(fun)(vector())
