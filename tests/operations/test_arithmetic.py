@@ -1,9 +1,11 @@
 """Arithmetic of all dtypes, at their edges: values and dtypes are those of eager torch."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -187,3 +189,34 @@ def test_integer_division_of_constants_by_zero(name: str) -> None:
         return torch.cat([found, x.to(found.dtype)])
 
     assert xf.jit(f)(torch.arange(1)).tolist() == [*want, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_ldexp_by_integers_is_exact(dtype: torch.dtype) -> None:
+    """Where 2 to the exponent, or its inverse, overflows; torch has a kernel since 2.13."""
+    end = torch.finfo(dtype)
+    x = torch.tensor([end.tiny, end.max, 0.0, math.inf, -1.5], dtype=dtype)
+    most = round(math.log2(end.max)) - 1
+    exponents = torch.tensor([most + 5, -most - 5, 2 * most, -2 * most, 3])
+    want = torch.ldexp(x.double(), exponents) if dtype is not torch.float64 else None
+    if want is None:
+        want = torch.from_numpy(np.ldexp(x.numpy(), exponents.numpy()))
+    if torch.ldexp(x[2], exponents[2]).isnan():
+        pytest.skip("this torch multiplies by a power")
+    found = xf.device_get(xf.jit(torch.ldexp)(x, exponents))
+    torch.testing.assert_close(found, want.to(dtype), rtol=0, atol=0)
+    torch.testing.assert_close(found, torch.ldexp(x, exponents), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_second_derivative_of_copysign_is_zero(dtype: torch.dtype) -> None:
+    """torch's is that of a quotient by x, but for rounding."""
+    x = torch.tensor([3.3, -0.1, 7.7, 0.0], dtype=dtype)
+    y = torch.tensor([-1.0, 2.0, 3.0, -1.0], dtype=dtype)
+
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        return xf.grad(lambda x: torch.copysign(x, y).sum())(x)
+
+    assert slope(x).tolist() == [-1.0, -1.0, 1.0, 0.0]
+    assert xf.grad(lambda x: slope(x).sum())(x).tolist() == [0.0] * 4
+    assert xf.jvp(slope, (x,), (x,))[1].tolist() == [0.0] * 4

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -243,3 +245,24 @@ def test_in_place_change_by_own_value_does_not_hide_leak() -> None:
         xf.grad(f)(torch.ones(2, 2))
     with pytest.raises(xf.errors.LeakError, match="outlived its trace"):
         kept[0].sin()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x[0].clone().eq_(x),
+        lambda x: x[0].clone().pow_(x),
+        lambda x: x[:1].clone().floor_divide_(x),
+        lambda x: x[:1].clone().clamp_(min=x),
+        lambda x: x[:1].clone().logical_or_(x),
+        lambda x: operator.imod(x[:1].clone(), x),
+    ],
+)
+def test_in_place_change_that_would_broadcast_its_target_raises(change: Any) -> None:
+    x = torch.tensor([1.0, 2.0])
+    with pytest.raises(RuntimeError, match="doesn't match the broadcast shape") as wanted:
+        change(x)
+    words = re.escape(str(wanted.value))
+    for transformed in (xf.jit(change), lambda x: xf.vmap(change)(x[None])):
+        with pytest.raises(RuntimeError, match=words):
+            transformed(x)

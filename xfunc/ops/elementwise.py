@@ -11,6 +11,8 @@ from xfunc.graph import build
 from xfunc.graph.node import Node
 from xfunc.ops.emit import instruction, loop
 from xfunc.ops.registry import bare, composition, kernel
+from xfunc.rules.operands import is_inexact
+from xfunc.torchlib.functorch import differentiates_twice
 from xfunc.torchlib.promotion import result_type
 from xfunc.trace import recorder
 
@@ -94,6 +96,42 @@ def signbit(x: Tensor) -> Tensor:
 def copysign(x: Tensor, y: Tensor) -> Tensor:
     x, y = floating(x, y)
     return torch.where(torch.signbit(y), -x.abs(), x.abs())
+
+
+def _differentiates_twice(x: Tensor, y: Tensor) -> bool:
+    return differentiates_twice((x, y))
+
+
+@composition("copysign.Tensor", when=_differentiates_twice)
+def copysign_by_factor(x: Tensor, y: Tensor) -> Tensor:
+    # torch's slope is a quotient by x, whose own slope is 0 but for rounding.
+    x, y = floating(x, y)
+    at_zero = torch.copysign(x.detach(), y.detach())
+    differ = torch.signbit(x.detach()) != torch.signbit(y.detach())
+    return torch.where(x == 0, at_zero, torch.where(differ, -x, x))
+
+
+@kernel("ldexp.Tensor")
+def ldexp(x: Tensor, other: Tensor) -> Tensor:
+    # Releases before 2.13 multiply by a power, which may overflow, and never come here.
+    if not x.is_floating_point() or other.is_floating_point() or other.is_complex():
+        dtype = result_type((x, other))
+        dtype = dtype if is_inexact(dtype) else torch.get_default_dtype()
+        return x.to(dtype) * torch.pow(2.0, other).to(dtype)
+    if other.dtype is torch.bool:
+        fail(
+            UnsupportedOpError,
+            "torch.ldexp was given a bool as the exponent",
+            "convert to another dtype (x.int()).",
+        )
+    wide = x.float() if x.dtype.itemsize < 4 else x
+    width, most = (23, 127) if wide.dtype is torch.float32 else (52, 1023)
+    rest = other.to(torch.int32)  # torch wraps longer integers around
+    for _ in range(3):  # from the least subnormal number to the largest
+        step = rest.clamp(1 - most, most)
+        power = from_bits((step.to(_BITS[wide.dtype.itemsize]) + most) << width, wide.dtype)
+        wide, rest = wide * power, rest - step
+    return wide.to(x.dtype)
 
 
 @kernel("nextafter")

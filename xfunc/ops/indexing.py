@@ -18,6 +18,11 @@ Tensor = torch.Tensor
 @kernel("index_fill.int_Scalar")
 @composition("index_fill.int_Tensor")
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
+    if isinstance(value, Tensor) and value.ndim:
+        raise RuntimeError(
+            "index_fill_ only supports a 0-dimensional value tensor, but got tensor with "
+            f"{value.ndim} dimension(s)."
+        )
     shape, x = x.shape, x if x.ndim else x.reshape(1)
     hit = torch.zeros(x.shape[dim], dtype=torch.int32, device=x.device)
     index = index.reshape(-1).long()
@@ -85,13 +90,14 @@ def index_put(
 ) -> Tensor:
     indices = _long(indices)
     (mask, *others) = [i for i in indices if i is not None]
-    if mask.dtype is torch.bool and values.numel() == 1:
+    loses_part = values.is_complex() and not x.is_complex()
+    if mask.dtype is torch.bool and values.numel() == 1 and not loses_part:
         values = values.to(x.dtype)  # as torch does, for a mask
     if values.dtype != x.dtype:
         if not values.numel() or any(i is not None and not i.numel() for i in indices):
             return x.clone()  # torch requires equal dtypes only if there is something to write
         fail(
-            TypeError,
+            RuntimeError,
             f"the values to put into {short(x)} have another dtype ({short(values)})",
             "convert it: x[i] = y.to(x.dtype).",
         )
@@ -177,6 +183,11 @@ def searchsorted(
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
+    if not edges.ndim:
+        raise RuntimeError(
+            "torch.searchsorted(): boundaries tensor should have positive dimension, but got 0 "
+            "dimension"
+        )
     if sorter is not None:
         edges = edges.gather(-1, sorter)
     right = right or side == "right"
@@ -228,6 +239,8 @@ def searchsorted_scalar(
 def bucketize(
     values: Tensor | float, edges: Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Tensor:
+    if edges.ndim != 1:
+        raise RuntimeError(f"boundaries tensor must be 1 dimension, but got dim({edges.ndim})")
     values = values if isinstance(values, Tensor) else torch.full((), values, device=edges.device)
     return torch.searchsorted(edges, values, out_int32=out_int32, right=right)
 

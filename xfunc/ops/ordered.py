@@ -36,7 +36,8 @@ _REAL = """
 """.split()
 _FLOATING = """
     logcumsumexp hardswish hardsigmoid log_sigmoid_forward leaky_relu softshrink hardshrink
-    nextafter hypot logaddexp logaddexp2 igamma igammac
+    nextafter hypot logaddexp logaddexp2 igamma igammac dist
+    lerp.Scalar lerp.Tensor
 """.split()
 _WHOLE = """
     gcd lcm bitwise_not bitwise_and.Tensor bitwise_and.Scalar bitwise_and.Scalar_Tensor
@@ -47,6 +48,7 @@ _NUMBERS = """
     gcd lcm remainder.Scalar remainder.Tensor remainder.Scalar_Tensor fmod.Scalar fmod.Tensor
     floor_divide floor_divide.Scalar div.Tensor_mode div.Scalar_mode pow.Tensor_Tensor
 """.split()
+_BOUNDED = ("clamp", "clamp_min", "clamp_max", "clamp.Tensor")
 _MEANS = ("scatter_reduce.two", "index_reduce")
 _SIGNED = ("copysign.Tensor", "copysign.Scalar")
 _PRODUCTS = ("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm", "_trilinear")
@@ -64,6 +66,8 @@ def add() -> None:
         surround(name, _refusing(_first_inexact, "it is of integers"), _none_inexact)
     for name in _NUMBERS:
         surround(name, _refusing(_only_bools, "it is of numbers"), _some_number)
+    for name in _BOUNDED:
+        surround(name, _refusing(_bounded_bools, "it bounds numbers"), _bounds_numbers)
     for name in _MEANS:
         surround(
             name,
@@ -100,6 +104,12 @@ def _only_bools(*args: object) -> torch.dtype | None:
     return torch.bool if set(_dtypes(args)) == {torch.bool} else None
 
 
+def _bounded_bools(*args: object) -> torch.dtype | None:
+    # A maximum or minimum of two tensors is one of booleans, too.
+    is_maximum = [isinstance(a, torch.Tensor) for a in args if a is not None] == [True, True]
+    return None if is_maximum else _only_bools(*args)
+
+
 def _only_integers(*args: object) -> torch.dtype | None:
     dtypes = [a.dtype for a in args if isinstance(a, torch.Tensor)]
     return None if any(map(is_inexact, dtypes)) else dtypes[0]
@@ -127,6 +137,10 @@ def _none_inexact(*args: object) -> bool:
 
 def _some_number(*args: object) -> bool:
     return _only_bools(*args) is None
+
+
+def _bounds_numbers(*args: object) -> bool:
+    return _bounded_bools(*args) is None
 
 
 def _no_bool(*args: torch.Tensor) -> bool:

@@ -15,6 +15,7 @@ from xfunc.rules.operands import (
     is_inexact,
     number,
     pair,
+    scalar_type_name,
 )
 from xfunc.tracer.placeholders import Placeholder, node_of
 from xfunc.tracer.table import rule
@@ -67,6 +68,11 @@ def _logical_not(x: Placeholder) -> Node:
 
 @rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
 def _where(c: Placeholder, a: Operand, b: Operand) -> Node:
+    if c.dtype not in (torch.bool, torch.uint8):
+        raise RuntimeError(
+            "where expected condition to be a boolean tensor, but got a tensor with dtype "
+            f"{scalar_type_name(c.dtype)}"
+        )
     x, y = pair(a, b)
     condition = convert(node_of(c), torch.bool)
     dims = broadcast_dims(condition.type.dims, x.type.dims)
@@ -89,6 +95,8 @@ def _masked_fill_by(x: Placeholder, mask: Placeholder, value: torch.Tensor) -> N
             "masked_fill only supports a 0-dimensional value tensor, but got tensor with "
             f"{value.ndim} dimension(s)."
         )
+    if value.is_complex() and not (x.is_complex() or x.dtype is torch.bool):
+        raise RuntimeError(f"value of {value.dtype} cannot be converted to {x.dtype}")
     n, m = x.node, node_of(mask)
     dims = broadcast_dims(n.type.dims, m.type.dims)
     v = build.broadcast(as_node(value, n.type.dtype), dims)

@@ -289,7 +289,9 @@ _plus("addcdiv", _quotient)
 
 @rule("lerp.Scalar", "lerp.Tensor")
 def _lerp(a: Placeholder, b: Placeholder, weight: Operand) -> Node:
-    dtype = a.dtype
+    dtype = promoted(*[kind_of(t) for t in (a, b, weight) if isinstance(t, torch.Tensor)])
+    if not is_inexact(dtype):
+        return NotImplemented
     x, y, w = wide_together(dtype, a, b, weight)
     near = compare(unary_abs(w), 0.5, "LT")
     rest = subtract(y, x)
@@ -542,7 +544,8 @@ def _complex_power(x: Node, y: Node) -> Node:
 def _clamped(x: Operand, least: Operand | None, most: Operand | None) -> Node:
     bounds = [b for b in (least, most) if b is not None]
     dtype = promoted(*map(kind_of, (x, *bounds)))
-    if dtype.is_complex:
+    is_maximum = len(bounds) == 1 and isinstance(bounds[0], torch.Tensor)
+    if dtype.is_complex or (dtype is torch.bool and not is_maximum):
         return NotImplemented
     n, *found = together(dtype, x, *bounds)
     if least is not None:

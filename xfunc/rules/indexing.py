@@ -125,6 +125,11 @@ def _scatter_value(x: Placeholder, dim: int, index: Placeholder, value: Number) 
 @rule("put")
 def _put(x: Placeholder, index: Placeholder, source: Placeholder, accumulate: bool = False) -> Node:
     n, size = x.node, math.prod(x.node.type.dims)
+    if index.numel() != source.numel():
+        raise IndexError(
+            "put_(): Expected source and index to have the same number of elements, but got "
+            f"source.numel() = {source.numel()}, index.numel() = {index.numel()}"
+        )
     i = build.reshape(from_front(node_of(index), size), (math.prod(index.shape),))
     values = build.reshape(convert(node_of(source), x.dtype), i.type.dims)
     flat = build.reshape(n, (size,))

@@ -238,6 +238,9 @@ def _cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Node:
     parts = [convert(n, dtype) for n in nodes if n.type.dims != (0,)]  # torch leaves these out
     if not parts:
         return convert(nodes[0], dtype)
+    for at, n in enumerate(nodes):
+        if not n.type.dims:
+            raise RuntimeError(f"zero-dimensional tensor (at position {at}) cannot be concatenated")
     rank = len(parts[0].type.dims)
     dim = dim_of(dim, rank)
     for at, n in enumerate(nodes):

@@ -90,6 +90,7 @@ _OF_RESULT = {
     "add": [("alpha", 9)],
     "sub": [("alpha", 9)],
     "subtract": [("alpha", 9)],
+    "rsub": [("alpha", 9)],
     "addmv": _SCALES,
     "addr": _SCALES,
 }
@@ -101,6 +102,7 @@ _FACTORS = {
     "addcmul": [("value", 9)],
     "addcdiv": [("value", 9)],
 }
+_SUMS = ("add", "sub", "subtract", "rsub")
 _ROUNDED = ("where", "__setitem__")  # Numbers too large for a floating dtype are infinite here.
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -113,7 +115,7 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
 
     def call(*args: Any, **kwargs: Any) -> Tensor:
         numbers = [_given(*place, args, kwargs) for place in places]
-        if not any(type(n) in _NUMBERS for n in numbers):
+        if not any(isinstance(n, _NUMBERS) for n in numbers):
             return run(*args, **kwargs)
         dtype = kwargs.get("dtype")
         if dtype is None:
@@ -123,13 +125,16 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
             dtype = first.dtype if own else _dtype(args, kwargs)
         if plain == "pad":  # which treats any number as floating
             numbers = [float(n) if isinstance(n, int) else n for n in numbers]
-        rounded = plain in _ROUNDED and any(_is_floating(a) for a in args)
+        is_complex = any(type(n) is complex for n in numbers)
+        rounded = plain in _ROUNDED and not is_complex and any(_is_floating(a) for a in args)
         if not rounded:
             wide = torch.float32 if plain in _FACTORS and dtype in _HALF else dtype
             for n in numbers:
                 _check_number(func, n, wide)
         if plain == "addr" and any(isinstance(n, float) for n in numbers):
             _check_real(func, dtype)
+        if "alpha" in kwargs and plain in _SUMS:
+            _check_alpha(kwargs["alpha"], dtype)
         real = not dtype.is_complex
         nan = places is _BOUNDS and real and None in numbers and any(n != n for n in numbers)
         if nan and releases.clamp_ignores_nan():  # except in derivatives, which are zero
@@ -161,6 +166,16 @@ def _check_real(func: Call, dtype: torch.dtype) -> None:
             UnsupportedOpError,
             f"{operation_name(func)} of integers ({dtype}) was given a floating-point factor",
             "give an integer, or convert to a floating dtype first.",
+        )
+
+
+def _check_alpha(alpha: object, dtype: torch.dtype) -> None:
+    """Refuse a factor in a sum of this dtype, in torch's words."""
+    if isinstance(alpha, bool) and dtype is not torch.bool:
+        raise RuntimeError("Boolean alpha only supported for Boolean results.")
+    if isinstance(alpha, float) and not _is_smooth(dtype):
+        raise RuntimeError(
+            "For integral input tensors, argument alpha must not be a floating point number."
         )
 
 
@@ -211,13 +226,13 @@ def _divided(func: Call, run: Call) -> Call:
 
 def _in_place(func: Call, run: Call) -> Call:
     """`run`, but refusing results that the tensor cannot hold."""
-    true = "div" in func.__name__
+    is_inexact = "div" in func.__name__ or func.__name__ == "ldexp_"
 
     def call(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         factors = ("alpha", "value", "rounding_mode")
         values = _operands((x, *args, *(v for k, v in kwargs.items() if k not in factors)))
         dtype = result_type(values)
-        if true and not _is_smooth(dtype) and kwargs.get("rounding_mode") is None:
+        if is_inexact and not _is_smooth(dtype) and kwargs.get("rounding_mode") is None:
             dtype = torch.get_default_dtype()
         if not torch.can_cast(dtype, x.dtype):
             fail(
@@ -294,30 +309,33 @@ def _check_dtypes(func: Call, args: Sequence[object], kwargs: Mapping[str, objec
 
     def like(x: object) -> object:
         if isinstance(x, Tensor):
-            return torch.ones([2] * x.ndim, dtype=x.dtype, device="cpu")
+            return torch.zeros([2] * x.ndim, dtype=x.dtype, device="cpu")
         return type(x)(map(like, x)) if type(x) in (tuple, list) else x  # type: ignore[call-arg]
 
     with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
         try:
             func(*map(like, args), **{k: like(v) for k, v in kwargs.items() if k != "out"})
-        except RuntimeError as error:
-            if "dtype" in str(error) or "scalar type" in str(error):
+        except (RuntimeError, IndexError) as error:  # of other sizes, indices or matrices, too
+            if any(words in str(error) for words in _ABOUT_DTYPES):
                 error.add_note(report(f"raised by {operation_name(func)}", _CONVERT))
                 raise
 
 
+_ABOUT_DTYPES = ("dtype", "scalar type", "non-complex", "0-dimensional value")
 _CONVERT = "convert one of them: x.to(y.dtype)."
 _PRODUCTS = (
     "matmul mm bmm mv dot vdot inner addmm addmv addbmm baddbmm __matmul__ __rmatmul__ linear "
     "bilinear einsum tensordot chain_matmul"
 ).split()
+_OTHERS = "cdist solve binary_cross_entropy".split()
+_WRITES = "put masked_scatter index_fill index_reduce lerp".split()
 _DIVISIONS = "remainder fmod floor_divide div divide __mod__ __floordiv__ __imod__ __ifloordiv__"
 _CHANGES = (
     "add_ sub_ subtract_ mul_ multiply_ div_ divide_ true_divide_ addcmul_ addcdiv_ "
-    "__iadd__ __isub__ __imul__ __itruediv__"
+    "ldexp_ lerp_ __iadd__ __isub__ __imul__ __itruediv__"
 ).split()
 _ALONG = "max min mode gather argmax argmin".split()
-_PLACES = (torch, torch.Tensor, torch.nn.functional)
+_PLACES = (torch, torch.Tensor, torch.nn.functional, torch.linalg)
 
 
 def fitting(replacements: Mapping[object, Call]) -> dict[object, Call]:
@@ -339,5 +357,6 @@ def fitting(replacements: Mapping[object, Call]) -> dict[object, Call]:
     put(["addcdiv", "addcdiv_"], _integers_divided)
     put(_ALONG, _along)
     put(["copy_"], _copied)
-    put(_PRODUCTS, _of_one_dtype)
+    checked = [*_PRODUCTS, *_OTHERS, *_WRITES]
+    put([*checked, *(f"{name}_" for name in checked)], _of_one_dtype)
     return found

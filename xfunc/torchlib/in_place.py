@@ -13,7 +13,7 @@ views do not. The tangent of ``x % 2`` is that of x itself, too, and so for `fmo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -144,6 +144,22 @@ def changing(replacements: Mapping[Any, Callable[..., Any]]) -> dict[object, Cal
     for name in ("fmod", "remainder", "__mod__", "frac"):  # See NOTE [copies of views].
         found |= {func: _copied(run_of(func)) for func in _functions(name)}
     return found
+
+
+def check_shape(x: Tensor, others: Iterable[object]) -> None:
+    """Refuse what broadcasting with others would give another shape.
+
+    torch's functionalisation only does so for some of the operations that it replaces.
+
+    Raises:
+        RuntimeError: in torch's words.
+    """
+    shape = x.shape
+    shapes = [o.shape for o in others if isinstance(o, Tensor) and o.ndim and o.shape != shape]
+    if shapes and (wide := torch.broadcast_shapes(shape, *shapes)) != shape:
+        raise RuntimeError(
+            f"output with shape {[*shape]} doesn't match the broadcast shape {[*wide]}"
+        )
 
 
 def write_into(

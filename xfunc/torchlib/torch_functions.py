@@ -143,6 +143,19 @@ def is_in_place(name: str) -> bool:
     return augmented or (name.endswith("_") and not name.endswith("__"))
 
 
+def is_in_place_elementwise(func: object) -> bool:
+    """Whether a function changes its first argument, element by element with its others."""
+    name = getattr(func, "__name__", "")
+    if not is_in_place(name) or name == "__imatmul__":
+        return False
+    plain = name.removesuffix("_")
+    if name.startswith("__") or plain in _UNTAGGED:
+        return True
+    packet = getattr(torch.ops.aten, plain, None)
+    overloads = [] if packet is None else packet.overloads()
+    return any(torch.Tag.pointwise in getattr(packet, o).tags for o in overloads)
+
+
 def _is_foreign(func: object) -> bool:
     if isinstance(func, torch._ops.OpOverload):
         return func.namespace not in ("aten", "prims")
@@ -160,6 +173,11 @@ ARITHMETIC = frozenset(
     )
 )  # fmt: skip
 
+_UNTAGGED = frozenset(
+    "arctan2 divide floor_divide greater greater_equal less less_equal multiply not_equal "
+    "subtract".split()
+)
+"""Elementwise functions of which torch does not say so."""
 _AUGMENTED = frozenset(
     "add sub mul matmul truediv floordiv mod pow lshift rshift and xor or div".split()
 )

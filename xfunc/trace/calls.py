@@ -18,7 +18,7 @@ from xfunc.core.locations import user_location
 from xfunc.torchlib import autocast, bounds, float8, functorch, torch_functions
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.derivatives import check_derivative
-from xfunc.torchlib.in_place import write_into
+from xfunc.torchlib.in_place import check_shape, write_into
 from xfunc.torchlib.indexing import part_of
 from xfunc.torchlib.replacements import REPLACEMENTS
 from xfunc.torchlib.torch_functions import Kind
@@ -37,7 +37,7 @@ _LEAVES = frozenset((int, float, bool, type(None), str, torch.device))
 _SAME_VALUE = frozenset(
     (
         *(torch.Tensor.detach, torch.Tensor.contiguous, torch.Tensor.to, torch.detach),
-        torch.Tensor.clone,  # these make no HLO instruction
+        *(torch.Tensor.clone, torch.Tensor.requires_grad_),  # these make no HLO instruction
     )
 )
 _SHAPED_LIKE = frozenset((torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like))
@@ -54,6 +54,7 @@ class _Plan(NamedTuple):
         reduces: whether it may reduce nothing.
         is_like: whether it makes values like another one.
         makes_value: whether its result is not an argument.
+        keeps_shape: whether it changes its first argument element by element.
     """
 
     kind: Kind
@@ -63,6 +64,7 @@ class _Plan(NamedTuple):
     reduces: bool
     is_like: bool
     makes_value: bool
+    keeps_shape: bool
 
 
 _plans: dict[object, _Plan] = {}
@@ -77,6 +79,7 @@ def _planned(func: Callable[..., Any]) -> _Plan:
         empty.is_reduction(func),
         func in _SHAPED_LIKE,
         func not in _SAME_VALUE,
+        torch_functions.is_in_place_elementwise(func),
     )
     return made
 
@@ -156,6 +159,8 @@ class Mode(TorchFunctionMode):
                 if func is torch.autograd.grad and trace.around.region is not None:
                     run = _grad_here() or run
                 call = write_into if writes and kwargs.get("out") is not None else _run
+                if plan.keeps_shape and args:
+                    check_shape(args[0], (*args[1:], *kwargs.values()))
                 try:
                     out = call(run, args, kwargs)
                 except RuntimeError as error:  # One that the user made on the CPU is moved to it.
@@ -179,7 +184,8 @@ class Mode(TorchFunctionMode):
             frame = sys._getframe(2)
             if plan.makes_value:
                 trace.stamps.stamp(out, frame)
-            trace.made.remember(out, func, frame)
+            if plan.makes_value or out not in trace.made:
+                trace.made.remember(out, func, frame)
             trace.known.follow(kind, func, args, kwargs, out)
         elif isinstance(out, (tuple, list)):
             frame = sys._getframe(2)
