@@ -126,8 +126,7 @@ def test_transformers_padding_mask_plain_jit_and_dim(make: Any, attention: str) 
     """`transformers` must not look at the mask in a trace, whoever calls the model."""
     torch.manual_seed(0)
     model = make().eval().requires_grad_(False)
-    if make is not t5:
-        model.set_attn_implementation(attention)
+    model.set_attn_implementation(attention)
     parameters = dict(model.named_parameters())
 
     def loss(parameters: Any, ids: Any, mask: Any) -> Any:
