@@ -23,9 +23,13 @@ def properties(*names: str) -> list[Callable[..., object]]:
     return [f.__get__ for f in found if f is not None]
 
 
-def is_gone(name: str) -> bool:
-    """Whether this release no longer has an operation: ``aten::cholesky`` went with torch 2.14."""
-    return name == "cholesky" and not hasattr(torch.ops.aten, name)
+def is_missing(name: str) -> bool:
+    """Whether this release lacks an operation.
+
+    ``aten::cholesky`` went with torch 2.14; `linalg.polar` and `matrix_sqrth` came with it.
+    """
+    some = ("cholesky", "linalg_polar", "linalg_matrix_sqrth")
+    return name in some and not hasattr(torch.ops.aten, name)
 
 
 @functools.cache

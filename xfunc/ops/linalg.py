@@ -237,3 +237,21 @@ def _plus(x: Tensor, product: Tensor, beta: Factor, alpha: Factor) -> Tensor:
     if beta == 0:  # even if `x` has NaN
         return product
     return product + (x if beta == 1 else x * beta)
+
+
+@kernel("linalg_polar")
+def polar(a: Tensor) -> tuple[Tensor, Tensor]:
+    m, n = a.shape[-2:]
+    if m < n:
+        raise RuntimeError(
+            "linalg.polar: input must have at least as many rows as columns, but got "
+            f"{m} by {n} matrices"
+        )
+    u, s, vh = torch.linalg.svd(a, full_matrices=False)
+    return u @ vh, (vh.mH * s.unsqueeze(-2).to(a.dtype)) @ vh
+
+
+@kernel("linalg_matrix_sqrth")
+def matrix_sqrth(a: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(a)
+    return (vectors * values.sqrt().unsqueeze(-2).to(a.dtype)) @ vectors.mH

@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 import torch
 
 from xfunc.core import device
-from xfunc.core.releases import is_gone
+from xfunc.core.releases import is_missing
 from xfunc.torchlib.functorch import is_watched_at_this_level
 from xfunc.torchlib.values import tensors_in
 
@@ -59,7 +59,7 @@ _LEVEL = "Functionalize"
 
 def _each(names: Iterable[str], value: V) -> dict[str, V]:
     """This value for each of these operations that torch has."""
-    return {name: value for name in names if not is_gone(name)}
+    return {name: value for name in names if not is_missing(name)}
 
 
 def kernel(*names: str, unless: Callable[..., bool] | None = None) -> Callable[[K], K]:
