@@ -153,7 +153,11 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
 
 def _dtype(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.dtype:
     values = (*args, *(v for k, v in kwargs.items() if k not in ("alpha", "beta", "value")))
-    return result_type(_operands(values))
+    operands = _operands(values)
+    dtypes = [v.dtype for v in operands if isinstance(v, Tensor)]
+    if any(d in FLOAT8 for d in dtypes):  # which torch promotes with no mask, as of `where`
+        operands = [v for v in operands if not (isinstance(v, Tensor) and v.dtype is torch.bool)]
+    return result_type(operands)
 
 
 def _operands(values: Iterable[object]) -> list[Tensor | complex]:

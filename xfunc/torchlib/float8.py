@@ -29,7 +29,8 @@ _EXACT = frozenset(
     broadcast_to broadcast_tensors t transpose permute movedim moveaxis swapaxes swapdims
     adjoint mT H mH T data grad __getitem__ __iter__ narrow select diagonal unbind chunk split
     tensor_split hsplit vsplit dsplit index_select flip roll rot90 cat concat concatenate stack
-    hstack vstack dstack repeat tile where eq ne __eq__ __ne__ isnan isinf isfinite
+    hstack vstack dstack repeat repeat_interleave tile unfold pad constant_pad_nd embedding
+    index_put index_put_ where abs absolute any all eq ne __eq__ __ne__ isnan isinf isfinite
     view_as_real _scaled_mm
     """.split()
 )
