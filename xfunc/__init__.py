@@ -69,6 +69,7 @@ with _uncollected():
     )
     from xfunc.symbolic.dim import Dim
     from xfunc.symbolic.ladder import buckets
+    from xfunc.tools import jax_names as _jax_names
     from xfunc.tools import recurrent as _recurrent
     from xfunc.tools import torch_checkpoint as _torch_checkpoint
     from xfunc.tools.memory_report import memory_report
@@ -116,6 +117,7 @@ with _uncollected():
         while_loop,
     )
 
+_jax_names.install()
 _recurrent.install()
 _torch_checkpoint.install()
 

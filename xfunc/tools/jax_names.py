@@ -1,0 +1,239 @@
+"""Names of JAX that xfunc has under another name, or does not need: the errors say which.
+
+`TABLE` has the public names of JAX that a public module of xfunc lacks, with a hint for each.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from typing import NoReturn
+
+from xfunc.errors import report
+
+_PAGE = "the page 'Coming from JAX' has a table of names"
+_TORCH = f"arrays are torch tensors, and {{}} is torch: {{}}; {_PAGE}."
+_TREE = "use xf.tree.{}."
+_SETTING = "there is no such setting: delete the line."
+_REFS = "change tensors that the function made in place (y[i] = v), or use xf.at(x)[i].set(v)."
+_ALWAYS_WIDE = "float64 and int64 are always on: delete the line, or choose dtypes by name."
+_TRANSFERS = (
+    "there is no guard: CPU tensors given to transformed functions are moved, and results stay on "
+    "the device until they are read."
+)
+_READ = "use xf.errors.ConcretizationError: a traced value was read."
+_ONE_KEY_TYPE = "all keys are of threefry: delete what depends on the implementation."
+_PATHS = "paths are strings, such as ['layers'][0].wq: use xf.tree.leaves_with_path."
+_MODULES = {
+    "ad_checkpoint": "use xf.checkpoint, xf.checkpoint_name and xf.checkpoint_policies.",
+    "api_util": f"it is internal to JAX; {_PAGE}.",
+    "custom_batching": "use xf.custom_vmap and xf.sequential_vmap.",
+    "custom_derivatives": "use xf.custom_jvp, xf.custom_vjp and xf.linearize.",
+    "dlpack": "use torch.from_dlpack(x) and torch.utils.dlpack.to_dlpack(x).",
+    "dtypes": "dtypes are torch's: torch.float32, torch.promote_types, torch.finfo.",
+    "experimental": "what it has and xfunc too is in xf itself: xf.io_callback, xf.shard_map, "
+    f"xf.shard_alike; {_PAGE}.",
+    "ffi": "call a JAX function that makes the call, with xf.call_jax.",
+    "flatten_util": "use xf.ravel_pytree.",
+    "image": _TORCH.format("jax.image", "torch.nn.functional.interpolate for resize"),
+    "interpreters": f"it is internal to JAX; {_PAGE}.",
+    "lax": "its transforms are in xf itself (xf.scan for lax.scan; cond, switch, while_loop, "
+    "fori_loop, map, psum, stop_gradient, ...), its arithmetic is torch's (torch.exp for "
+    f"lax.exp); {_PAGE}.",
+    "lib": f"it is internal to JAX; {_PAGE}.",
+    "memory": "use xf.checkpoint_policies.save_and_offload_only_these_names to keep values in the "
+    "host's memory.",
+    "monitoring": "use f.cache_info() and f.explain() of a jitted function.",
+    "nn": _TORCH.format("jax.nn", "torch.softmax, torch.nn.functional.gelu, torch.relu"),
+    "numpy": _TORCH.format("jax.numpy", "torch.where, torch.einsum, torch.cat for concatenate"),
+    "scipy": _TORCH.format("jax.scipy", "torch.special.erf, torch.logsumexp, torch.linalg"),
+    "tree_util": "use xf.tree: tree_map is xf.tree.map, register_pytree_node is xf.tree.register.",
+    "typing": "use torch.Tensor for arrays in annotations.",
+}
+
+TABLE: dict[str, dict[str, str]] = {
+    "xfunc": {
+        **_MODULES,
+        "Array": "arrays are torch.Tensor.",
+        "Device": "devices are numbers: xf.devices() lists them.",
+        **dict.fromkeys(("Ref", "empty_ref", "free_ref", "freeze", "new_ref", "ref"), _REFS),
+        "Shard": "use xf.sharding.addressable_shards(x).",
+        "check_tracer_leaks": "leaks always raise xf.errors.LeakError: delete the line.",
+        "checking_leaks": "leaks always raise xf.errors.LeakError: delete the line.",
+        "copy_to_host_async": "use xf.device_get(x), or x.cpu().",
+        "debug_infs": "use xf.debug.nans, which finds NaNs.",
+        "debug_key_reuse": "there is no check for keys that are used twice: delete the line.",
+        "debug_nans": "use xf.debug.nans: with xf.debug.nans(): ...",
+        "default_device": "use xf.device_put(x, device), or xf.config.set_platform at first.",
+        "default_matmul_precision": "use torch.set_float32_matmul_precision.",
+        "default_prng_impl": _ONE_KEY_TYPE,
+        "ds": "use x.narrow(dim, start, size), whose start may be traced.",
+        "device_put_replicated": "use xf.device_put(x, xf.NamedSharding(mesh, xf.P())).",
+        "device_put_sharded": "use xf.device_put with a sharding.",
+        "effects_barrier": "use xf.block_until_ready(()).",
+        "enable_custom_prng": _ONE_KEY_TYPE,
+        "enable_x64": _ALWAYS_WIDE,
+        "ensure_compile_time_eval": "compute with constant tensors outside of the function.",
+        "explain_cache_misses": "use f.explain() of a jitted function.",
+        "float0": "return integer outputs with has_aux=True: they have no tangents.",
+        "host_count": "use xf.process_count().",
+        "host_id": "use xf.process_index().",
+        "host_ids": "use range(xf.process_count()).",
+        "jacobian": "use xf.jacrev, or xf.jacfwd.",
+        "live_arrays": "use xf.memory_stats().",
+        "local_device_count": "use len(xf.sharding.addressable_shards(x)) for an array x.",
+        "local_devices": "use xf.devices(), which lists those of all processes.",
+        "log_compiles": "use f.explain() of a jitted function.",
+        "make_array_from_callback": "use xf.make_array_from_process_local_data.",
+        "make_array_from_single_device_arrays": "use xf.make_array_from_process_local_data.",
+        "make_jaxpr": "use xf.make_hlo(f)(x), and print the result.",
+        "named_call": "use xf.named_scope, a decorator too.",
+        "numpy_dtype_promotion": "dtypes are promoted as torch does: delete the line.",
+        "numpy_rank_promotion": "shapes broadcast as in torch: delete the line.",
+        "pmap": "use xf.jit with arrays sharded by xf.device_put, or xf.shard_map.",
+        "print_environment_info": "print torch.__version__, xf.__version__ and xf.devices().",
+        "process_indices": "use range(xf.process_count()).",
+        "reshard": "use xf.with_sharding_constraint in a traced function, or xf.device_put.",
+        "set_mesh": "use xf.use_mesh: with xf.use_mesh(mesh): ...",
+        "smap": "use xf.shard_map.",
+        "version": "use xf.__version__.",
+        **dict.fromkeys(
+            (
+                "transfer_guard",
+                "transfer_guard_device_to_device",
+                "transfer_guard_device_to_host",
+                "transfer_guard_host_to_device",
+            ),
+            _TRANSFERS,
+        ),
+        **dict.fromkeys(
+            (
+                "ad",
+                "allow_f16_reductions",
+                "array_garbage_collection_guard",
+                "auto_pcast",
+                "enable_checks",
+                "jax2tf_associative_scan_reductions",
+                "legacy_prng_key",
+                "make_user_context",
+                "no_execution",
+                "no_tracing",
+                "remove_size_one_mesh_axis_from_type",
+                "softmax_custom_jvp",
+                "thread_guard",
+                "threefry_partitionable",
+            ),
+            _SETTING,
+        ),
+        **{
+            f"tree_{name}": _TREE.format(name)
+            for name in (
+                "all",
+                "flatten",
+                "leaves",
+                "map",
+                "map_with_path",
+                "leaves_with_path",
+                "reduce",
+                "structure",
+                "transpose",
+                "unflatten",
+            )
+        },
+        "dynamic_slice": "use x.narrow(dim, start, size), which clamps the start as JAX does.",
+        "dynamic_update_slice": "use xf.at(x)[i + torch.arange(n)].set(v).",
+    },
+    "xfunc.config": {
+        "update": "settings have names of their own: xf.config.set_platform, set_cpu_devices, "
+        "set_backend, set_compilation_cache_dir, use_shardy_partitioner; NaNs are found by "
+        "xf.debug.nans, and float64 is always on.",
+        "jax_enable_x64": _ALWAYS_WIDE,
+        "jax_debug_nans": "use xf.debug.nans.",
+        "jax_disable_jit": "use xf.disable_jit.",
+        "jax_num_cpu_devices": "use xf.config.set_cpu_devices(n).",
+        "jax_platforms": "use xf.config.set_platform.",
+        "jax_platform_name": "use xf.config.set_platform.",
+        "jax_compilation_cache_dir": "use xf.config.set_compilation_cache_dir(folder).",
+        "jax_default_matmul_precision": "use torch.set_float32_matmul_precision.",
+        "jax_use_shardy_partitioner": "use xf.config.use_shardy_partitioner.",
+        "jax_traceback_filtering": "use xf.config.hide_library_frames.",
+    },
+    "xfunc.debug": {
+        "breakpoint": "use breakpoint() of Python under xf.disable_jit(), where values have data.",
+        "inspect_array_sharding": "use xf.sharding_of(x), or print the compiled program.",
+        "log": "use xf.debug.callback(logging.info, text, x).",
+        "visualize_array_sharding": "use xf.visualize_sharding(x).",
+        "visualize_sharding": "use xf.visualize_sharding(x).",
+    },
+    "xfunc.errors": {
+        "ConcretizationTypeError": _READ,
+        "TracerArrayConversionError": _READ,
+        "TracerBoolConversionError": _READ,
+        "TracerIntegerConversionError": _READ,
+        "NonConcreteBooleanIndexError": "use xf.errors.UnsupportedOpError.",
+        "UnexpectedTracerError": "use xf.errors.LeakError.",
+        "InconclusiveDimensionOperation": "use xf.errors.ShapeError.",
+        "JaxRuntimeError": "use xf.errors.CompileError and xf.errors.ExecutionError.",
+        "JAXIndexError": "use IndexError.",
+        "JAXTypeError": "use TypeError.",
+        "JaxprTypeError": "use TypeError.",
+        "KeyReuseError": "there is no check for keys that are used twice.",
+    },
+    "xfunc.export": {
+        "export": "use xf.export.serialize(f.lower(*args)), or xf.export.save for a file.",
+        "symbolic_shape": "use xf.Dim in the shapes of xf.ShapeDtypeStruct.",
+        "symbolic_args_specs": "use xf.Dim in the shapes of xf.ShapeDtypeStruct.",
+        "SymbolicScope": "use xf.Dim.",
+        "is_symbolic_dim": "use isinstance(n, xf.Dim).",
+    },
+    "xfunc.profiler": {
+        "StepTraceAnnotation": "use xf.profiler.annotate(name).",
+        "TraceAnnotation": "use xf.profiler.annotate(name).",
+        "annotate_function": "use xf.profiler.annotate(name) around the call.",
+        "device_memory_profile": "use xf.memory_stats(), or xf.memory_report(f, *args).",
+        "save_device_memory_profile": "use xf.memory_stats(), or xf.memory_report(f, *args).",
+        "start_trace": "use with xf.profiler.trace(folder): ...",
+        "stop_trace": "use with xf.profiler.trace(folder): ...",
+        "start_server": "use with xf.profiler.trace(folder): ... around the steps of interest.",
+        "stop_server": "use with xf.profiler.trace(folder): ... around the steps of interest.",
+    },
+    "xfunc.random": {
+        "key_dtype": _ONE_KEY_TYPE,
+        "key_impl": _ONE_KEY_TYPE,
+    },
+    "xfunc.sharding": {
+        "AxisType": "axes have no types: XLA shards what shard_map does not.",
+        "PmapSharding": "use xf.NamedSharding.",
+        "Sharding": "use xf.NamedSharding.",
+        "SingleDeviceSharding": "pass the number of a device to xf.device_put.",
+        "auto_axes": "axes have no types: XLA shards what shard_map does not.",
+        "explicit_axes": "axes have no types: XLA shards what shard_map does not.",
+        "get_abstract_mesh": "pass the mesh as an argument.",
+        "get_mesh": "pass the mesh as an argument.",
+        "make_single_device_sharding": "pass the number of a device to xf.device_put.",
+        "reshard": "use xf.with_sharding_constraint in a traced function, or xf.device_put.",
+        "set_mesh": "use xf.use_mesh.",
+        "use_abstract_mesh": "use xf.use_mesh.",
+    },
+    "xfunc.tree": {
+        "broadcast": "use xf.tree.map(lambda x, t: xf.tree.map(lambda _: x, t), prefix, tree).",
+        "flatten_with_path": _PATHS,
+        "reduce_associative": "use xf.tree.reduce.",
+        "static": "name the fields in xf.tree.register_dataclass(meta_fields=...).",
+    },
+}
+
+
+def install() -> None:
+    """Let each module of the table raise its hints."""
+    for name in TABLE:
+        vars(importlib.import_module(name))["__getattr__"] = functools.partial(_missing, name)
+
+
+def _missing(module: str, name: str) -> NoReturn:
+    short = module.replace("xfunc", "xf", 1)
+    if (hint := TABLE[module].get(name)) is not None:
+        raise AttributeError(report(f"{short} has no {name}, which is JAX's name", hint))
+    problem = f"module {module!r} has no attribute {name!r}"
+    raise AttributeError(problem, name=name, obj=sys.modules[module])
