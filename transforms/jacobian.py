@@ -57,6 +57,9 @@ def jacrev(
     return Jacobian(fun, argnums, has_aux, forward=False)
 
 
+jacobian = jacrev
+
+
 def hessian(
     fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Transform[P, PyTree]:

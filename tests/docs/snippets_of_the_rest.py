@@ -214,19 +214,11 @@ SNIPPETS: dict[str, list[Snippet]] = {
     "jnp.max(x, axis=0)": [("jnp.max(m, axis=0)", "m.amax(0)")],
     "x.astype(jnp.bfloat16)": [("x.astype(jnp.bfloat16)", "x.to(torch.bfloat16)")],
     "x[i]": ["jax.jit(lambda m, i: [m[i], m[i, 1:]])(m, 1)"],
-    "lax.dynamic_slice(x, (i,), (n,))": [
-        (f"jax.jit(lambda x, i: jax.lax.dynamic_slice(x, (i,), (2,)))(x, {i})", f"xf.jit(lambda x, i: x.narrow(0, i, 2))(x, {i})")
-        for i in (0, 1, 2, 7)
-    ],
-    "lax.dynamic_update_slice(x, v, (i,))": [
-        ("jax.jit(lambda x, i: jax.lax.dynamic_update_slice(x, v[:2], (i,)))(x, 1)", "xf.jit(lambda x, i: xf.at(x)[i + torch.arange(2)].set(v[:2]))(x, 1)"),
-    ],
     "jnp.take_along_axis(x, i, 0)": [("jnp.take_along_axis(x, n, 0)", "torch.take_along_dim(x, n.long(), 0)")],
     "jax.nn.softmax": [
         ("jax.nn.softmax(m)", "torch.softmax(m, -1)"),
         ("jax.nn.gelu(x)", "torch.nn.functional.gelu(x, approximate='tanh')"),
         ("jax.nn.one_hot(n, 4)", "torch.nn.functional.one_hot(n.long(), 4).float()"),
     ],
-    "jax.ops.segment_sum(x, i, n)": [("jax.ops.segment_sum(x, jnp.array([1, 1, 0]), 3)", "torch.zeros(3).index_add(0, torch.tensor([1, 1, 0]), x)")],
     "x[mask]": [("jnp.where(x > 0, x, 0)", "torch.where(x > 0, x, 0)")],
 }  # fmt: skip

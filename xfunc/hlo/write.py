@@ -134,6 +134,7 @@ _PARAMS: dict[str, Callable[[Any], bytes]] = {
     "sort": lambda p: integers_of(14, p[:1]) + integer_of(60, p[1]),
     "get-tuple-element": lambda p: integer_of(13, p),
     "custom-call": _custom_call,
+    "reduce-precision": lambda p: integer_of(18, p[0]) + integer_of(19, p[1]),
     "fft": lambda p: integer_of(31, p[0]) + integers_of(32, p[1]),
     "cholesky": lambda p: message_of(62, integer_of(1, 1)),
     "triangular-solve": lambda p: message_of(

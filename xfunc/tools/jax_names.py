@@ -34,6 +34,7 @@ _MODULES = {
     "dtypes": "dtypes are torch's: torch.float32, torch.promote_types, torch.finfo.",
     "experimental": "what it has and xfunc too is in xf itself: xf.io_callback, xf.shard_map, "
     f"xf.shard_alike; {_PAGE}.",
+    "extend": f"it is for those who extend JAX; {_PAGE}.",
     "ffi": "call a JAX function that makes the call, with xf.call_jax.",
     "flatten_util": "use xf.ravel_pytree.",
     "image": _TORCH.format("jax.image", "torch.nn.functional.interpolate for resize"),
@@ -68,7 +69,7 @@ TABLE: dict[str, dict[str, str]] = {
         "default_device": "use xf.device_put(x, device), or xf.config.set_platform at first.",
         "default_matmul_precision": "use torch.set_float32_matmul_precision.",
         "default_prng_impl": _ONE_KEY_TYPE,
-        "ds": "use x.narrow(dim, start, size), whose start may be traced.",
+        "ds": "use xf.dynamic_slice, or x.narrow(dim, start, size).",
         "device_put_replicated": "use xf.device_put(x, xf.NamedSharding(mesh, xf.P())).",
         "device_put_sharded": "use xf.device_put with a sharding.",
         "effects_barrier": "use xf.block_until_ready(()).",
@@ -80,7 +81,6 @@ TABLE: dict[str, dict[str, str]] = {
         "host_count": "use xf.process_count().",
         "host_id": "use xf.process_index().",
         "host_ids": "use range(xf.process_count()).",
-        "jacobian": "use xf.jacrev, or xf.jacfwd.",
         "live_arrays": "use xf.memory_stats().",
         "local_device_count": "use len(xf.sharding.addressable_shards(x)) for an array x.",
         "local_devices": "use xf.devices(), which lists those of all processes.",
@@ -141,8 +141,6 @@ TABLE: dict[str, dict[str, str]] = {
                 "unflatten",
             )
         },
-        "dynamic_slice": "use x.narrow(dim, start, size), which clamps the start as JAX does.",
-        "dynamic_update_slice": "use xf.at(x)[i + torch.arange(n)].set(v).",
     },
     "xfunc.config": {
         "update": "settings have names of their own: xf.config.set_platform, set_cpu_devices, "
@@ -187,6 +185,7 @@ TABLE: dict[str, dict[str, str]] = {
         "SymbolicScope": "use xf.Dim.",
         "is_symbolic_dim": "use isinstance(n, xf.Dim).",
     },
+    "xfunc.ops": {f"segment_{k}": f"use xf.segment_{k}." for k in ("max", "min", "prod", "sum")},
     "xfunc.profiler": {
         "StepTraceAnnotation": "use xf.profiler.annotate(name).",
         "TraceAnnotation": "use xf.profiler.annotate(name).",
