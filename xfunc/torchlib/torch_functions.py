@@ -301,9 +301,12 @@ def operation_name(func: object) -> str:
     name = getattr(func, "__name__", repr(func))
     owner = getattr(func, "__self__", None)
     if name in ("__get__", "__set__") and owner is not None:
-        return f"Tensor.{owner.__name__}"
+        named: Any = owner.fget if isinstance(owner, property) else owner
+        return f"Tensor.{named.__name__}"
     if hasattr(func, "__objclass__") or getattr(func, "__module__", None) == "torch._tensor":
         return f"Tensor.{name}"
+    if getattr(func, "__module__", None) == "torch.autograd":
+        return f"torch.autograd.{name}"
     for module in ("linalg", "fft", "special"):  # torch.linalg.norm is called linalg_norm.
         if name.startswith(f"{module}_"):
             return f"torch.{module}.{name.removeprefix(f'{module}_')}"
