@@ -191,3 +191,20 @@ def test_request_unlike_meshes_use_gspmd(asked, monkeypatch):
     monkeypatch.setattr(xf.config, "use_shardy_partitioner", True)
     xf.jit(lambda x: xf.with_sharding_constraint(x + 1, second)).lower(x).compile("v6e:2x3")
     assert asked[-1].settings["shardy"] is False
+
+
+@xf.jit
+def waves(x):
+    return x.sin() * x.cos()
+
+
+@pytest.mark.parametrize("shardy", [False, True])
+def test_request_keeps_calls(asked, monkeypatch, shardy):
+    """XLA inlines them, and names what they call by their scopes, too."""
+    x = xf.ShapeDtypeStruct(
+        (8, 8), torch.float32, xf.NamedSharding(xf.AbstractMesh((4,), "a"), P("a"))
+    )
+    monkeypatch.setattr(xf.config, "use_shardy_partitioner", shardy)
+    xf.jit(lambda x: waves(waves(x))).lower(x).compile("v6e:2x2")
+    found = Module.from_bytes(asked[-1].module).entry.instructions
+    assert [i.proto.metadata.op_name for i in found if i.opcode == "call"] == ["xfunc__waves"] * 2

@@ -10,6 +10,7 @@ from tests.internals.hlo.computation import Function, Value
 from xfunc.hlo import Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
+from xfunc.hlo.flat import inline_calls
 from xfunc.hlo.passes.shardy import to_shardy
 from xfunc.hlo.spmd.annotations import MANUAL_BODY, unspecified
 from xfunc.hlo.spmd.groups import settle_groups
@@ -71,6 +72,15 @@ def program(f: Function, b: Builder, parameters: int) -> pb.HloModuleProto:
     return b.build(entry.build(result)).proto
 
 
+def given_to_shardy(proto: pb.HloModuleProto) -> pb.HloModuleProto:
+    """A program written for Shardy, its functions inlined, as XLA does before it runs Shardy."""
+    assert to_shardy(proto, 8) is not None
+    verify(Module(proto))
+    found = inline_calls(Module(proto))
+    verify(found)
+    return found.proto
+
+
 def attributes(proto: pb.HloModuleProto, name: str) -> list[str]:
     every = (i for c in proto.computations for i in c.instructions)
     return [i.frontend_attributes.map[name] for i in every if name in i.frontend_attributes.map]
@@ -113,8 +123,7 @@ def test_to_shardy_sharding_groups() -> None:
     x = constrain(entry, entry.parameter(WHOLE), sharding(BLOCKS))
     proto = b.build(entry.build(entry.call(f, [x, entry.call(f, [x, x])]))).proto
     settle_groups(Contents(proto))
-    assert to_shardy(proto, 8) is not None
-    verify(Module(proto))
+    proto = given_to_shardy(proto)
     (entry_proto,) = proto.computations
     by_id = {i.id: i for i in entry_proto.instructions}
     members: dict[str, list[int]] = {}
@@ -135,9 +144,7 @@ def test_to_shardy_sharding_groups() -> None:
 @pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (2, 1), (1, 2), (2, 3), (0, 1)])
 def test_to_shardy_manual_region(inputs: int, outputs: int, manual: pb.OpSharding) -> None:
     b = Builder("program")
-    proto = program(region(b, inputs, outputs, manual), b, inputs)
-    assert to_shardy(proto, 8) is not None
-    verify(Module(proto))
+    proto = given_to_shardy(program(region(b, inputs, outputs, manual), b, inputs))
     body, entry = proto.computations
     assert body.name.startswith(MANUAL_BODY)
     assert sum(i.opcode == "parameter" for i in body.instructions) == inputs
@@ -162,9 +169,7 @@ def test_to_shardy_region_called_twice() -> None:
     x = entry.parameter(WHOLE)
     for _ in range(2):
         x = entry.get_tuple_element(entry.call(f, [x]), 0)
-    proto = b.build(entry.build(x)).proto
-    assert to_shardy(proto, 8) is not None
-    verify(Module(proto))
+    proto = given_to_shardy(b.build(entry.build(x)).proto)
     bodies = [c for c in proto.computations if c.name.startswith(MANUAL_BODY)]
     assert len({c.name for c in bodies}) == 2
     calls = [i for i in proto.computations[-1].instructions if i.opcode == "call"]

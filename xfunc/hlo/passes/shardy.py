@@ -23,9 +23,7 @@ from collections.abc import Iterator
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import add_copies, entry_of, fill, fresh_ids, instruction
-from xfunc.hlo.flat import inline_calls
 from xfunc.hlo.instances import holding, separate
-from xfunc.hlo.module import Module
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair, is_region, is_tie
 from xfunc.hlo.spmd.common_mesh import CommonMesh, common_mesh
 from xfunc.hlo.spmd.shardy_regions import LEAVE, split_region
@@ -70,12 +68,8 @@ def to_shardy(proto: pb.HloModuleProto, count: int) -> CommonMesh | None:
         for i in c.instructions:
             if i.HasField("sharding"):
                 _write_sharding(i, write)
-    whole = inline_calls(Module(made)).proto
     del proto.computations[:]
-    add_copies(proto.computations, whole.computations)
-    proto.entry_computation_id = whole.entry_computation_id
-    proto.entry_computation_name = whole.entry_computation_name
-    proto.host_program_shape.CopyFrom(whole.host_program_shape)
+    add_copies(proto.computations, made.computations)
     proto.frontend_attributes.map[_MESHES] = write.meshes()
     return mesh
 
