@@ -108,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--loss-chunk", metavar="TOKENS", help="sets train.plan.loss_chunk")
     add("--optimizer", choices=train.OPTIMIZERS, help="sets train.optimizer")
     add("--what", choices=("train", "grad"), default="train", help="the step, or gradients alone")
-    add("--no-shard-as", dest="shard_as", action="store_false", help="leave gradients to XLA")
+    add("--no-shard-as", dest="shard_as", action="store_false", help="omit the ties of scans")
     add(
         "--compiler-option",
         type=_option,

@@ -279,7 +279,8 @@ def run_layers(
         x, routed = add_to(x, layer, mix, config, plan, segments)
         return _lie(x, lambda s: s.activations, plan), routed
 
-    x = _lie(embedded(params, tokens, config), lambda s: s.activations, plan)
+    x = _lie(embedded(params, tokens, config), lambda s: s.lookups, plan)
+    x = _lie(x, lambda s: s.activations, plan)
     policy = POLICIES[plan.policy]
     return scan_layers(block, x, params["layers"], config, checkpoint_policy=policy)
 

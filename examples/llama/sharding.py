@@ -36,6 +36,9 @@ class Sharding:
 
     mesh: xf.AbstractMesh
     batch: P = P(_ROWS)
+    # [batch, seq, hidden], as they leave the embedding, whose gradient so is summed in columns. If
+    # rows were sharded over the columns' axes, Shardy would sum all columns on each device.
+    lookups: P = P(("tensor", "data"), None, _FSDP)
     activations: P = P(_ROWS, None, "tensor")  # [batch, seq, hidden], between the layers
     heads: P = P(_ROWS, "tensor")  # [batch, heads, seq, head_dim]
     features: P = P(_ROWS, None, "tensor")  # [batch, seq, features], within the feed-forward part

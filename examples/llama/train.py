@@ -190,10 +190,16 @@ def gradient(
     plan, count = recipe.plan, target_count(batch, recipe)
     params = recipe.numbers.computing(params)  # So that devices also gather in it.
     parts = plan.microbatches
-    of_part = xf.value_and_grad(loss, (0, 5))
+
+    def of_part(part: Batch) -> tuple[Tensor, Params, Params | None]:
+        both = xf.value_and_grad(loss, (0, 5))
+        mean, (grads, after) = both(params, base, part, recipe, count, scaling)
+        if plan.sharding is not None:  # XLA alone may shard some over fewer axes than the weights.
+            grads = xf.with_sharding_constraint(grads, _shardings(_trained(recipe)))
+        return mean, grads, after
+
     if parts == 1:
-        mean, (grads, scaling) = of_part(params, base, batch, recipe, count, scaling)
-        return Gradient(mean, grads, scaling)
+        return Gradient(*of_part(batch))
     rows = batch.tokens.shape[0]
     if rows % parts:
         raise ValueError(
@@ -201,7 +207,7 @@ def gradient(
         )
 
     def add(total: Any, part: Batch) -> tuple[Any, None]:
-        mean, (grads, after) = of_part(params, base, part, recipe, count, scaling)
+        mean, grads, after = of_part(part)
         added = xf.tree.map(lambda t, x: t + x.to(t.dtype), total[:2], (mean, grads))
         squares = total[3]
         if squares is not None:
@@ -307,8 +313,8 @@ def abstract_state(recipe: Recipe) -> State:
     return _placed(recipe, xf.eval_shape(lambda params: start(recipe, params), shapes))
 
 
-def _shardings(state: State) -> State:
-    return xf.tree.map(lambda leaf: leaf.sharding, state)
+def _shardings(placed: Any) -> Any:
+    return xf.tree.map(lambda leaf: leaf.sharding, placed)
 
 
 def _placed(recipe: Recipe, made: State) -> State:

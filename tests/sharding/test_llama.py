@@ -93,6 +93,20 @@ SETTINGS = {
 }
 
 
+@pytest.mark.usefixtures("partitioner")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_llama_gradients_are_sharded_like_weights(parts: int) -> None:
+    """Those of the embedding and the output matrix too, which are used outside of the scan."""
+    sharding = Sharding.of({"fsdp": 2, "tensor": 4})
+    plan = Plan(sharding=sharding, microbatches=parts)
+    recipe = train.Recipe(CONFIG, steps=2, plan=plan, precision="float32")
+    places = sharding.params(model.weights(CONFIG))
+    batch = xf.device_put(model.Batch(tokens(8, 16), tokens(8, 16)), sharding.on_mesh(xf.P("fsdp")))
+    gradient = xf.jit(lambda params, batch: train.gradient(params, batch, recipe).grads)
+    grads = gradient(xf.device_put(random_params(), places), batch)
+    xf.tree.map(lambda g, place: assert_lies(g, place.spec, sharding), grads, places)
+
+
 class Seen(Exception):
     """The step was reached."""
 
