@@ -9,6 +9,7 @@ same.
 from __future__ import annotations
 
 import os
+from importlib import metadata
 
 from xfunc.backends import active, forks
 from xfunc.backends.pjrt import client
@@ -25,6 +26,16 @@ __all__ = [
     "use_shardy_partitioner",
 ]
 
+
+def _has_new_jax() -> bool:
+    """Whether JAX is 0.10 or newer, without importing it."""
+    try:
+        found = metadata.version("jax").split(".")
+    except metadata.PackageNotFoundError:
+        return False
+    return (int(found[0]), int(found[1])) >= (0, 10)
+
+
 hide_library_frames: bool = True
 """Whether tracebacks of errors raised through xfunc leave out the frames of xfunc and torch."""
 
@@ -38,8 +49,8 @@ tpu_compiler: str = os.environ.get("XFUNC_TPU_COMPILER") or "installed"
 and libtpu. The environment variable ``XFUNC_TPU_COMPILER`` means the same.
 """
 
-use_shardy_partitioner: bool = False
-"""Whether programs are partitioned by Shardy; otherwise by GSPMD.
+use_shardy_partitioner: bool = _has_new_jax()
+"""Whether programs are partitioned by Shardy, as by default with JAX 0.10 or newer; or by GSPMD.
 
 On the backend ``"pjrt"``, and where ``Lowered.compile(target=...)`` compiles ahead of time;
 torch_xla has GSPMD only.

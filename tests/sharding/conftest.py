@@ -21,11 +21,11 @@ def mesh() -> "object":
     return xf.make_mesh((4, 2), ("x", "y"))
 
 
-@pytest.fixture(params=["default", "shardy"])
+@pytest.fixture(params=["GSPMD", "Shardy"])
 def partitioner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of XLA's partitioners; Shardy is the backend "pjrt"'s."""
     import xfunc as xf
 
-    if request.param == "shardy":
+    if request.param == "Shardy":
         request.getfixturevalue("pjrt")
-        monkeypatch.setattr(xf.config, "use_shardy_partitioner", True)
+    monkeypatch.setattr(xf.config, "use_shardy_partitioner", request.param == "Shardy")

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import torch
 
 import xfunc as xf
 from tests.support.divided import on
+from tests.support.fresh import Server
 from tests.support.jax_names import names
 from tests.support.shard_map_programs import programs
 from xfunc.sharding import Mesh, NamedSharding, P, sharding_of
@@ -149,6 +151,36 @@ def test_scan_ties_hold_in_both_partitioners() -> None:
     """Without them both shard the gradient of a stack over one axis."""
     assert stacked_gradient(ties=True) == [(3, 4, 8)] * 2
     assert (3, 4, 8) not in stacked_gradient(ties=False)
+
+
+BY_GSPMD = """
+import os
+level = {level}
+if level is None:
+    os.environ.pop("TF_CPP_MIN_LOG_LEVEL", None)
+else:
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = level
+import torch, xfunc as xf
+xf.config.set_backend("pjrt")
+xf.config.use_shardy_partitioner = False
+mesh = xf.make_mesh((8,), ("x",))
+x = xf.device_put(torch.arange(8.0), xf.NamedSharding(mesh, xf.P("x")))
+print(xf.jit(torch.sum)(x).item())
+"""
+
+
+@pytest.mark.parametrize("level", [None, "1"])
+def test_deprecation_of_gspmd_is_not_shown(level: str | None, fresh: Server) -> None:
+    """Unless XLA's warnings are asked for."""
+    done = fresh.run(BY_GSPMD.format(level=repr(level)))
+    assert (done.returncode, done.stdout) == (0, "28.0\n"), done.stderr
+    assert ("GSPMD" in done.stderr) is (level is not None)
+
+
+def test_shardy_is_default_with_new_jax(fresh: Server) -> None:
+    is_new = [*map(int, metadata.version("jax").split(".")[:2])] >= [0, 10]
+    done = fresh.run("import xfunc as xf; print(xf.config.use_shardy_partitioner)")
+    assert done.stdout == f"{is_new}\n", done.stderr
 
 
 def test_partitioners_without_common_mesh() -> None:
