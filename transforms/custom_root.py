@@ -66,7 +66,11 @@ def custom_root(
     name = f"custom_root of {function_name(f)}"
     guess = stop_gradient(as_tensors(initial_guess))
     converted, consts = closure_convert(cast("Fun", f), guess)
-    solved, held = closure_convert(lambda x: as_tensors(solve(f, x)), guess)
+
+    def found_from(x: T) -> PyTree:
+        return as_tensors(solve(f, x))
+
+    solved, held = closure_convert(found_from, guess)
     n = 1 + len(consts)
 
     @custom_jvp
@@ -78,9 +82,12 @@ def custom_root(
         values, dots = primals[1:n], tangents[1:n]
         x, aux = root(*primals)
         along = jvp(lambda *c: converted(x, *c), values, dots)[1]
+
+        def value_at(at: PyTree) -> PyTree:
+            return converted(at, *values)
+
         slope = tangent_solve(
-            lambda v: jvp(lambda at: converted(at, *values), (x,), (v,))[1],
-            tree.map(lambda t: -t, along),
+            lambda v: jvp(value_at, (x,), (v,))[1], tree.map(lambda t: -t, along)
         )
         return (x, aux), (slope, tree.map(lambda a: a * 0, aux))
 

@@ -138,8 +138,10 @@ SNIPPETS: dict[str, list[Snippet]] = {
         "jax.grad(lambda a: jax.lax.custom_root(lambda y: y * y * y - a, x[0], lambda f, y: jax.lax.fori_loop(0, 30, lambda _, y: y - f(y) / (3 * y * y), y), lambda g, y: y / g(jnp.ones(()))))(3.0)",
         "jax.lax.custom_root(lambda y: 2 * y - x, v, lambda f, y: (y - f(y) / 2, v.sum()), lambda g, y: y / 2, has_aux=True)",
     ],
-    "jax.lax.dynamic_slice": [f"jax.jit(lambda x, i: jax.lax.dynamic_slice(x, (i,), (2,)))(x, {i})" for i in (0, 1, 2, 7, -2)]
-    + ["jax.lax.dynamic_slice(m, (0, 1), (2, 2))"],
+    "jax.lax.dynamic_slice": [
+        *[f"jax.jit(lambda x, i: jax.lax.dynamic_slice(x, (i,), (2,)))(x, {i})" for i in (0, 1, 2, 7, -2)],
+        "jax.lax.dynamic_slice(m, (0, 1), (2, 2))",
+    ],
     "jax.lax.dynamic_update_slice": [f"jax.jit(lambda x, i: jax.lax.dynamic_update_slice(x, v[:2], (i,)))(x, {i})" for i in (0, 1, 7, -2)],
     "jax.ops.segment_sum": [
         f"jax.ops.segment_{k}(x, jnp.array([1, 1, 0]), num_segments={n})" for k in ("sum", "prod", "max", "min") for n in (2, 3)
