@@ -86,9 +86,7 @@ def custom_root(
         def value_at(at: PyTree) -> PyTree:
             return converted(at, *values)
 
-        slope = tangent_solve(
-            lambda v: jvp(value_at, (x,), (v,))[1], tree.map(lambda t: -t, along)
-        )
+        slope = tangent_solve(lambda v: jvp(value_at, (x,), (v,))[1], tree.map(lambda t: -t, along))
         return (x, aux), (slope, tree.map(lambda a: a * 0, aux))
 
     x, aux = root(guess, *consts, *stop_gradient(held))
