@@ -1,6 +1,6 @@
 """xfunc: JAX-style functional transforms over torch.
 
-What is public is in `__all__`: functions, and the modules in this folder and in `random`,
+What is public is in `__all__`: functions, and the modules in this folder and in `optim`, `random`,
 `sharding`, `aot` and `stages`. The other folders are internal.
 """
 
@@ -17,6 +17,7 @@ with _uncollected():
         distributed,
         errors,
         export,
+        optim,
         profiler,
         random,
         sharding,
@@ -200,6 +201,7 @@ __all__ = [
     "memory_report",
     "memory_stats",
     "named_scope",
+    "optim",
     "optimization_barrier",
     "pcast",
     "pmax",

@@ -169,6 +169,7 @@ ELSEWHERE = {
     "errors.XfuncError", "tree.adopt", "tree.adopt_class", "__version__", "stages", "memory_stats",
     "call_jax", "aot.topology_of",
 }  # fmt: skip
+ELSEWHERE |= {f"optim.{name}" for name in members(xf.optim)}  # optax's names, not JAX's
 
 
 def test_jax_page_names_every_public_name() -> None:
