@@ -250,6 +250,8 @@ __all__ = [
 for _name in __all__:  # They compile by themselves: torch.compile leaves calls of them to Python.
     if isinstance(_function := globals().get(_name), _types.FunctionType):
         _never_compile(_function)
+    elif isinstance(_function, _types.ModuleType) and hasattr(_function, "__all__"):
+        vars(_function)["__dir__"] = _function.__all__.copy
 
 
 def __dir__() -> list[str]:

@@ -145,6 +145,12 @@ def described(fun: object) -> str:
     return f"<lambda at {os.path.basename(code.co_filename)}:{code.co_firstlineno}>"
 
 
+def place_of(fun: object) -> str:
+    """Where a function is defined, as `` at file.py:12``; empty for those not written in Python."""
+    code = getattr(_inside(fun), "__code__", None)
+    return f" at {os.path.basename(code.co_filename)}:{code.co_firstlineno}" if code else ""
+
+
 def _inside(fun: object) -> object:
     """The Python function in transforms of it."""
     while (inner := getattr(fun, "__wrapped__", None)) is not None:

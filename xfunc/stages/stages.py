@@ -24,6 +24,7 @@ from xfunc.stages.staging import Staged
 from xfunc.trace import portable
 from xfunc.trace.finalise import finished
 from xfunc.trace.lowering import Lowering
+from xfunc.trace.text import text_of
 from xfunc.tree import PyTree
 
 
@@ -79,6 +80,26 @@ class Traced:
     def static_positions(self) -> list[int]:
         """Positions of the arguments that are part of the program."""
         return [i for i, *_ in self.parts.options.static or () if isinstance(i, int)]
+
+    def as_text(self, lines: bool = False) -> str:
+        """The program as text for people, which ``print(traced)`` shows too.
+
+        One line for each operation, with the type of its result; the bodies of loops, branches and
+        jitted functions are indented below. It is not parsed by anything: `lower` has the HLO.
+
+        Args:
+            lines: whether each operation is followed by the user's file and line.
+
+        Returns:
+            The text.
+
+        Semantics: ``jax.make_jaxpr``, whose result is printed likewise.
+        """
+        graph = self.parts.lowering.function.graph
+        return str(self.lower().module) if graph is None else text_of(graph, lines)
+
+    def __str__(self) -> str:
+        return self.as_text()
 
     def lower(self) -> Lowered:
         """The HLO of the function."""

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 import torch
 
 from xfunc import tree
-from xfunc.core.locations import function_name
+from xfunc.core.locations import function_name, place_of
 from xfunc.core.wrappers import Wrapper
 from xfunc.errors import fail, shown
 from xfunc.stages import again
@@ -29,6 +29,7 @@ from xfunc.tree import PyTree
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 S = TypeVar("S")
+_INTERNAL = frozenset("apply inside kind define run staged stays without_compiler".split())
 Q = ParamSpec("Q")
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class Transform(Wrapper, Generic[P, R]):
                 f"{name} was given {shown(fun)}, which is not callable",
                 f"pass a function: {name}(f)(x) rather than {name}(f(x)).",
             )
-        self.fun, self.options = fun, options
+        self.fun, self.options, self._kind_name = fun, options, name
         functools.update_wrapper(self, fun, updated=())
         self.__name__ = self.__qualname__ = f"{name}({function_name(fun)})"
         self._staged = Staged(self.apply, value=self, stays=self.stays)
@@ -102,6 +103,12 @@ class Transform(Wrapper, Generic[P, R]):
     def _parts(self) -> tuple[Any, ...]:
         """The arguments of `_made_anew`."""
         return type(self), *self._made_from
+
+    def __repr__(self) -> str:
+        return f"<{self._kind_name} of {function_name(self.fun)}{place_of(self.fun)}>"
+
+    def __dir__(self) -> list[str]:
+        return [n for n in dir(type(self)) if n[0] != "_" and n not in _INTERNAL]
 
     def __copy__(self) -> Self:
         made = object.__new__(type(self))

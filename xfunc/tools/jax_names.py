@@ -87,7 +87,7 @@ TABLE: dict[str, dict[str, str]] = {
         "log_compiles": "use f.explain() of a jitted function.",
         "make_array_from_callback": "use xf.make_array_from_process_local_data.",
         "make_array_from_single_device_arrays": "use xf.make_array_from_process_local_data.",
-        "make_jaxpr": "use xf.make_hlo(f)(x), and print the result.",
+        "make_jaxpr": "use print(xf.jit(f).trace(x)), or xf.make_hlo(f)(x) for HLO.",
         "named_call": "use xf.named_scope, a decorator too.",
         "numpy_dtype_promotion": "dtypes are promoted as torch does: delete the line.",
         "numpy_rank_promotion": "shapes broadcast as in torch: delete the line.",
