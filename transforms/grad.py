@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, overload
 
 import torch
 
@@ -30,9 +30,21 @@ from xfunc.transforms.checkpoint import checkpoint
 from xfunc.tree import PyTree
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+T = TypeVar("T", bound=Any)  # In a lambda without annotations, anything may be done with it.
 
 
+@overload
+def grad(
+    fun: Callable[Concatenate[T, Q], object],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+) -> Transform[Concatenate[T, Q], T]: ...
+@overload
+def grad(
+    fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Transform[P, PyTree]: ...
 def grad(
     fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Transform[P, PyTree]:
@@ -57,6 +69,14 @@ def grad(
     return ValueAndGrad(fun, argnums, has_aux, with_value=False)
 
 
+@overload
+def value_and_grad(
+    fun: Callable[Concatenate[T, Q], R], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+) -> Transform[Concatenate[T, Q], tuple[R, T]]: ...
+@overload
+def value_and_grad(
+    fun: Callable[P, R], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Transform[P, tuple[R, PyTree]]: ...
 def value_and_grad(
     fun: Callable[P, R], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Transform[P, tuple[R, PyTree]]:

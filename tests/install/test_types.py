@@ -20,6 +20,13 @@ def loss(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
     return (x * scale).sum()
 
 
+def of_params(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    return (params["w"] * x).sum()
+
+
+PARAMS = {"w": X}
+
+
 def with_aux(x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     return x.sum(), {"x": x}
 
@@ -46,8 +53,14 @@ def test_jit_keeps_the_signature() -> None:
 
 
 def test_derivatives_keep_the_signature() -> None:
-    value, _ = xf.value_and_grad(loss)(X, 2.0)
+    value, slope = xf.value_and_grad(loss)(X, 2.0)
     assert_type(value, torch.Tensor)
+    assert_type(slope, torch.Tensor)
+    assert_type(xf.grad(loss)(X, 2.0), torch.Tensor)
+    assert_type(xf.grad(loss)(X, scale=2.0), torch.Tensor)
+    assert_type(xf.jit(xf.grad(of_params))(PARAMS, X), dict[str, torch.Tensor])
+    assert_type(xf.grad(of_params, argnums=1)(PARAMS, X), Any)
+    assert_type(xf.grad(with_aux, has_aux=True)(X), Any)
     assert_type(xf.jvp(loss, (X,), (X,)), tuple[torch.Tensor, torch.Tensor])
     _, _, aux = xf.jvp(with_aux, (X,), (X,), has_aux=True)
     assert_type(aux, dict[str, torch.Tensor])
