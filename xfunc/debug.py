@@ -13,13 +13,13 @@ import torch
 from xfunc import tree
 from xfunc.cache.programs import cache_of, trace_count
 from xfunc.core import ambient
-from xfunc.core.locations import function_name
+from xfunc.core.locations import function_name, user_location
 from xfunc.core.wrappers import Wrapper
-from xfunc.errors import fail, report
+from xfunc.errors import ExecutionError, fail, report
 from xfunc.tools import nans as _nans
 from xfunc.trace import effects, tracing
 
-__all__ = ["MaxTraces", "assert_max_traces", "callback", "nans", "print"]
+__all__ = ["MaxTraces", "assert_max_traces", "callback", "check", "nans", "print"]
 
 
 def callback(fun: Callable[..., object], *args: object, **kwargs: object) -> None:
@@ -56,16 +56,67 @@ def print(fmt: str, *args: object, **kwargs: object) -> None:
 
     Source: ``jax.debug.print``.
     """
+    _check_format("print", fmt, args, kwargs)
+    callback(lambda *a, **k: builtins.print(fmt.format(*a, **k)), *args, **kwargs)
+
+
+def check(pred: object, fmt: str, *args: object, **kwargs: object) -> None:
+    """Raise an error with ``fmt.format(*args, **kwargs)`` in each run where `pred` is not true.
+
+    It is raised from the call of the compiled function, after the program has finished; by
+    `vmap`, for the first example that fails. See `callback` for when and how often it checks.
+
+    Args:
+        pred: a boolean array of any shape, all of which must be true; usually traced.
+        fmt: a format string.
+        args: what it shows: traced arrays have the values of the run.
+        kwargs: likewise, by name.
+
+    Returns:
+        None.
+
+    Raises:
+        ExecutionError: from the call: `pred` was not true. It names the line of the check.
+        ValueError: `fmt` does not fit the arguments.
+        UnsupportedOpError: inside a branch, a while loop or a custom rule.
+
+    Example::
+
+        >>> @xf.jit
+        ... def root(x):
+        ...     xf.debug.check(x >= 0, "root of {}", x)
+        ...     return x.sqrt()
+        >>> root(torch.tensor(-1.0))
+        Traceback (most recent call last):
+        xfunc.errors.ExecutionError: a check failed: root of -1.0
+
+    Semantics: ``jax.experimental.checkify.check``, whose error the caller has to ask for.
+    """
+    _check_format("check", fmt, args, kwargs)
+    place = user_location()
+
+    def confirm(pred: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        if not torch.as_tensor(pred).all():
+            fail(
+                ExecutionError,
+                f"a check failed: {fmt.format(*args, **kwargs)}",
+                "the values are those of this call; xf.disable_jit() runs it step by step.",
+                at=place,
+            )
+
+    callback(confirm, pred, args, kwargs)
+
+
+def _check_format(name: str, fmt: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     try:
         fmt.format(*(_Any() for _ in args), **{name: _Any() for name in kwargs})
     except (IndexError, KeyError, ValueError, AttributeError) as error:
         raise ValueError(
             report(
-                f"debug.print was given {fmt!r}, which does not fit its arguments: {error!r}",
+                f"debug.{name} was given {fmt!r}, which does not fit its arguments: {error!r}",
                 "write {} for each positional argument and {name} for each named one.",
             )
         ) from None
-    callback(lambda *a, **k: builtins.print(fmt.format(*a, **k)), *args, **kwargs)
 
 
 class _Any:

@@ -193,6 +193,14 @@ SNIPPETS: dict[str, list[Snippet]] = {
     ],
     "jax.pure_callback": ["jax.jit(lambda x: jax.pure_callback(lambda a: a * 2, jax.ShapeDtypeStruct((3,), jnp.float32), x))(x)"],
     "jax.experimental.io_callback": ["jax.jit(lambda x: jax.experimental.io_callback(lambda a: a * 2, jax.ShapeDtypeStruct((3,), jnp.float32), x))(x)"],
+    "jax.experimental.checkify.check": [
+        (
+            "from jax.experimental import checkify\nf = lambda x: (checkify.check(x.sum() > 9, 'the sum is {s}', s=x.sum()), x)[1]\n"
+            "'the sum is 1.25' in checkify.checkify(f)(x)[0].get()",
+            "try:\n    xf.jit(lambda x: (xf.debug.check(x.sum() > 9, 'the sum is {s}', s=x.sum()), x)[1])(x)\n    text = ''\n"
+            "except xf.errors.ExecutionError as error:\n    text = str(error)\n'the sum is 1.25' in text",
+        ),
+    ],
     "jax.debug_nans": [
         "with jax.debug_nans(True):\n    try:\n        jax.block_until_ready(jax.jit(lambda x: jnp.sqrt(x))(x))\n        found = 'nothing'\n"
         "    except FloatingPointError:\n        found = 'NaN'\nfound",

@@ -323,3 +323,40 @@ def test_debug_nans_search_repeats_no_callbacks():
     with xf.debug.nans(), pytest.raises(FloatingPointError, match="log made the first"):
         xf.jit(lambda x: logs(log.fun(x)))(X)
     assert log == [A]
+
+
+# -- checks ---------------------------------------------------------------------------------------
+
+
+def checked(x):
+    xf.debug.check(x < 4, "a value of {x} in {}", "x", x=x.max())
+    return x * x
+
+
+CHECKED = {
+    "jit": (lambda f: xf.jit(f), X, X + 3, 5.0),
+    "alone": (lambda f: f, X, X + 3, 5.0),
+    "grad": (lambda f: xf.jit(xf.grad(sums(f))), X, X + 3, 5.0),
+    "jvp": (lambda f: lambda x: xf.jvp(f, (x,), (x,)), X, X + 3, 5.0),
+    "vmap": (lambda f: xf.jit(xf.vmap(f)), XS - 2, XS, 5.0),
+    "scan": (lambda f: lambda x: xf.scan(lambda c, r: (c, f(r)), 0.0, x), XS - 2, XS + 1, 6.0),
+}
+
+
+@pytest.mark.parametrize("transform", CHECKED)
+def test_check_raises_from_the_call_with_the_values(transform):
+    make, good, bad, value = CHECKED[transform]
+    run = make(checked)
+    run(good)
+    with pytest.raises(xf.errors.ExecutionError, match="a check failed") as caught:
+        run(bad)
+    problem, place, hint = str(caught.value).splitlines()
+    assert problem == f"a check failed: a value of {value} in x"
+    assert re.fullmatch(r"  at .*test_debug.py:\d+ in checked: xf.debug.check\(x < 4, .*", place)
+    assert hint.startswith("Hint: the values are those of this call")
+    run(good)
+
+
+def test_check_of_a_format_that_does_not_fit():
+    with pytest.raises(ValueError, match=r"debug.check was given '\{\}', which does not fit"):
+        xf.debug.check(True, "{}")
