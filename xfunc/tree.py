@@ -20,11 +20,13 @@ from xfunc.errors import TreeMismatchError, fail, report
 
 __all__ = [
     "all",
+    "combine",
     "flatten",
     "leaves",
     "leaves_with_path",
     "map",
     "map_with_path",
+    "partition",
     "reduce",
     "register",
     "register_dataclass",
@@ -212,6 +214,62 @@ def reduce(
     """Fold `function` over the leaves, from the left, starting at `initializer` if it is given."""
     first = () if initializer is _NOTHING else (initializer,)
     return functools.reduce(function, leaves(tree, is_leaf), *first)
+
+
+def partition(
+    tree: PyTree, choose: Callable[[Leaf], bool], is_leaf: IsLeaf | None = None
+) -> tuple[PyTree, PyTree]:
+    """The leaves of a tree in two trees: those that `choose` is true for, and the others.
+
+    Where the other one has a leaf, a tree has None: the first may be differentiated, or trained,
+    and the second closed over. `combine` puts them together.
+
+    Args:
+        tree: any tree.
+        choose: from a leaf to a bool.
+        is_leaf: as in `map`.
+
+    Returns:
+        Two trees like `tree`.
+
+    Example::
+
+        >>> xf.tree.partition({"a": 1, "b": "text"}, lambda x: isinstance(x, int))
+        ({'a': 1, 'b': None}, {'a': None, 'b': 'text'})
+
+    Semantics: ``equinox.partition`` with a function.
+    """
+    found, shape = flatten(tree, is_leaf)
+    chosen = [bool(choose(x)) for x in found]
+    pairs = list(zip(found, chosen, strict=True))
+    first = unflatten(shape, [x if yes else None for x, yes in pairs])
+    return first, unflatten(shape, [None if yes else x for x, yes in pairs])
+
+
+def combine(*trees: PyTree) -> PyTree:
+    """The tree of the leaves of several, as `partition` returns them.
+
+    Args:
+        trees: of one structure, but for None where another one has a leaf.
+
+    Returns:
+        A tree with the first leaf that is not None at each place; None where all are.
+
+    Raises:
+        TreeMismatchError: the trees differ in structure.
+
+    Example::
+
+        >>> xf.tree.combine({"a": 1, "b": None}, {"a": None, "b": "text"})
+        {'a': 1, 'b': 'text'}
+
+    Semantics: ``equinox.combine``.
+    """
+
+    def first(*xs: Leaf) -> Leaf:
+        return next((x for x in xs if x is not None), None)
+
+    return map(first, *trees, is_leaf=lambda x: x is None)
 
 
 def transpose(outer: Structure, inner: Structure | None, tree: PyTree) -> PyTree:

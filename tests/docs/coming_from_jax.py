@@ -103,7 +103,7 @@ RAISES: dict[str, str] = {
 
 # Rows whose left side is not JAX's own, or nothing, or needs a machine that fails.
 UNTRIED = {
-    "f._cache_size()", "chex.assert_max_traces", "none", "orbax.checkpoint",
+    "equinox.partition", "f._cache_size()", "chex.assert_max_traces", "none", "orbax.checkpoint",
     "dropout", "flax.nnx.split", "none: side effects happen once, at trace time",
     "XlaRuntimeError", "errors of orbax", "none: symbolic shapes are for export only",
     "jax.distributed.initialize", "jax.distributed.is_initialized", "jax.distributed.shutdown",

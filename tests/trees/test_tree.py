@@ -42,3 +42,19 @@ def test_register_dataclass_data_fields_override_metadata() -> None:
 
     xf.tree.register_dataclass(Pair, data_fields=("a", "b"))
     assert xf.tree.leaves(Pair(1, 2)) == [1, 2]
+
+
+def test_partition_and_combine():
+    tree = {"a": [1, "x", None], "b": (2.5, {"c": "y"})}
+    numbers, rest = xf.tree.partition(tree, lambda x: not isinstance(x, str))
+    assert numbers == {"a": [1, None, None], "b": (2.5, {"c": None})}
+    assert rest == {"a": [None, "x", None], "b": (None, {"c": "y"})}
+    assert xf.tree.combine(numbers, rest) == xf.tree.combine(rest, numbers) == tree
+    lists = xf.tree.partition([[1], [2, 3]], lambda x: len(x) == 1, lambda x: x != [[1], [2, 3]])
+    assert lists == ([[1], None], [None, [2, 3]])
+    assert xf.tree.combine((None, 1), (None, 2)) == (None, 1)
+
+
+def test_combine_of_trees_that_differ():
+    with pytest.raises(xf.errors.TreeMismatchError, match="tree 2 differs from the first tree"):
+        xf.tree.combine({"a": 1}, {"b": None})
