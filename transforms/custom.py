@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
@@ -109,10 +109,16 @@ class CustomFunction(Transform[P, R]):
 
     def _whole(self, diff: Sequence[object], nondiff: Sequence[object]) -> list[object]:
         """The arguments as the function takes them."""
-        n = len(diff) + len(nondiff)
-        places = {i % n for i in self._nondiff}
-        rest, fixed = iter(diff), iter(nondiff)
-        return [next(fixed) if i in places else next(rest) for i in range(n)]
+        return _together(diff, nondiff, self._nondiff)
+
+    def _primal(self, nondiff: Sequence[object]) -> Callable[..., PyTree]:
+        """The function of the arguments that are differentiated.
+
+        A program that is kept holds it: it must not lead to the rules, which may hold values of a
+        trace.
+        """
+        fun, places = self._primal_fun, self._nondiff
+        return lambda *diff: fun(*_together(diff, nondiff, places))
 
     def _unwatched(
         self, primal: Fun, diff: tuple[object, ...], nondiff: tuple[object, ...]
@@ -128,6 +134,15 @@ class CustomFunction(Transform[P, R]):
 
     def _part(self, fun: Fun, role: str) -> Staged:
         return Staged(fun, value=Part(fun, (self.kind, role)))
+
+
+def _together(
+    diff: Sequence[object], nondiff: Sequence[object], where: Sequence[int]
+) -> list[object]:
+    n = len(diff) + len(nondiff)
+    places = {i % n for i in where}
+    rest, fixed = iter(diff), iter(nondiff)
+    return [next(fixed) if i in places else next(rest) for i in range(n)]
 
 
 def _by_position(

@@ -114,8 +114,7 @@ class CustomJvp(CustomFunction[P, R]):
         leaves, structure = tree.flatten(diff)
         smooth = [i for i, x in enumerate(leaves) if differentiable(x)]
 
-        def primal(*xs: object) -> PyTree:
-            return self._primal_fun(*self._whole(xs, nondiff))
+        primal = self._primal(nondiff)
 
         def push(xs: object, dots: Sequence[Tensor]) -> tuple[PyTree, list[Tensor]]:
             return self._push(nondiff, xs, dots, smooth, structure)

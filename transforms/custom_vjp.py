@@ -88,8 +88,7 @@ class CustomVjp(CustomFunction[P, R]):
             trace.has_rule = True
         like = tree.map(aval_of, diff)  # The values cached below must not be traced.
 
-        def primal(*xs: object) -> PyTree:
-            return self._primal_fun(*self._whole(xs, nondiff))
+        primal = self._primal(nondiff)
 
         def fwd(*xs: object) -> tuple[PyTree, PyTree]:
             out, residuals = self._pair(self._rules[0](*self._whole(xs, nondiff)))

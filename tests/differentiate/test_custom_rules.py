@@ -233,3 +233,45 @@ def test_custom_jvp_forward_over_forward(eager: bool) -> None:
             (xf.grad(lambda x: curve(x).sum())(X), 6 * one),
         ):
             torch.testing.assert_close(got.cpu(), want)
+
+
+def _by_jvp(scale: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    doubled = xf.custom_jvp(lambda x: x * 2)
+    doubled.defjvp(lambda xs, dots: (doubled(*xs), dots[0] * scale))
+    return doubled
+
+
+def _by_vjp(scale: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    doubled = xf.custom_vjp(lambda x: x * 2)
+    doubled.defvjp(lambda x: (doubled(x), None), lambda _, ct: (ct * scale,))
+    return doubled
+
+
+def _by_vmap(scale: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    doubled = xf.custom_vmap(lambda x: x * 2)
+    doubled.def_vmap(lambda n, batched, x: (x * scale, True))
+    return doubled
+
+
+AROUND: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], Any]] = {
+    "jit": xf.jit,
+    "checkpoint": lambda f: xf.jit(xf.checkpoint(f)),
+    "scan": lambda f: xf.jit(lambda x: xf.scan(lambda c, _: (f(c) / 2, None), f(x), length=2)[0]),
+    "cond": lambda f: xf.jit(lambda x: xf.cond(x.sum() > 0, f, lambda x: x, x)),
+    "grad": lambda f: lambda x: xf.jit(xf.grad(lambda w: w.sum() + f(x).sum()))(x) * f(x),
+}
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+@pytest.mark.parametrize("kind", [_by_jvp, _by_vjp, _by_vmap])
+def test_rules_that_are_not_used_may_close_over_traced_values(
+    kind: Callable[[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]],
+    around: Callable[[Callable[[torch.Tensor], torch.Tensor]], Any],
+) -> None:
+    """A program of the function alone held the rules, and so what these held: a LeakError."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return kind(torch.ones(()) * three)(x)
+
+    three = torch.tensor(3.0)
+    assert around(f)(torch.ones(2)).tolist() == [2.0, 2.0]
