@@ -102,9 +102,15 @@ def _documented(names: str) -> str:
     for name in re.findall(r"`([^`]+)`", names):
         path = re.sub(r"^xf\b", "xfunc", name)
         lines += ["", f".. {_directive(path)}:: {path}"]
-        if lines[-1].startswith(".. autoclass"):
+        # The fields of a named tuple are in its docstring.
+        if lines[-1].startswith(".. autoclass") and not hasattr(_found(path), "_fields"):
             lines.append("   :members:")
     return "\n".join([*lines, "```"])
+
+
+def _found(path: str) -> object:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def _directive(path: str) -> str:
@@ -113,7 +119,7 @@ def _directive(path: str) -> str:
         return "automodule"
     except ModuleNotFoundError:
         module, _, name = path.rpartition(".")
-        found = getattr(importlib.import_module(module), name)
+        found = _found(path)
     if inspect.isclass(found):
         return "autoexception" if issubclass(found, Exception) else "autoclass"
     if callable(found):
