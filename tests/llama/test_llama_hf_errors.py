@@ -224,3 +224,14 @@ def test_load_ignores_additional_tensors_of_older_files(folder: Path) -> None:
     }
     edit_tensors(folder, lambda tensors: tensors.update(more))
     assert_equal(hf.load(folder)[1], params)
+
+
+def test_load_ignores_keys_that_compute_nothing(folder: Path) -> None:
+    """Of SmolLM2, Qwen3-Coder and unsloth; transformers reads none of them, either."""
+    config = model.TINY["tiny"]
+    params = random_params(config)
+    hf.save(folder, config, params)
+    more = {"transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}}}
+    edit_config(folder, is_llama_config=True, use_qk_norm=True, unsloth_fixed=True, **more)
+    assert hf.load_config(folder) == config
+    assert_equal(hf.load(folder)[1], params)
