@@ -14,9 +14,9 @@ SILENT = frozenset(
     encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
     forced_bos_token_id forced_eos_token_id id2label initializer_range is_llama_config label2id
     length_penalty max_length max_position_embeddings min_length model_type name_or_path
-    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states
-    output_router_logits output_scores pad_token_id prefix pretraining_tp problem_type
-    remove_invalid_values repetition_penalty return_dict return_dict_in_generate
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_attentions
+    output_hidden_states output_router_logits output_scores pad_token_id prefix pretraining_tp
+    problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate
     router_aux_loss_coef sep_token_id suppress_tokens task_specific_params temperature
     tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config
     transformers_version typical_p unsloth_fixed unsloth_version use_bfloat16 use_cache use_qk_norm
