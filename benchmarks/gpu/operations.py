@@ -29,10 +29,11 @@ WORKERS = 12
 
 
 def check(small: bool, only: Sequence[str] = ()) -> None:
-    """Run them; print the table, and keep each finding in $OUT, or here."""
+    """Run them; print the table, and keep each finding in $OUT, or in build."""
     names = only or (SMALL if small else entries())
     units = list(run.units(OF[:1] if small else OF, UNDER, names, 1))
-    findings = Path(os.environ.get("OUT", "."), "operations.jsonl")
+    findings = Path(os.environ.get("OUT", "build"), "operations.jsonl")
+    findings.parent.mkdir(exist_ok=True)
     workers = min(WORKERS, os.cpu_count() or 1, len(units))
     parts = [units[k::workers] for k in range(workers)]
     command = [sys.executable, "-m", "benchmarks.gpu.operations"]

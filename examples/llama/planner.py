@@ -13,7 +13,10 @@ from typing import NamedTuple
 from .model import Config
 
 # The policies of `plan.POLICIES`, from those that leave little in HBM to those that leave much.
-FROM_SMALL = ("offload", "offload-attention", "full", "attention", "dots", "everything")
+FROM_SMALL = (
+    *("offload", "offload-attention", "full", "attention"),
+    *("dots", "dots-attention", "everything"),
+)
 
 
 class Mesh(NamedTuple):
