@@ -220,15 +220,3 @@ def test_second_derivative_of_copysign_is_zero(dtype: torch.dtype) -> None:
     assert slope(x).tolist() == [-1.0, -1.0, 1.0, 0.0]
     assert xf.grad(lambda x: slope(x).sum())(x).tolist() == [0.0] * 4
     assert xf.jvp(slope, (x,), (x,))[1].tolist() == [0.0] * 4
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-def test_atan2_has_one_derivative_at_the_origin(dtype: torch.dtype) -> None:
-    """0 in both modes, from torch 2.11 on; before, torch has NaN in both."""
-    x = torch.tensor([0.0, -0.0, 0.0, 1.5], dtype=dtype)
-    y = torch.tensor([0.0, -0.0, -2.0, 0.5], dtype=dtype)
-    of_torch = x.clone().requires_grad_()
-    torch.atan2(of_torch, y).sum().backward()
-    for jacobian in (xf.jacfwd, xf.jacrev):
-        found = xf.device_get(jacobian(torch.atan2)(x, y)).diagonal()
-        torch.testing.assert_close(found, of_torch.grad, equal_nan=True)

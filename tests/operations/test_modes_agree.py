@@ -79,8 +79,8 @@ ROUNDED = ("bfloat16", "half")  # the modes round in different places
 ZEROS = ("zeros", "zeros of both signs")
 # No derivative at matrices that have no inverse, which LU and QR factors may miss by rounding.
 SINGULAR = ("lu_solve", "qr", "linalg.lu_solve", "linalg.qr")
-# Nor has a variance of nothing whose correction is below 0.
-NOWHERE = {"masked.var": ("masks of False",)}
+# Neither at the origin; nor has a variance of nothing whose correction is below 0.
+NOWHERE = {"atan2": (*ZEROS, "whole numbers"), "masked.var": ("masks of False",)}
 NOWHERE |= dict.fromkeys(SINGULAR, (*ZEROS, "ones"))
 KEEP_ONE = (  # Of several values that are written to one place, one is kept: see docs/autodiff.md.
     "scatter",

@@ -51,12 +51,6 @@ def clamp_ignores_nan() -> bool:
 
 
 @functools.cache
-def atan2_has_gradient_at_origin() -> bool:
-    """Whether its gradient is 0 there, as in torch 2.11: in torch 2.9 it is NaN."""
-    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 11)
-
-
-@functools.cache
 def float8_saturates() -> bool:
     """Whether a number beyond the largest float8_e4m3fn becomes it: before torch 2.13, NaN."""
     return not torch.tensor(torch.inf).to(torch.float8_e4m3fn).isnan()

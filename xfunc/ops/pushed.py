@@ -28,7 +28,6 @@ import torch
 from torch._decomp import decomposition_table
 from torch.autograd import forward_ad
 
-from xfunc.core import releases
 from xfunc.ops.linalg import sign_of
 from xfunc.ops.registry import composition, differentiable
 from xfunc.ops.running import scan_along
@@ -87,19 +86,6 @@ def minimum(x: Tensor, y: Tensor) -> Tensor:
     x, y = _alike(x, y)
     either = torch.where(x < y, x, x + y)  # NaN
     return torch.where(x == y, x / 2 + y / 2, torch.where(x > y, y, either))
-
-
-def _are_wide_and_pushed(x: Tensor, y: Tensor) -> bool:
-    has_complex = (torch.float32, torch.float64)
-    if x.dtype is not y.dtype or x.dtype not in has_complex:
-        return False
-    return releases.atan2_has_gradient_at_origin() and _is_pushed(x, y)
-
-
-@composition("atan2", when=_are_wide_and_pushed)
-def atan2(x: Tensor, y: Tensor) -> Tensor:
-    # At the origin torch has the gradient 0 and the tangent NaN: that of `angle` is 0.
-    return torch.angle(torch.complex(*torch.broadcast_tensors(y, x)))
 
 
 @composition("_prelu_kernel", when=_is_pushed)
