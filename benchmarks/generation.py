@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import xfunc as xf
-from benchmarks.timing import Row, table
+from benchmarks.timing import Contender, Row, race, table
 from benchmarks.training import on_one_core
 from examples.llama import generate, hf, model
 from examples.llama.sampling import Sampling, Settings
@@ -54,7 +54,9 @@ def measure() -> None:
 
         assert torch.equal(ours(), theirs())
         name = f"transformers, {TEXTS} texts after up to {longest} tokens"
-        mine, other = (_cost(f) / (TEXTS * NEW) for f in (ours, theirs))
+        both = {"xfunc": Contender(ours), "transformers": Contender(theirs)}
+        best = race(both, ROUNDS, budget=300.0, clock=time.process_time)
+        mine, other = (seconds / (TEXTS * NEW) for seconds in best.values())
         rows.append(Row(name, mine, other, 1 / 0.8))
     print(table(f"generation: CPU time of a token, {NEW} after each text", rows))
 
@@ -75,15 +77,6 @@ def _in_transformers(params: Any) -> Callable[[torch.Tensor, torch.Tensor], torc
             return of_hub.generate(tokens, attention_mask=mask, **how)[:, width:]
 
     return run
-
-
-def _cost(run: Callable[[], object]) -> float:
-    found = []
-    for _ in range(ROUNDS):
-        start = time.process_time()
-        run()
-        found.append(time.process_time() - start)
-    return min(found)
 
 
 if __name__ == "__main__":

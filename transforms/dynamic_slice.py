@@ -5,12 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-import torch
-
 from xfunc.core.avals import short
 from xfunc.core.types import ArrayLike
 from xfunc.errors import fail, shown
 from xfunc.stages.checks import Tensor, as_tensor
+from xfunc.torchlib.indexing import is_number, places_from
 from xfunc.transforms.jit import jit
 
 
@@ -81,7 +80,7 @@ def dynamic_update_slice(
 def _starts(
     name: str, x: Tensor, starts: Tensor | Sequence[ArrayLike], sizes: tuple[int, ...]
 ) -> list[Tensor]:
-    """The starts, as int64 scalars."""
+    """The starts, as scalars."""
     found = list(starts.unbind()) if isinstance(starts, Tensor) else [as_tensor(s) for s in starts]
     if len(found) != x.ndim or len(sizes) != x.ndim:
         fail(
@@ -96,23 +95,16 @@ def _starts(
             "give sizes from 0 to those of the array.",
         )
     for s in found:
-        if s.ndim or s.dtype.is_floating_point or s.dtype.is_complex or s.dtype is torch.bool:
+        if not is_number(s):
             fail(TypeError, f"{name} was given the start {short(s)}", "give integers.")
     return found
-
-
-def _places(start: Tensor, size: int, n: int) -> Tensor:
-    """The positions of a part along a dimension of size n."""
-    start = start.long()
-    start = torch.where(start < 0, start + n, start).clamp(0, n - size)
-    return start + torch.arange(size)
 
 
 @jit(static_argnums=2)
 def _read(x: Tensor, starts: Sequence[Tensor], sizes: tuple[int, ...]) -> Tensor:
     for dim, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         if size != x.shape[dim]:
-            x = x.index_select(dim, _places(start, size, x.shape[dim]))
+            x = x.index_select(dim, places_from(start.long(), size, x.shape[dim]))
     return x.clone()
 
 
@@ -127,6 +119,6 @@ def _written(x: Tensor, update: Tensor, starts: list[Tensor], dim: int) -> Tenso
     n, size = x.shape[dim], update.shape[dim]
     if size == n:
         return _written(x, update, starts, dim + 1)
-    places = _places(starts[dim], size, n)
+    places = places_from(starts[dim].long(), size, n)
     part = _written(x.index_select(dim, places), update, starts, dim + 1)
     return x.index_copy(dim, places, part)

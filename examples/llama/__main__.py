@@ -185,9 +185,9 @@ def generate_command(argv: Sequence[str]) -> int:
         encoder = conversations.Encoder(known, DataConfig(kind="chat", template=args.template))
         prompts = [encoder.prompt([{"role": "user", "content": text}]) for text in texts]
     else:
-        prompts = [known.encode_prompt(text) for text in texts]
+        prompts = complete.prompts_of(known, texts)
     try:
-        made = complete.continued(
+        made = complete.complete(
             found.computing(),
             known,
             prompts,

@@ -13,33 +13,15 @@ from .sampling import Sampling, Settings
 from .tokenizer import Tokenizer
 
 
-def complete(
-    params: Params,
-    tokenizer: Tokenizer,
-    texts: Sequence[str],
-    new: int,
-    settings: Settings = Settings(),
-    *,
-    config: Config,
-    plan: Plan = Plan(),
-    stops: Sequence[str] = (),
-    size: int = 8,
-    longest: int | None = None,
-) -> list[str]:
-    """What follows each text; see `continued`.
-
-    Args:
-        texts: of any lengths.
-        longest: tokens of a prompt, at most, the last ones; None: all.
-    """
+def prompts_of(
+    tokenizer: Tokenizer, texts: Sequence[str], longest: int | None = None
+) -> list[list[int]]:
+    """The tokens of texts, of each the last `longest` ones at most (None: all)."""
     prompts = [tokenizer.encode_prompt(text) for text in texts]
-    prompts = [prompt[-(longest or len(prompt)) :] for prompt in prompts]
-    return continued(
-        params, tokenizer, prompts, new, settings, config=config, plan=plan, stops=stops, size=size
-    )
+    return [prompt[-(longest or len(prompt)) :] for prompt in prompts]
 
 
-def continued(
+def complete(
     params: Params,
     tokenizer: Tokenizer,
     prompts: Sequence[Sequence[int]],

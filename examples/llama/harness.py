@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from . import hosts, tokenizer, trained
-from .complete import complete
+from .complete import complete, prompts_of
 from .model import Config, Params
 from .options import SettingError
 from .plan import Plan
@@ -109,14 +109,13 @@ class Answers:
         return complete(
             self._params,
             self._known,
-            texts,
+            prompts_of(self._known, texts, self._length - new),
             new,
             Settings(**given),
             config=self._config,
             plan=self._plan,
             stops=[until] if isinstance(until, str) else [text for text in until if text],
             size=self._batch,
-            longest=self._length - new,
         )
 
     def _pair(self, context: str, continuation: str) -> Row:

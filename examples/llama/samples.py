@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from . import hosts
-from .complete import complete
+from .complete import complete, prompts_of
 from .config import Run
 from .model import Params
 from .recipe import Recipe
@@ -26,7 +26,7 @@ def write(
     made = complete(
         weights,
         known,
-        run.samples,
+        prompts_of(known, run.samples),
         run.sample_tokens,
         Settings(_TEMPERATURE, seed=run.seed),
         config=recipe.model,

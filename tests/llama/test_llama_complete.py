@@ -9,7 +9,7 @@ import torch
 
 import xfunc as xf
 from examples.llama import generate, model, tokenizer
-from examples.llama.complete import complete, continued
+from examples.llama.complete import complete, prompts_of
 from examples.llama.finite import NotFiniteError
 from examples.llama.plan import Plan
 from examples.llama.sampling import Sampling, Settings
@@ -104,31 +104,29 @@ def test_complete_texts_of_several_batches_equal_each_alone(
     config, params = talking
     texts = ["the", "the cat and the dog", "é", "say bye and 日本 " * 3, "dog"]
     settings = Settings(0.9, seed=2**63 - 2)
-    made = complete(params, known, texts, 7, settings, config=config, plan=PLAN, size=2)
+    prompts = prompts_of(known, texts)
+    made = complete(params, known, prompts, 7, settings, config=config, plan=PLAN, size=2)
     seeds = [2**63 - 2, 2**63 - 1, -(2**63), 1 - 2**63, 2 - 2**63]
-    for text, seed, answer in zip(texts, seeds, made, strict=True):
+    for prompt, seed, answer in zip(prompts, seeds, made, strict=True):
         how = Settings(0.9, seed=seed)
-        assert complete(params, known, [text], 7, how, config=config, plan=PLAN) == [answer]
-    short = known.encode_prompt(texts[3])[-4:]
-    assert complete(params, known, [texts[3]], 7, config=config, plan=PLAN, longest=4) == (
-        continued(params, known, [short], 7, config=config, plan=PLAN)
-    )
+        assert complete(params, known, [prompt], 7, how, config=config, plan=PLAN) == [answer]
+    assert prompts_of(known, texts, 4)[3] == known.encode_prompt(texts[3])[-4:]
 
 
 def test_complete_ends_before_stop_string_and_end_token(
     known: tokenizer.Tokenizer, talking: tuple[model.Config, model.Params]
 ) -> None:
     config, params = talking
-    (whole,) = complete(params, known, ["the"], 12, config=config, plan=PLAN)
+    prompt = known.encode_prompt("the")
+    (whole,) = complete(params, known, [prompt], 12, config=config, plan=PLAN)
     stop = whole[4:7]
     (cut,) = complete(
-        params, known, ["the"], 12, config=config, plan=PLAN, stops=["no such text", stop]
+        params, known, [prompt], 12, config=config, plan=PLAN, stops=["no such text", stop]
     )
     assert cut == whole[: whole.index(stop)] != whole
-    prompt = known.encode_prompt("the")
     tokens = sampled(params, [prompt], [Settings()], config=config)[0]
     ending = dataclasses.replace(known, end=tokens[4])
-    (ended,) = continued(params, ending, [prompt], 9, config=config, plan=PLAN)
+    (ended,) = complete(params, ending, [prompt], 9, config=config, plan=PLAN)
     assert ended == known.decode_after(prompt, tokens[: tokens.index(tokens[4])])
 
 
@@ -138,7 +136,7 @@ def test_complete_errors(
     config, params = talking
     for none in ([], [[]]):
         with pytest.raises(ValueError, match="a prompt has no tokens: give a text"):
-            continued(params, known, none, 3, config=config)
+            complete(params, known, none, 3, config=config)
     broken = params | {"norm": params["norm"] * torch.nan}
     with pytest.raises(NotFiniteError, match="logits that are not finite"):
-        complete(broken, known, ["the"], 3, config=config)
+        complete(broken, known, prompts_of(known, ["the"]), 3, config=config)

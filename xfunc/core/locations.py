@@ -139,10 +139,8 @@ def function_name(fun: object) -> str:
 
 def described(fun: object) -> str:
     """The name of a callable in messages that tell it from others: a lambda's says where it is."""
-    name, code = function_name(fun), getattr(_inside(fun), "__code__", None)
-    if code is None or not name.endswith("<lambda>"):
-        return name
-    return f"<lambda at {os.path.basename(code.co_filename)}:{code.co_firstlineno}>"
+    name, place = function_name(fun), place_of(fun)
+    return f"<lambda{place}>" if place and name.endswith("<lambda>") else name
 
 
 def place_of(fun: object) -> str:

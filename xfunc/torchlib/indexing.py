@@ -142,11 +142,17 @@ def narrow(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
         size = x.shape[dim]
         if not 0 <= length <= size:
             return func(x, dim, 0, length)  # torch's error
-        start = torch.where(start < 0, start + size, start).clamp(0, size - length)
-        places = start + torch.arange(length, device=x.device)
-        return torch.index_select(x, dim, places)
+        return torch.index_select(x, dim, places_from(start, length, size, x.device))
 
     return call
+
+
+def places_from(
+    start: Tensor, length: int, size: int, device: torch.device | None = None
+) -> Tensor:
+    """The positions of a part along a dimension of a size; its traced start is clamped."""
+    start = torch.where(start < 0, start + size, start).clamp(0, size - length)
+    return start + torch.arange(length, device=device)
 
 
 INDEXING: dict[object, Callable[..., object]] = {

@@ -196,9 +196,15 @@ class Array(torch.Tensor):
         try:
             return self._looked_at
         except AttributeError:
-            self._looked_at = Data(_own(self))
+            if self._is_donated:
+                fail_donated()
+            self._looked_at = Data(self._jax_array)
             del self._jax_array
         return self._looked_at
+
+    @property
+    def _is_donated(self) -> bool:
+        return not (hasattr(self, "_jax_array") or hasattr(self, "_looked_at"))
 
     def take_over(self) -> None:
         """Be unusable, as a program has taken the buffer over."""
@@ -258,7 +264,7 @@ class Array(torch.Tensor):
 
     @_unless_traced
     def __repr__(self, **kwargs: object) -> str:
-        if not (hasattr(self, "_jax_array") or hasattr(self, "_looked_at")):
+        if self._is_donated:
             return "<donated tensor>"
         if self._data.is_elsewhere:
             return f"tensor(<parts in several processes>, size={tuple(self.shape)})"
@@ -342,13 +348,6 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 # torch.compile would look into how data is read: with dynamo's own tensors, which have none.
 never_compile(Data.read)
-
-
-def _own(tensor: Array) -> jax.Array:
-    try:
-        return tensor._jax_array
-    except AttributeError:
-        fail_donated()
 
 
 def make(array: jax.Array, aval: AvalKey) -> Array:
