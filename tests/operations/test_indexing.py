@@ -130,7 +130,7 @@ def test_index_put_of_other_dtype_raises() -> None:
         return torch.zeros(3).index_put((at,), x)
 
     x = torch.ones(1, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match=r"float32\[3\] have another dtype \(float64\[1\]\)"):
+    with pytest.raises(RuntimeError, match="source and destination dtypes match"):
         xf.jit(f)(x, torch.tensor([1]))
     found = xf.jit(f)(torch.ones(0, dtype=torch.float64), torch.ones(0, dtype=torch.int64))
     assert not found.any()

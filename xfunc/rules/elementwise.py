@@ -365,6 +365,8 @@ def _frac(x: Placeholder) -> Node:
 
 @rule("neg")
 def _neg(x: Placeholder) -> Node:
+    if x.dtype is torch.bool:
+        raise RuntimeError("Negation, the `-` operator, on a bool tensor is not supported")
     return unary("negate", x.node)
 
 

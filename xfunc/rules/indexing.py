@@ -70,8 +70,20 @@ def _gather(x: Placeholder, dim: int, index: Placeholder, *, sparse_grad: bool =
 
 def _cut(n: Node, dims: Dims, dim: int) -> Node:
     """n cut to the sizes of an index in the other dimensions."""
-    return build.slice_to(n, tuple([s if k == dim else d for k, (s, d) in enumerate(
-        zip(n.type.dims, dims, strict=True))]))  # fmt: skip
+    _check_covered("self", n, dims, dim)
+    return build.slice_to(n, (*dims[:dim], n.type.dims[dim], *dims[dim + 1 :]))
+
+
+def _check_covered(name: str, n: Node, dims: Dims, but: int = -1) -> None:
+    """Raise if an index of these sizes is larger than an array in some dimension but one."""
+    sizes = n.type.dims
+    if len(dims) != len(sizes):
+        raise RuntimeError(f"Index tensor must have the same number of dimensions as {name} tensor")
+    if any(d > s for k, (d, s) in enumerate(zip(dims, sizes, strict=True)) if k != but):
+        raise RuntimeError(
+            f"Expected index {list(dims)} to be no larger than {name} {list(sizes)}"
+            + f" apart from dimension {but}" * (but >= 0)
+        )
 
 
 def scattered(n: Node, dim: int, i: Node, values: Node, opcode: str) -> Node:
@@ -82,9 +94,11 @@ def scattered(n: Node, dim: int, i: Node, values: Node, opcode: str) -> Node:
         return n
     out = n.type.dims
     n, i, values = _lifted(n, i, values)
-    values = build.slice_to(values, i.type.dims)
     rank = len(n.type.dims)
     dim = dim_of(dim, rank)
+    _check_covered("self", n, i.type.dims, dim)
+    _check_covered("src", values, i.type.dims)
+    values = build.slice_to(values, i.type.dims)
     dtype = n.type.dtype
     wide = torch.float32 if dtype in HALF and opcode == "add" else dtype
     n, values = build.convert(n, wide), build.convert(values, wide)

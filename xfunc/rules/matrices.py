@@ -224,8 +224,8 @@ def _convolution(
     stride, padding, dilation, output_padding = (
         each(v, space) for v in (stride, padding, dilation, output_padding)
     )
-    if any(p < 0 for p in padding):
-        raise RuntimeError("negative padding is not supported")
+    _check_windows(stride, padding, dilation)
+    _check_channels(n, w, groups, transposed)
     sizes = w.type.dims[2:]
     how: Convolution
     straight = tuple(range(space + 2))
@@ -249,6 +249,29 @@ def _convolution(
         b = convert(node_of(bias), out.type.dtype)
         out = add(out, build.broadcast_in(b, out.type.dims, (1,)))
     return build.reshape(out, out.type.dims[1:]) if unbatched else out
+
+
+def _check_windows(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> None:
+    if min(stride) < 1:
+        raise RuntimeError("non-positive stride is not supported")
+    if min(padding) < 0:
+        raise RuntimeError("negative padding is not supported")
+    if min(dilation) < 1:
+        raise RuntimeError("dilation should be greater than zero")
+
+
+def _check_channels(n: Node, w: Node, groups: int, transposed: bool) -> None:
+    channels, dims = n.type.dims[1:2], w.type.dims
+    if len(n.type.dims) != len(dims):
+        raise RuntimeError(
+            f"Expected an input of as many dimensions as the weight's {len(dims)}, batched or not"
+        )
+    taken = (dims[0],) if transposed else (dims[1] * groups,)
+    if groups < 1 or dims[0] % groups or channels != taken:
+        raise RuntimeError(
+            f"Given groups={groups}, a weight of size {list(dims)} does not take an input of size "
+            f"{list(n.type.dims)}"
+        )
 
 
 def _grouped(w: Node, groups: int) -> Node:

@@ -438,6 +438,8 @@ def _triangle(name: str, direction: str) -> None:
     @rule(name)
     def run(x: Placeholder, diagonal: int = 0) -> Node:
         n, dims = x.node, x.node.type.dims
+        if len(dims) < 2:
+            raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
         type = array_type(torch.int64, dims)
         row, column = build.iota(type, len(dims) - 2), build.iota(type, len(dims) - 1)
         inside = build.compare(build.subtract(column, row), diagonal, direction)

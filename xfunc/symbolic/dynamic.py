@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from xfunc.backends.devices import device_count
 from xfunc.backends.lock import lock, turn
 from xfunc.core import ambient
 from xfunc.core.avals import AvalKey
-from xfunc.errors import TreeMismatchError, fail, shown
+from xfunc.errors import OutOfMemoryError, TreeMismatchError, fail, shown
 from xfunc.hlo import Module
 from xfunc.program.bind import differentiations
 from xfunc.stages.arguments import arguments_of, avals_of, prepare
@@ -119,10 +120,14 @@ class Dynamic:
                 plans = self._plans_of(declared, leaves, structure, options, wanted)
                 largest = {n: high for n, (_, high) in ends.items()}
                 padded = any(low < high for low, high in ends.values())
-                if padded and not plans.fits(largest, padded):
+                misfit = plans.misfit(largest, padded) if padded else None
+                if misfit is not None:
                     # The program of its own size may fit where the bucket's does not.
                     ends, padded = {n: (s, s) for n, s in env.items()}, False
-                plan = plans.choose({n: high for n, (_, high) in ends.items()}, padded)
+                try:
+                    plan = plans.choose({n: high for n, (_, high) in ends.items()}, padded)
+                except OutOfMemoryError as error:
+                    raise _lesser(error, misfit) from None
             with ambient.overridden(plan.override):
                 return self._call(key, declared, leaves, structure, env, ends, given)
 
@@ -386,3 +391,10 @@ class _Cut:
     def result(self, outs: Sequence[torch.Tensor]) -> PyTree:
         assert self._bucket.entry is not None
         return self._bucket.entry.result(outs)
+
+
+def _lesser(error: OutOfMemoryError, of_bucket: Exception | None) -> OutOfMemoryError:
+    """The one that needs less: the program of the size itself, or that of its bucket."""
+    if not isinstance(of_bucket, OutOfMemoryError):
+        return error
+    return min(error, of_bucket, key=lambda e: e.required_bytes or math.inf)

@@ -33,7 +33,7 @@ from xfunc.symbolic.box import Box
 from xfunc.symbolic.plan import Measure, Plan, Trace
 from xfunc.symbolic.polynomial import Env
 
-_NEAR = 1.1  # times the limit: plans expected to hold this are measured before it is refused
+_NEAR = 1.1  # times the limit, or the least: plans expected to hold this are measured first
 _CLOSE = 1.05  # times the duration of the fastest plan: the others are not examined then
 _OFFLOADED = ", offloaded"
 
@@ -97,7 +97,7 @@ class Plans:
         self._waiting = candidates() | (offloading() if self._offloads else {})
         self._whole: bool | None = None
         self._chosen: dict[_Key, Plan] = {}
-        self._misfits: set[_Key] = set()  # sizes that no plan fits
+        self._misfits: dict[_Key, Exception | None] = {}  # why no plan fits, by sizes
         self.plans: list[Plan] = []
 
     def choose(self, env: Env, padded: bool = False) -> Plan:
@@ -117,15 +117,21 @@ class Plans:
             found = self._chosen[key] = self._fastest(env, padded)
         return found
 
-    def fits(self, env: Env, padded: bool = False) -> bool:
-        """Whether the function can be traced at these sizes, and some plan fits."""
+    def misfit(self, env: Env, padded: bool = False) -> Exception | None:
+        """Why no plan fits, or why the function cannot be traced at these sizes; None if one does.
+
+        Args:
+            env: the sizes.
+            padded: as in `choose`.
+        """
         key = (self.limit, padded, tuple(env.values()))
         if key not in self._misfits:
             try:
                 self.choose(env, padded)
-            except Exception:  # No plan fits, or the function refuses such sizes.
-                self._misfits.add(key)
-        return key not in self._misfits
+                self._misfits[key] = None
+            except Exception as error:
+                self._misfits[key] = error
+        return self._misfits[key]
 
     def explain(self, env: Env | None = None) -> str:
         """A table of the examined plans: peak, time, and the largest size that fits."""
@@ -187,7 +193,8 @@ class Plans:
                 return plan
             # Estimates may also be too high.
             least, *others = sorted(self.plans, key=expected.__getitem__)
-            near = [least, *(p for p in others if expected[p] <= _NEAR * self.limit)]
+            bound = _NEAR * max(self.limit, expected[least])
+            near = [least, *(p for p in others if expected[p] <= bound)]
             if not any(self._is_news(p, env, padded) for p in near):
                 self._refuse(least, env, padded)
 

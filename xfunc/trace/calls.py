@@ -172,8 +172,9 @@ class Mode(TorchFunctionMode):
             static = trace.static_argument(*tensors_in(beside, {}))
             refusal = refusal_of(func, error, trace.name, user_location(), beside, static)
             if refusal is None:
-                explain(error, func, args, kwargs, trace.name)
-                raise
+                refusal = explain(error, func, args, kwargs, trace.name)
+                if refusal is error:
+                    raise
             raise refusal from error
         if plan.is_like and trace.around.region is not None:
             out = regions.like(out, args[0] if args else kwargs["input"])

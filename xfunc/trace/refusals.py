@@ -293,50 +293,64 @@ def _is_raised_in_jax(error: BaseException) -> bool:
 
 def explain(
     error: Exception, func: object, args: Sequence[object], kwargs: Mapping[str, object], name: str
-) -> None:
-    """Add a note to an error raised by torch: the operation, its arguments and the user's line.
+) -> Exception:
+    """What to raise for an error of an operation: torch's own, if torch refuses the arguments too.
 
-    The error itself is unchanged; errors raised by user code get no note.
+    It gets a note: the operation, its arguments and the user's line. Errors raised by user code,
+    and those that have a note, stay as they are.
     """
     innermost = _end_of(error)
     if innermost is None or in_user_code(innermost.tb_frame.f_code):
-        return
+        return error
     if isinstance(error, XfuncError) or getattr(error, "__notes__", None):
-        return
+        return error
     shown = [*map(_show, args), *(f"{k}={_show(v)}" for k, v in kwargs.items())]
     hint = "make the shapes and dtypes match; `print(x)` in the function shows those of x."
-    if _is_accepted(func, args, kwargs):
+    refusal = _refusal_of_torch(func, args, kwargs, error)
+    if refusal is None:
         hint = (
             "torch itself takes arguments like these, so this is a defect of xfunc: please report "
             "it; until it is mended, write it with other operations, or run it outside of traced "
             "functions."
         )
+    elif refusal is not error and type(refusal) in _OF_TORCH:
+        error = type(refusal)(str(refusal))
     problem = f"raised by {operation_name(func)}({', '.join(shown)})"
     error.add_note(report(problem, hint, function=name))
+    return error
 
 
-def _is_accepted(func: object, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-    """Whether torch takes arguments of these shapes and dtypes; False if they are too large."""
+_OF_TORCH = RuntimeError, IndexError, TypeError, ValueError
+_MOST_ELEMENTS = 1 << 16  # of arguments that torch is asked about; larger ones are without data
+
+
+def _refusal_of_torch(
+    func: object, args: Sequence[object], kwargs: Mapping[str, object], unknown: Exception
+) -> Exception | None:
+    """What torch raises for arguments of these shapes and dtypes; None if it takes them.
+
+    `unknown` if that cannot be found out.
+    """
     others = Kind.FOREIGN, Kind.RANDOM, Kind.BACKWARD  # which do more than compute
     if torch_functions.kind_of(func) in others:
-        return False
-    if sum(t.numel() for t in tensors_in(args, kwargs)) > 1 << 16:
-        return False
+        return unknown
+    few = sum(t.numel() for t in tensors_in(args, kwargs)) <= _MOST_ELEMENTS
+    device = torch.device("cpu" if few else "meta")
 
     def like(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            return torch.ones(x.shape, dtype=x.dtype, device="cpu")
+            return torch.zeros(x.shape, dtype=x.dtype, device=device)
         if isinstance(x, torch.device):
-            return torch.device("cpu")
+            return device
         return type(x)(map(like, x)) if type(x) in (tuple, list) else x
 
     with torch._C.DisableTorchFunction(), functorch.bottom_level():
         try:
             given, named = like(tuple(args)), {k: like(v) for k, v in kwargs.items()}
             func(*given, **named)  # type: ignore[operator]
-        except Exception:
-            return False
-    return True
+        except Exception as refusal:
+            return refusal
+    return None if few else unknown
 
 
 def _show(x: object) -> str:
