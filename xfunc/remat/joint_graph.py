@@ -67,15 +67,24 @@ class JointGraph:
     def once(self) -> set[Node]:
         """Forward values that must not be recomputed, and the elements of several such.
 
-        Ties may be recomputed: they only state how values are sharded.
+        Ties may be recomputed: they only state how values are sharded. So may what devices send
+        each other.
         """
-        runs_once = holding(_runs_once)
+        return self._holding(_runs_once)
+
+    @functools.cached_property
+    def exchanged(self) -> set[Node]:
+        """Forward values that devices send each other, and what is computed in one with these."""
+        return self._holding(lambda n: n.opcode in opcodes.COLLECTIVES)
+
+    def _holding(self, wanted: Callable[[Node], bool]) -> set[Node]:
+        holds = holding(wanted)
         found: set[Node] = set()
         for n in self.nodes:
             if n.opcode == "get-tuple-element":
                 if n.operands[0] in found:
                     found.add(n)
-            elif runs_once(n):
+            elif holds(n):
                 found.add(n)
         return found
 
@@ -214,4 +223,5 @@ def _skip_passed_on(graph: Graph) -> Graph:
 
 def _runs_once(n: Node) -> bool:
     is_tie = isinstance(n.params, CustomCall) and n.params.tied
-    return n.opcode in opcodes.ONCE or (acts(n) and not is_tie)
+    is_exchanged = n.opcode in opcodes.COLLECTIVES
+    return (n.opcode in opcodes.ONCE and not is_exchanged) or (acts(n) and not is_tie)

@@ -93,7 +93,7 @@ def cut_problem(graph: JointGraph) -> CutProblem:
             tuple(dict.fromkeys(places[o] for o in n.operands)),
             at_hand=n in graph.at_hand or n not in graph.varies,
             keepable=not is_several(n),
-            recomputable=n not in graph.params and n not in graph.once,
+            recomputable=not (n in graph.params or n in graph.once or n in graph.exchanged),
             heavy=again and is_heavy(n),
         )
 
