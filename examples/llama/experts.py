@@ -1,10 +1,11 @@
 """Mixture of experts: a router picks a few feed-forward experts for each token and weights them.
 
-No token is dropped. Where the mesh has an axis ``expert``, each device has some of the experts; it
-gathers the tokens of all devices along that axis, and the outputs are summed over it.
+No token is dropped. Where the mesh has an axis ``expert``, each device has some of the experts, and
+devices send each other the tokens that their experts take, and get the outputs back.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -98,7 +99,7 @@ def _spread(
     sharding = plan.sharding
     if sharding is None:
         return local(x, chosen, shares, *weights)
-    rows = sharding.fitting(x, sharding.batch)
+    rows = sharding.fitting(x, sharding.activations[:2])
     down = _base(weights[2])
     # In NF4 no block is divided: there are as many scales as blocks.
     blocks: Any = down.scale.mT if is_quantised(down) and down.form == "nf4" else down
@@ -140,7 +141,7 @@ def _local(
     features: Any = None,
     apart: bool = False,
 ) -> Tensor:
-    """The output of a device's experts for its tokens, or for those of all devices along an axis.
+    """The experts' output for a device's tokens, whichever devices have the experts.
 
     Args:
         x: tokens.
@@ -155,29 +156,76 @@ def _local(
         features: the axis the features within them are sharded over, if any.
         apart: whether tokens are sharded over the axis `experts`.
     """
-    if experts is not None and apart:
-        x, chosen, shares = (
-            xf.all_gather(a, experts, axis=0, tiled=True) for a in (x, chosen, shares)
-        )
     count = _base(gate).shape[0]
-    if experts is not None:
-        chosen = chosen - xf.axis_index(experts) * count
-    rows = chosen.numel()
-    chosen, shares = chosen.flatten(0, 1), shares.flatten(0, 1)
-    where = grouped.layout(chosen, count, min(most, -(-rows // count)))
-    tokens = grouped.to_blocks(x.flatten(0, 1), where)
-    low = _lowered(tokens, gate, where)  # Both adapters have the same `down`.
-    made = activation(_product(tokens, gate, where, low)) * _product(tokens, up, where, low)
-    made = _product(made, down, where, _lowered(made, down, where))
-    made = grouped.from_blocks(made, where)
-    made = (wide(made) * shares[..., None]).sum(1).to(x.dtype).unflatten(0, x.shape[:2])
-    if features is not None:
-        made = xf.psum(made, features)
+
+    def outputs(tokens: Tensor, chosen: Tensor) -> Tensor:
+        """The experts here, for the tokens that chose them: ``[tokens, choices, hidden]``."""
+        where = grouped.layout(chosen, count, min(most, -(-chosen.numel() // count)))
+        rows = grouped.to_places(tokens, where.places)
+        low = _lowered(rows, gate, where)  # Both adapters have the same `down`.
+        made = activation(_product(rows, gate, where, low)) * _product(rows, up, where, low)
+        made = _product(made, down, where, _lowered(made, down, where))
+        return grouped.from_places(made, where.places)
+
+    tokens, chosen, shares = (a.flatten(0, 1) for a in (x, chosen, shares))
     if experts is not None and apart:
-        made = xf.psum_scatter(made, experts, scatter_dimension=0, tiled=True)
-    elif experts is not None:
-        made = xf.psum(made, experts)
-    return made
+        made = _sent(tokens, chosen, shares, outputs, count, experts)
+    else:
+        first = xf.axis_index(experts) * count if experts is not None else 0
+        made = _weighted(outputs(tokens, chosen - first), shares)
+        if experts is not None:
+            made = xf.psum(made, experts)
+    made = made.to(x.dtype).unflatten(0, x.shape[:2])
+    return made if features is None else xf.psum(made, features)
+
+
+def _weighted(made: Tensor, shares: Tensor) -> Tensor:
+    return (wide(made) * shares[..., None]).sum(1)
+
+
+_ROOM = 1.5  # times the rows that devices would exchange if the experts' loads were even
+
+
+def _sent(
+    tokens: Tensor,
+    chosen: Tensor,
+    shares: Tensor,
+    outputs: Callable[[Tensor, Tensor], Tensor],
+    count: int,
+    axis: str,
+) -> Tensor:
+    """Send rows to the devices of their experts, and get the outputs back.
+
+    Devices exchange buffers that have room for a few more rows than if loads were even. What is
+    beyond is sent in further rounds, so that nothing is dropped; without such rows there are none.
+    """
+    devices = xf.axis_size(axis)
+    size = min(chosen.numel(), math.ceil(_ROOM * chosen.numel() / devices))
+    rows = grouped.by_kind(chosen // count, devices)
+    within = (chosen % count).flatten()
+
+    def exchange(a: Tensor) -> Tensor:
+        return xf.all_to_all(a, axis, split_axis=0, concat_axis=0, tiled=True)
+
+    def sent(start: int | Tensor) -> Tensor:
+        where = grouped.queues(rows, size, start)
+        wanted = torch.where(where.filled, within[where.source], -1)
+        made = outputs(exchange(grouped.to_places(tokens, where)), exchange(wanted)[:, None])
+        return _weighted(grouped.from_places(exchange(made[:, 0]), where), shares)
+
+    first = sent(0)
+    longest = xf.pmax(rows.counts.max().int(), axis)  # TPUs have no maximum of int64
+    starts = torch.arange(size, chosen.numel(), size, device=chosen.device)
+
+    @functools.partial(xf.checkpoint, policy=POLICIES["full"])
+    def further(total: Tensor, start: Tensor) -> tuple[Tensor, None]:
+        made = xf.cond(start < longest, sent, lambda _: torch.zeros_like(first), start)
+        return total + made, None
+
+    def rest(total: Tensor) -> Tensor:
+        return xf.scan(further, total, starts)[0]
+
+    return xf.cond(longest > size, rest, lambda total: total, first)
 
 
 def _lowered(x: Tensor, weights: Matrices, where: grouped.Layout) -> Tensor | None:

@@ -21,28 +21,65 @@ import xfunc as xf
 from .attention import wide
 
 
-class Layout(NamedTuple):
-    """The places of rows in blocks: each token has several rows, one for each matrix it chose.
+class Sorted(NamedTuple):
+    """Rows by kind: each token has several rows, one for each matrix, or device, that it chose.
+
+    Attributes:
+        kind: of each row.
+        order: the rows, those of the first kind first.
+        counts: how many rows each kind has.
+        rank: how many earlier rows each has of its kind.
+    """
+
+    kind: Int[Tensor, "tokens choices"]
+    order: Int[Tensor, " rows"]
+    counts: Int[Tensor, " kinds"]
+    rank: Int[Tensor, "tokens choices"]
+
+
+class Places(NamedTuple):
+    """The places of rows in a buffer.
 
     Attributes:
         source: which row each place holds; any row if it holds none.
         filled: whether a place holds a row.
-        place: where each row is; any place if its matrix is not one of these.
-        here: whether its matrix is one of these.
-        matrix: the matrix of each block.
-        used: how many blocks hold rows; they come first.
+        place: where each row is; any place if it is nowhere.
+        here: whether it is somewhere.
     """
 
     source: Int[Tensor, " places"]
     filled: Bool[Tensor, " places"]
     place: Int[Tensor, "tokens choices"]
     here: Bool[Tensor, "tokens choices"]
+
+
+class Layout(NamedTuple):
+    """Rows in blocks, each of one matrix.
+
+    Attributes:
+        places: of the rows.
+        matrix: the matrix of each block.
+        used: how many blocks hold rows; they come first.
+    """
+
+    places: Places
     matrix: Int[Tensor, " blocks"]
     used: Int[Tensor, ""]
 
 
+def by_kind(kind: Int[Tensor, "tokens choices"], kinds: int) -> Sorted:
+    """Sort rows. A row whose kind is `kinds` is of none."""
+    device, rows, flat = kind.device, kind.numel(), kind.flatten().int()
+    counts = (flat[:, None] == torch.arange(kinds, device=device)).sum(0)
+    # A single array of int32 is sorted: libtpu took many minutes to compile two argsorts of int64.
+    index = torch.arange(rows, dtype=torch.int32, device=device)
+    assert (kinds + 1) * rows <= 2**31, "too many rows for one device"
+    order = (flat * rows + index).sort().values % rows
+    return Sorted(kind, order, counts, _earlier(flat, kinds + 1).unflatten(0, kind.shape))
+
+
 def layout(chosen: Int[Tensor, "tokens choices"], matrices: int, block: int) -> Layout:
-    """Sort rows by matrix.
+    """Rows sorted by matrix, in blocks.
 
     Args:
         chosen: the matrix of each row; a row is left out if this is negative or not below
@@ -50,30 +87,42 @@ def layout(chosen: Int[Tensor, "tokens choices"], matrices: int, block: int) -> 
         matrices: how many there are.
         block: rows per block.
     """
-    device, shape, rows = chosen.device, chosen.shape, chosen.numel()
+    device, rows = chosen.device, chosen.numel()
     here = (chosen >= 0) & (chosen < matrices)
-    chosen = torch.where(here, chosen, matrices).flatten().int()
-    counts = (chosen[:, None] == torch.arange(matrices, device=device)).sum(0)
+    found = by_kind(torch.where(here, chosen, matrices), matrices)
+    counts = found.counts
     blocks = (counts + (block - 1)) // block
     last = blocks.cumsum(0)
     first, before = last - blocks, counts.cumsum(0) - counts  # the first block, the rows before
-
-    # A single array of int32 is sorted: libtpu took many minutes to compile two argsorts of int64.
-    index = torch.arange(rows, dtype=torch.int32, device=device)
-    assert (matrices + 1) * rows <= 2**31, "too many rows for one device"
-    order = (chosen * rows + index).sort().values % rows
 
     most = max(rows, rows + matrices * (block - 1)) // block
     number = torch.arange(most, device=device)
     matrix = (number[:, None] >= last).sum(1).clamp(max=matrices - 1)
     within = (number - first[matrix])[:, None] * block + torch.arange(block, device=device)
     filled = (within < counts[matrix][:, None]) & (number < last[-1])[:, None]
-    source = order[(before[matrix][:, None] + within).flatten().clamp(max=rows - 1)]
+    source = found.order[(before[matrix][:, None] + within).flatten().clamp(max=rows - 1)]
 
-    mine = chosen.clamp(max=matrices - 1)
-    rank = _earlier(chosen, matrices + 1)
-    place = torch.where(here, (first[mine] * block + rank).unflatten(0, shape), 0)
-    return Layout(source, filled.flatten(), place, here, matrix, last[-1])
+    mine = found.kind.clamp(max=matrices - 1)
+    place = torch.where(here, first[mine] * block + found.rank, 0)
+    return Layout(Places(source, filled.flatten(), place, here), matrix, last[-1])
+
+
+def queues(rows: Sorted, size: int, start: int | Tensor) -> Places:
+    """Of each kind the rows from one on, as many as its part of a buffer holds.
+
+    Args:
+        rows: all of them; each is of some kind.
+        size: of a kind's part.
+        start: the rank of the first row in it.
+    """
+    counts, total = rows.counts, rows.order.shape[0]
+    within = start + torch.arange(size, device=counts.device)
+    filled = within < counts[:, None]
+    before = (counts.cumsum(0) - counts)[:, None]
+    source = rows.order[(before + within).flatten().clamp(max=total - 1)]
+    rank = rows.rank - start
+    here = (rank >= 0) & (rank < size)
+    return Places(source, filled.flatten(), torch.where(here, rows.kind * size + rank, 0), here)
 
 
 def _earlier(chosen: Int[Tensor, " rows"], kinds: int) -> Int[Tensor, " rows"]:
@@ -91,45 +140,45 @@ def _earlier(chosen: Int[Tensor, " rows"], kinds: int) -> Int[Tensor, " rows"]:
     return found.flatten()[:rows]
 
 
-# -- rows to blocks and back -----------------------------------------------------------------------
+# -- rows to places and back -----------------------------------------------------------------------
 #
 # Each is the other's gradient, so that neither needs a scatter-add, which is slow on TPUs.
 
 
 @xf.custom_vjp
-def to_blocks(x: Float[Tensor, "tokens size"], where: Layout) -> Float[Tensor, "places size"]:
+def to_places(x: Float[Tensor, "tokens size"], where: Places) -> Float[Tensor, "places size"]:
     """The token of each place."""
     return x[where.source // where.place.shape[1]]
 
 
-def _to_blocks(x: Tensor, where: Layout) -> tuple[Tensor, Any]:
-    return to_blocks(x, where), where
+def _forward_to(x: Tensor, where: Places) -> tuple[Tensor, Any]:
+    return to_places(x, where), where
 
 
-def _from_places(where: Layout, ct: Tensor) -> tuple[Tensor, None]:
-    return wide(from_blocks(ct, where)).sum(1).to(ct.dtype), None
+def _backward_to(where: Places, ct: Tensor) -> tuple[Tensor, None]:
+    return wide(from_places(ct, where)).sum(1).to(ct.dtype), None
 
 
-to_blocks.defvjp(_to_blocks, _from_places)
+to_places.defvjp(_forward_to, _backward_to)
 
 
 @xf.custom_vjp
-def from_blocks(
-    x: Float[Tensor, "places size"], where: Layout
+def from_places(
+    x: Float[Tensor, "places size"], where: Places
 ) -> Float[Tensor, "tokens choices size"]:
     """The contents of each row's place; zero for a row that has none."""
     return x[where.place].masked_fill(~where.here[..., None], 0.0)
 
 
-def _from_blocks(x: Tensor, where: Layout) -> tuple[Tensor, Any]:
-    return from_blocks(x, where), where
+def _forward_from(x: Tensor, where: Places) -> tuple[Tensor, Any]:
+    return from_places(x, where), where
 
 
-def _to_places(where: Layout, ct: Tensor) -> tuple[Tensor, None]:
+def _backward_from(where: Places, ct: Tensor) -> tuple[Tensor, None]:
     return ct.flatten(0, 1)[where.source].masked_fill(~where.filled[:, None], 0.0), None
 
 
-from_blocks.defvjp(_from_blocks, _to_places)
+from_places.defvjp(_forward_from, _backward_from)
 
 
 # -- products -------------------------------------------------------------------------------------

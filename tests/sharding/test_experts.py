@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import generate, lora, model, quantised, train
+from examples.llama import experts, generate, lora, model, quantised, train
 from examples.llama.lora import Tune
 from examples.llama.plan import Plan
 from examples.llama.sharding import Sharding
@@ -127,8 +127,8 @@ def test_experts_adapters_equal_one_device(axes: dict[str, int], form: Any) -> N
     """Loss and gradients. The optimizer's state for adapters is divided as the experts are."""
     if form == "nf4":
         pytest.importorskip("bitsandbytes")
-    experts = Experts(4, 3, intermediate=128, shared=64)
-    sizes = dataclasses.replace(CONFIG, hidden=64, experts=experts)
+    sizes = Experts(4, 3, intermediate=128, shared=64)
+    sizes = dataclasses.replace(CONFIG, hidden=64, experts=sizes)
     tune = Tune(("layers.e_*", "layers.router", "layers.wq"), ("norm",), 3, ("layers.e_down=5",))
     tune = dataclasses.replace(tune, base=form)
     sharding = Sharding.of(axes)
@@ -180,9 +180,29 @@ def test_experts_kept_by_checkpoint_policy(policy: str) -> None:
     given = train.abstract_state(recipe), train.abstract_batch(recipe, 8, 12)
     lines = train.train_step.lower(*given, recipe=recipe).as_text().splitlines()
     loops = [line.partition(" while(")[0] for line in lines if " while(" in line]
-    # On each of 8 devices, in each layer: 48 tokens of 3 choices each, in blocks of 4.
-    kept = [line for line in loops if re.search(r"\[7,8,148,", line)]
+    # On each of 8 devices, in each layer: 12 tokens of 3 choices each, of which each of 4 devices
+    # is sent 14, which make 16 blocks of 4.
+    kept = [line for line in loops if re.search(r"\[7,8,(4,14|56|64),", line)]
     assert bool(kept) == (policy == "everything")
+
+
+@pytest.mark.parametrize(
+    ("axes", "room"), [({"expert": 8}, 1.5), ({"expert": 2, "data": 4}, 0.1)], ids=str
+)
+def test_experts_chosen_by_all_tokens_drop_none(
+    axes: dict[str, int], room: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Devices send the tokens in several rounds: 2 of 7 rows, or 18 of 2."""
+    monkeypatch.setattr(experts, "_ROOM", room)
+    params = xf.device_get(model.init(CONFIG))
+    layers = params["layers"] | {"router": torch.zeros_like(params["layers"]["router"])}
+    params = params | {"layers": layers}  # Of equal logits, each token takes the first three.
+    sharding, given = Sharding.of(axes), batch()
+    put = xf.device_put(params, sharding.params(model.weights(CONFIG)))
+    there = xf.device_put(given, sharding.on_mesh(sharding.batch))
+    found = run(put, there, Plan(attention="dense", block=4, sharding=sharding))
+    alone = run(params, given, Plan(attention="dense", block=4))
+    xf.tree.map(lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6), found, alone)
 
 
 def test_experts_generate_equals_one_device() -> None:
