@@ -6,7 +6,7 @@ sees those before it and itself, in all `reach` of them, or all if that is None.
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -125,35 +125,98 @@ def _primal(
     return _forward(q, k, v, segments, reach, kind)[0]
 
 
+class Part(NamedTuple):
+    """Keys and values in blocks, with their numbers in the row and their documents."""
+
+    number: Int[Tensor, " blocks"]
+    k: Tensor
+    v: Tensor
+    segments: Tensor | None
+
+
+def begun(q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The state of queries that have seen no key: what they mixed, their top score, the total."""
+    zero = torch.zeros_like(wide(q))
+    return zero, zero[..., 0] + _MASKED, zero[..., 0]
+
+
+def finished(state: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The output of queries that have seen all keys, and the logarithm of each one's sum."""
+    mixed, top, total = state
+    return (mixed / total[..., None]).to(dtype), top + total.log()
+
+
+def forward(
+    i: Tensor, q: Tensor, documents: Any, state: Any, part: Part, reach: Any, kind: Scores
+) -> Any:
+    """The state of the queries of block `i`, continued by the keys of a part."""
+
+    def attend(state: Any, y: Any) -> Any:
+        j, k, v, others = y
+
+        def see(state: Any) -> Any:
+            mixed, top, total = state
+            scores, _ = _scores(q, k, i, j, documents, others, reach, kind)
+            highest = torch.maximum(top, scores.amax(-1))
+            weights = (scores - highest[..., None]).exp()
+            shrink = (top - highest).exp()
+            new = torch.einsum("bkgqs,bksd->bkgqd", weights, wide(v))
+            mixed = mixed * shrink[..., None] + new
+            return mixed, highest, total * shrink + weights.sum(-1)
+
+        return xf.cond(_near(i, j, q, reach), see, lambda state: state, state), None
+
+    return xf.scan(attend, state, tuple(part))[0]
+
+
+def backward(
+    row: Any, dq: Tensor, part: Part, grads: tuple[Tensor, Tensor], reach: Any, kind: Scores
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The gradients of a block of queries, and of the keys and values of a part, added to.
+
+    Args:
+        row: the queries' number, the queries, the gradients of their outputs, the outputs, the
+            logarithms of their sums, and their documents.
+        dq: the gradients of the queries so far.
+        part: keys and values.
+        grads: their gradients so far.
+        reach: how many tokens a query sees.
+        kind: how scores are computed.
+    """
+    i, q, ct, out, log_total, documents = row
+    ct = wide(ct)
+    mean = (ct * wide(out)).sum(-1, keepdim=True)  # of the gradients of a query's scores
+
+    def attend(dq: Tensor, y: Any) -> Any:
+        (j, k, v, others), grads = y
+
+        def see(dq: Tensor, dk: Tensor, dv: Tensor) -> Any:
+            scores, slope = _scores(q, k, i, j, documents, others, reach, kind)
+            weights = (scores - log_total[..., None]).exp()
+            dweights = torch.einsum("bkgqd,bksd->bkgqs", ct, wide(v))
+            dscores = kind.scaled(weights * (dweights - mean), q.shape[-1])
+            dscores = dscores if slope is None else dscores * slope
+            dq = dq + torch.einsum("bkgqs,bksd->bkgqd", dscores, wide(k))
+            dk = dk + torch.einsum("bkgqs,bkgqd->bksd", dscores, wide(q))
+            return dq, dk, dv + torch.einsum("bkgqs,bkgqd->bksd", weights, ct)
+
+        dq, *grads = xf.cond(_near(i, j, q, reach), see, lambda *same: same, dq, *grads)
+        return dq, tuple(grads)
+
+    return xf.scan(attend, dq, (tuple(part), grads))
+
+
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, segments: Segments, reach: Tensor | None, kind: Scores
 ) -> tuple[Tensor, Any]:
-    number = torch.arange(q.shape[0], device=q.device)
+    part = Part(torch.arange(q.shape[0], device=q.device), k, v, segments)
 
     def row(_: None, x: Any) -> Any:
         i, q, documents = x
+        state = forward(i, q, documents, begun(q), part, reach, kind)
+        return None, finished(state, q.dtype)
 
-        def attend(state: Any, y: Any) -> Any:
-            j, k, v, others = y
-
-            def see(state: Any) -> Any:
-                mixed, top, total = state
-                scores, _ = _scores(q, k, i, j, documents, others, reach, kind)
-                highest = torch.maximum(top, scores.amax(-1))
-                weights = (scores - highest[..., None]).exp()
-                shrink = (top - highest).exp()
-                new = torch.einsum("bkgqs,bksd->bkgqd", weights, wide(v))
-                mixed = mixed * shrink[..., None] + new
-                return mixed, highest, total * shrink + weights.sum(-1)
-
-            return xf.cond(_near(i, j, q, reach), see, lambda state: state, state), None
-
-        zero = torch.zeros_like(wide(q))
-        start = zero, zero[..., 0] + _MASKED, zero[..., 0]
-        (mixed, top, total), _ = xf.scan(attend, start, (number, k, v, segments))
-        return None, ((mixed / total[..., None]).to(q.dtype), top + total.log())
-
-    _, found = xf.scan(row, None, (number, q, segments))
+    _, found = xf.scan(row, None, (part.number, q, segments))
     out, log_total = xf.checkpoint_name(found, "attention")
     return out, (q, k, v, segments, reach, out, log_total)
 
@@ -162,34 +225,14 @@ def _backward(
     kind: Scores, residuals: Any, ct: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, None, None]:
     q, k, v, segments, reach, out, log_total = residuals
-    number = torch.arange(q.shape[0], device=q.device)
+    part = Part(torch.arange(q.shape[0], device=q.device), k, v, segments)
 
     def row(grads: Any, x: Any) -> Any:
-        i, q, ct, out, log_total, documents = x
-        ct = wide(ct)
-        mean = (ct * wide(out)).sum(-1, keepdim=True)  # of the gradients of a query's scores
-
-        def attend(dq: Tensor, y: Any) -> Any:
-            j, k, v, others, *grads = y
-
-            def see(dq: Tensor, dk: Tensor, dv: Tensor) -> Any:
-                scores, slope = _scores(q, k, i, j, documents, others, reach, kind)
-                weights = (scores - log_total[..., None]).exp()
-                dweights = torch.einsum("bkgqd,bksd->bkgqs", ct, wide(v))
-                dscores = kind.scaled(weights * (dweights - mean), q.shape[-1])
-                dscores = dscores if slope is None else dscores * slope
-                dq = dq + torch.einsum("bkgqs,bksd->bkgqd", dscores, wide(k))
-                dk = dk + torch.einsum("bkgqs,bkgqd->bksd", dscores, wide(q))
-                return dq, dk, dv + torch.einsum("bkgqs,bkgqd->bksd", weights, ct)
-
-            dq, *grads = xf.cond(_near(i, j, q, reach), see, lambda *same: same, dq, *grads)
-            return dq, tuple(grads)
-
-        dq, grads = xf.scan(attend, torch.zeros_like(ct), (number, k, v, segments, *grads))
+        dq, grads = backward(x, torch.zeros_like(wide(x[1])), part, grads, reach, kind)
         return grads, dq.to(q.dtype)
 
     zeros = torch.zeros_like(wide(k)), torch.zeros_like(wide(v))
-    rows = number, q, ct, out, log_total, segments
+    rows = part.number, q, ct, out, log_total, segments
     (dk, dv), dq = xf.scan(row, zeros, rows)
     return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
 

@@ -35,12 +35,15 @@ class Mesh:
             remaining devices.
         tensor: devices that share each matrix product.
         expert: parts of the batch over which experts, and other weights, are sharded.
+        context: parts of each row, over which the weights are sharded too; attention must be
+            blockwise.
     """
 
     data: int = 1
     fsdp: int = -1
     tensor: int = 1
     expert: int = 1
+    context: int = 1
 
     def __post_init__(self) -> None:
         for name in AXES:
@@ -53,7 +56,8 @@ class Mesh:
         """The size of each axis on so many devices."""
         sizes = dataclasses.asdict(self)
         if self.fsdp == -1:
-            sizes["fsdp"] = max(devices // (self.data * self.tensor * self.expert), 1)
+            others = math.prod(size for axis, size in sizes.items() if axis != "fsdp")
+            sizes["fsdp"] = max(devices // others, 1)
         if math.prod(sizes.values()) != devices:
             text = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
             raise SettingError(
@@ -161,6 +165,11 @@ class Run:
             raise SettingError(
                 f"train.plan.attention is {kernel}, a kernel for {made_for.upper()}s, and these "
                 f"devices are {kind.upper()}s: use train.plan.attention=blockwise"
+            )
+        if self.mesh.context > 1 and kernel != "blockwise":
+            raise SettingError(
+                f"train.plan.attention is {kernel}, and mesh.context is {self.mesh.context}: only "
+                "blockwise attention divides rows"
             )
         try:
             self.train.check_warmup()

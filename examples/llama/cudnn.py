@@ -14,7 +14,6 @@ import xfunc as xf
 
 from .attention import Heads, Scores, Segments
 from .sharding import Sharding
-from .splash import for_all_devices
 
 _PLAIN = Scores()
 
@@ -56,7 +55,8 @@ def cudnn_attention(
         wrong = f"heads of {q.shape[-1]} features (multiples of 8 up to 256)"
     if wrong is not None:
         raise ValueError(f"cuDNN has no attention for {wrong}: use the attention 'blockwise'")
-    k, v = (for_all_devices(x, sharding) for x in (k, v))
+    if sharding is not None:
+        k, v = (sharding.for_all_devices(x) for x in (k, v))
     scale = q.shape[-1] ** -0.5 if scores.scale is None else scores.scale
     return _attend(q, k, v, _Kernel(sharding, window or 0, scale))
 

@@ -188,7 +188,7 @@ def empty(config: Config, batch: int, length: int, dtype: torch.dtype, plan: Pla
 def lie(cache: Tensor, plan: Plan) -> Tensor:
     """Part of a cache, sharded on the mesh as the cache is."""
     s = plan.sharding
-    return cache if s is None else s.constrain(cache, P(None, *s.heads))
+    return cache if s is None else s.constrain(cache, P(None, *s.heads[:2]))
 
 
 def advance(

@@ -22,6 +22,7 @@ from . import attention, cudnn, experts, splash
 from .experts import Routed
 from .linear import linear
 from .plan import POLICIES, Plan
+from .ring import ring
 from .rope import Local, Rope, Ropes, rotate
 from .rope import rotary as rotary
 from .sharding import Sharding
@@ -105,6 +106,9 @@ def attend(
     see = {"reach": reach(config, local), "scores": scores(config)}
     if plan.attention == "dense":
         mixed = attention.dense(q, k, v, segments, **see)
+    elif plan.divides_rows:
+        assert plan.sharding is not None
+        mixed = ring(q, k, v, segments, sharding=plan.sharding, block=plan.block, **see)
     elif plan.attention == "blockwise":
         mixed = attention.blockwise(q, k, v, segments, block=plan.block, **see)
     else:
@@ -257,7 +261,7 @@ def features(
     segments: Int[Tensor, "batch seq"] | None,
 ) -> Float[Tensor, "batch seq hidden"]:
     """The last layer's output at each position, before the final norm."""
-    return run_layers(params, tokens, config, plan, segments)[0]
+    return plan.in_order(run_layers(params, tokens, config, plan, segments)[0])
 
 
 def run_layers(
@@ -267,8 +271,10 @@ def run_layers(
     plan: Plan,
     segments: Int[Tensor, "batch seq"] | None,
 ) -> tuple[Float[Tensor, "batch seq hidden"], Routed | None]:
-    """The same, and the statistics of all layers' routers, if any."""
-    ropes = Ropes.of(torch.arange(tokens.shape[1], device=tokens.device), config)
+    """The same in the order in which devices have it, and the statistics of all layers' routers."""
+    tokens, segments = plan.as_divided(tokens), plan.as_divided(segments)
+    places = plan.as_divided(torch.arange(tokens.shape[1], device=tokens.device)[None])[0]
+    ropes = Ropes.of(places, config)
 
     def block(x: Tensor, layer: Params, local: Local) -> tuple[Tensor, Routed | None]:
         def mix(normed: Tensor) -> Tensor:
@@ -359,6 +365,7 @@ def _losses(
     params: Params, batch: Batch, config: Config, plan: Plan
 ) -> tuple[Float[Tensor, "batch seq"], Routed | None]:
     x, routed = run_layers(params, batch.tokens, config, plan, batch.segments)
+    targets = plan.as_divided(batch.targets)
     words = torch.arange(config.vocab, device=x.device)
 
     def of(x: Tensor, targets: Tensor) -> Tensor:
@@ -370,20 +377,25 @@ def _losses(
 
     seq, size = x.shape[1], plan.loss_chunk
     if seq <= size:
-        return of(x, batch.targets), routed
-    padding = -seq % size
+        return plan.in_order(of(x, targets)), routed
+    devices = plan.sharding.mesh.shape["context"] if plan.divides_rows else 1
+    size = -(-size // devices)  # Each chunk has a part of every device.
+    padding = -(seq // devices) % size
 
-    def chunks(x: Tensor) -> Tensor:
-        return x.unflatten(1, (-1, size)).movedim(1, 0)
+    def chunks(x: Tensor, filler: int) -> Tensor:
+        x = x.unflatten(1, (devices, -1))
+        x = F.pad(x, (0, 0) * (x.ndim - 3) + (0, padding), value=filler)
+        return x.unflatten(2, (-1, size)).movedim(2, 0).flatten(2, 3)
 
-    parts = F.pad(x, (0, 0, 0, padding)), F.pad(batch.targets, (0, padding), value=IGNORE)
+    parts = chunks(x, 0), chunks(targets, IGNORE)
     _, found = xf.scan(
         lambda _, part: (None, of(*part)),
         None,
-        xf.tree.map(chunks, parts),
+        parts,
         checkpoint_policy=xf.checkpoint_policies.nothing_saveable,
     )
-    return found.movedim(0, 1).flatten(1)[:, :seq], routed
+    found = found.unflatten(2, (devices, size)).movedim(0, 2).flatten(2)
+    return plan.in_order(found[..., : seq // devices].flatten(1)), routed
 
 
 def target_count(batch: Batch) -> Float[Tensor, ""]:

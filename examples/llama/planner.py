@@ -26,6 +26,7 @@ class Mesh(NamedTuple):
     fsdp: int
     tensor: int
     expert: int = 1
+    context: int = 1
 
     @property
     def parts(self) -> int:

@@ -1,9 +1,10 @@
 """All shardings of the model in one place.
 
-The mesh has four axes, any of which may be 1. ``data`` shards only the batch (data parallel);
+The mesh has five axes, any of which may be 1. ``data`` shards only the batch (data parallel);
 ``fsdp`` shards the batch and the weights (fully sharded data parallel); ``tensor`` shards each
 matrix product (tensor parallel); ``expert`` shards the batch, the experts of models that have them,
-and other weights like ``fsdp``. XLA derives the communication from that.
+and other weights like ``fsdp``; ``context`` shards the tokens of each row, and weights like
+``fsdp``. XLA derives the communication from that, but for experts and attention over ``context``.
 """
 
 import math
@@ -20,9 +21,13 @@ from xfunc import NamedSharding, P
 # ("data", "fsdp"), weights over "fsdp" and "tensor", and each of these axes larger than 1, XLA's
 # partitioner computes a wrong product, without an error (docs/sharding.md, and
 # tests/sharding/test_constraint.py).
-AXES = ("data", "fsdp", "tensor", "expert")
+AXES = ("data", "fsdp", "tensor", "expert", "context")
 _ROWS = ("fsdp", "expert", "data")  # the axes that shard a batch: see the note
-_FSDP = ("fsdp", "expert")  # the axes that shard weights, which are gathered where they are used
+_FSDP = (
+    "fsdp",
+    "expert",
+    "context",
+)  # the axes that shard weights, which are gathered where they are used
 
 
 @dataclass(frozen=True)
@@ -39,15 +44,17 @@ class Sharding:
     # [batch, seq, hidden], as they leave the embedding, whose gradient so is summed in columns. If
     # rows were sharded over the columns' axes, Shardy would sum all columns on each device.
     lookups: P = P(("tensor", "data"), None, _FSDP)
-    activations: P = P(_ROWS, None, "tensor")  # [batch, seq, hidden], between the layers
-    heads: P = P(_ROWS, "tensor")  # [batch, heads, seq, head_dim]
-    features: P = P(_ROWS, None, "tensor")  # [batch, seq, features], within the feed-forward part
-    logits: P = P(_ROWS, None, "tensor")
+    activations: P = P(_ROWS, "context", "tensor")  # [batch, seq, hidden], between the layers
+    heads: P = P(_ROWS, "tensor", "context")  # [batch, heads, seq, head_dim]
+    features: P = P(
+        _ROWS, "context", "tensor"
+    )  # [batch, seq, features], within the feed-forward part
+    logits: P = P(_ROWS, "context", "tensor")
     embed: P = P("tensor", _FSDP)  # [vocab, hidden]
     into: P = P(None, "tensor", _FSDP)
     out_of: P = P(None, _FSDP, "tensor")
-    into_experts: P = P(None, "expert", "tensor", "fsdp")
-    out_of_experts: P = P(None, "expert", "fsdp", "tensor")
+    into_experts: P = P(None, "expert", "tensor", ("fsdp", "context"))
+    out_of_experts: P = P(None, "expert", ("fsdp", "context"), "tensor")
     router: P = P(None, None, _FSDP)  # [layers, experts, hidden]
     layer_norm: P = P(None, _FSDP)
     layer_bias: P = P(None, "tensor")  # of maps into attention and the feed-forward part
@@ -80,6 +87,32 @@ class Sharding:
         return P(
             *(e if d % self._parts(e) == 0 else None for d, e in zip(x.shape, spec, strict=False))
         )
+
+    def order(self, seq: int) -> list[int] | None:
+        """The tokens of a row in the order in which the devices along ``context`` have them.
+
+        Of twice as many chunks as there are devices, each has one from the front and one from the
+        back: in causal attention these take as long as any other two. None: there is one device.
+        """
+        n = self.mesh.shape["context"]
+        if n == 1:
+            return None
+        if seq % (2 * n):
+            raise ValueError(
+                f"rows of {seq} tokens cannot be divided: mesh.context is {n}, so make data.seq a "
+                f"multiple of {2 * n}"
+            )
+        size = seq // (2 * n)
+        chunks = (chunk for k in range(n) for chunk in (k, 2 * n - 1 - k))
+        return [chunk * size + i for chunk in chunks for i in range(size)]
+
+    def for_all_devices(self, x: Tensor) -> Tensor:
+        """Keys or values ``[batch, heads, ...]`` with a head for each device along ``tensor``.
+
+        Those that share one each get a copy of it.
+        """
+        n = self.mesh.shape["tensor"] // x.shape[1]
+        return x if n <= 1 else x[:, :, None].expand(-1, -1, n, -1, -1).flatten(1, 2)
 
     def _parts(self, entry: Any) -> int:
         axes = (entry,) if isinstance(entry, str) else entry or ()

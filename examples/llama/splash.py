@@ -60,18 +60,11 @@ def splash_attention(
             "or the "
             "attention 'blockwise', which takes any."
         )
-    k, v = (for_all_devices(x, sharding) for x in (k, v))
+    if sharding is not None:
+        k, v = (sharding.for_all_devices(x) for x in (k, v))
     segments = None if segments is None else segments.to(torch.int32)
     kernel = _Kernel(block, PLATFORM, sharding, window, scores.cap)
     return _attend(scores.scaled(q, dim), k, v, segments, kernel)
-
-
-def for_all_devices(x: Heads, sharding: Sharding | None) -> Heads:
-    """Keys or values with a head for each device: those that share one each get a copy of it."""
-    if sharding is None or sharding.mesh.shape["tensor"] <= x.shape[1]:
-        return x
-    n = sharding.mesh.shape["tensor"] // x.shape[1]
-    return x[:, :, None].expand(-1, -1, n, -1, -1).flatten(1, 2)
 
 
 @dataclass(frozen=True)

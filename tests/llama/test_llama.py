@@ -182,8 +182,9 @@ def test_published_parameter_counts(name: str, count: int) -> None:
 
 
 def test_parse_mesh() -> None:
-    assert parse_mesh("fsdp=64,tensor=4") == {"data": 1, "fsdp": 64, "tensor": 4, "expert": 1}
-    assert parse_mesh("") == {"data": 1, "fsdp": 1, "tensor": 1, "expert": 1}
+    alone = {"expert": 1, "context": 1}
+    assert parse_mesh("fsdp=64,tensor=4") == {"data": 1, "fsdp": 64, "tensor": 4, **alone}
+    assert parse_mesh("") == {"data": 1, "fsdp": 1, "tensor": 1, **alone}
     for text in ("model=4", "fsdp", "fsdp=0", "fsdp=-2", "fsdp=x"):
         with pytest.raises(ValueError, match=f"cannot read '{text}' as an axis: write data=N,"):
             parse_mesh(text)
@@ -323,7 +324,7 @@ def test_abstract_state_on_abstract_mesh() -> None:
     recipe = train.Recipe(
         model.PUBLISHED["llama3.1-405b"], 100, Plan(sharding=sharding), optimizer="adafactor"
     )
-    state, parts = train.abstract_state(recipe), ("fsdp", "expert")
+    state, parts = train.abstract_state(recipe), ("fsdp", "expert", "context")
     assert state.params["layers"]["w_up"].sharding.spec == xf.P(None, "tensor", parts)
     assert state.opt.rows["layers"]["w_up"].shape == (126, 53248)
     assert state.opt.rows["layers"]["w_up"].sharding.spec == xf.P(None, "tensor")

@@ -31,7 +31,7 @@ MESH = ["--mesh", "fsdp=2,tensor=2"]
         ([*TINY, *MESH, "--plan", "data.batch=4"], "--plan finds the batch"),
         (
             [*TINY, "--mesh", "fsdp=8"],
-            "mesh is data 1 x fsdp 8 x tensor 1 x expert 1, and the devices are 4",
+            "mesh is data 1 x fsdp 8 x tensor 1 x expert 1 x context 1, and the devices are 4",
         ),
         ([*TINY, "train.stepz=9"], "there is no setting train.stepz: did you mean train.steps?"),
         (["--config", "tinny", *TINY[2:]], "there is no file tinny: give one, or one of"),

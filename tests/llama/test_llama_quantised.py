@@ -219,7 +219,7 @@ def test_codes_are_sharded_like_their_weights() -> None:
     recipe = Recipe(sizes, 10, plan, tune=lora.Tune(("layers.wq",), base="nf4"))
     base = train.abstract_base(recipe)
     assert base is not None
-    parts = ("fsdp", "expert")
+    parts = ("fsdp", "expert", "context")
     found = {n: [a.sharding.spec for a in leaf] for n, leaf in base["layers"].items() if "w" in n}
     assert found["wq"] == [P(None, parts, "tensor"), P(None, parts, "tensor")]
     assert found["w_down"] == [P(None, "tensor", parts), P(None, None, parts)]

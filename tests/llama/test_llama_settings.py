@@ -7,6 +7,7 @@ import pytest
 from examples.llama import config, options
 from examples.llama.config import Run
 from examples.llama.options import SettingError
+from examples.llama.sharding import AXES
 
 
 def test_config_write_read_round_trip(tmp_path: Path) -> None:
@@ -98,8 +99,9 @@ def test_mesh_axes_take_all_devices() -> None:
         "fsdp": 64,
         "tensor": 4,
         "expert": 1,
+        "context": 1,
     }
-    assert config.Mesh().axes(1) == dict.fromkeys(("data", "fsdp", "tensor", "expert"), 1)
+    assert config.Mesh().axes(1) == dict.fromkeys(AXES, 1)
     for mesh in (config.Mesh(fsdp=3), config.Mesh(tensor=16)):
         with pytest.raises(SettingError, match=r"the devices are 8: use others, or mesh\.data=1"):
             mesh.axes(8)
