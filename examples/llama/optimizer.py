@@ -1,12 +1,9 @@
-"""AdamW and Adafactor as pure functions of pytrees, with clipping and learning-rate schedules.
+"""AdamW and Adafactor from the parts of `xf.optim`, and learning-rate schedules.
 
-Both compute and keep their state in float32, whatever the dtype of the parameters (float64 stays
-float64): running means in bfloat16 would lose most of what is added to them.
+States are float32, whatever the dtype of the parameters (float64 stays float64): running means in
+bfloat16 would lose most of what is added to them. Their fields are named as in checkpoints.
 """
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -14,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 import xfunc as xf
+from xfunc.optim import FactoredState, ScaleByAdamState
 
 Tree: TypeAlias = Any  # a pytree of tensors
 Rate: TypeAlias = float | Float[Tensor, ""]
@@ -29,12 +27,8 @@ class AdamWState(NamedTuple):
 
 def adamw_init(params: Tree) -> AdamWState:
     """The state before the first update."""
-
-    def zeros(p: Tensor) -> Tensor:
-        return torch.zeros_like(p, dtype=wide(p).dtype)
-
-    first, second = xf.tree.map(zeros, params), xf.tree.map(zeros, params)
-    return AdamWState(torch.zeros((), dtype=torch.int64), first, second)
+    _, mean, square = xf.optim.scale_by_adam().init(xf.tree.map(wide, params))
+    return AdamWState(torch.zeros((), dtype=torch.int64), mean, square)
 
 
 def adamw_update(
@@ -53,21 +47,10 @@ def adamw_update(
 
     `decayed` says whether each parameter decays; None: all do.
     """
-    step = state.step + 1
-    mean = xf.tree.map(lambda m, g: beta1 * m + (1 - beta1) * wide(g), state.mean, grads)
-    square = xf.tree.map(
-        lambda s, g: beta2 * s + (1 - beta2) * wide(g).square(), state.square, grads
-    )
-    # 1 - beta**step, by expm1: the plain difference loses digits in float32 when beta is near one.
-    unbias1, unbias2 = (-torch.expm1(step * math.log(b)) if b else 1.0 for b in (beta1, beta2))
-
-    def update(p: Tensor, m: Tensor, s: Tensor, decay: float) -> Tensor:
-        old = wide(p)
-        change = m / unbias1 / ((s / unbias2).sqrt() + eps) + decay * old
-        return (old - lr * change).to(p.dtype)
-
-    decay = decay_of(params, weight_decay, decayed)
-    return xf.tree.map(update, params, mean, square, decay), AdamWState(step, mean, square)
+    adam = xf.optim.scale_by_adam(beta1, beta2, eps)
+    updates, new = adam.update(grads, ScaleByAdamState(*state))
+    updates = descent(updates, params, lr, weight_decay, decayed)
+    return xf.optim.apply_updates(params, updates), AdamWState(*new)
 
 
 class AdafactorState(NamedTuple):
@@ -86,21 +69,15 @@ class AdafactorState(NamedTuple):
 
 def adafactor_init(params: Tree) -> AdafactorState:
     """The state before the first update."""
+    _, *means = _by_factored_rms.init(params)
 
-    def zeros(p: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return torch.zeros(shape, dtype=wide(p).dtype, device=p.device)
+    def part(mean: Tree, is_of_matrices: bool) -> Tree:
+        return xf.tree.map(
+            lambda m, p: m if (p.ndim > 1) == is_of_matrices else m[:0], mean, params
+        )
 
-    def rows(p: Tensor) -> Tensor:
-        return zeros(p, p.shape[:-1] if p.ndim > 1 else (0,))
-
-    def columns(p: Tensor) -> Tensor:
-        return zeros(p, (*p.shape[:-2], p.shape[-1]) if p.ndim > 1 else (0,))
-
-    def squares(p: Tensor) -> Tensor:
-        return zeros(p, (0,) if p.ndim > 1 else p.shape)
-
-    trees = (xf.tree.map(part, params) for part in (rows, columns, squares))
-    return AdafactorState(torch.zeros((), dtype=torch.int64), *trees)
+    parts = map(part, means, (True, True, False))
+    return AdafactorState(torch.zeros((), dtype=torch.int64), *parts)
 
 
 def adafactor_update(
@@ -121,58 +98,25 @@ def adafactor_update(
 
     Source: Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018.
     """
-    step = state.step + 1
-    weight = step**-0.8  # of the new squares, one at first
 
-    def squares_of(g: Tensor) -> Tensor:
-        return wide(g).square() + 1e-30
+    def clipped(u: Tensor) -> Tensor:
+        matrix = tuple(range(-min(u.ndim, 2), 0))
+        return u / u.square().mean(matrix, keepdim=True).sqrt().clamp(min=1.0)
 
-    def row(r: Tensor, g: Tensor) -> Tensor:
-        return r + weight * (squares_of(g).mean(-1) - r) if g.ndim > 1 else r
-
-    def column(c: Tensor, g: Tensor) -> Tensor:
-        return c + weight * (squares_of(g).mean(-2) - c) if g.ndim > 1 else c
-
-    def square(s: Tensor, g: Tensor) -> Tensor:
-        return s if g.ndim > 1 else s + weight * (squares_of(g) - s)
-
-    rows = xf.tree.map(row, state.rows, grads)
-    columns = xf.tree.map(column, state.columns, grads)
-    squares = xf.tree.map(square, state.squares, grads)
-
-    def update(p: Tensor, g: Tensor, r: Tensor, c: Tensor, s: Tensor, decay: float) -> Tensor:
-        if g.ndim > 1:
-            relative = (r / r.mean(-1, keepdim=True)).rsqrt()
-            change = wide(g) * relative[..., None] * c.rsqrt()[..., None, :]
-        else:
-            change = wide(g) * s.rsqrt()
-        matrix = tuple(range(-min(g.ndim, 2), 0))
-        rms = change.square().mean(matrix, keepdim=True).sqrt()
-        change = change / rms.clamp(min=1.0) + decay * wide(p)
-        return (wide(p) - lr * change).to(p.dtype)
-
-    decay = decay_of(params, weight_decay, decayed)
-    new = xf.tree.map(update, params, grads, rows, columns, squares, decay)
-    return new, AdafactorState(step, rows, columns, squares)
+    updates, new = _by_factored_rms.update(grads, FactoredState(*state))
+    updates = descent(xf.tree.map(clipped, updates), params, lr, weight_decay, decayed)
+    return xf.optim.apply_updates(params, updates), AdafactorState(*new)
 
 
-def decay_of(params: Tree, weight_decay: float, decayed: Tree | None) -> Tree:
-    """The decay of each parameter."""
-    if decayed is None:
-        return xf.tree.map(lambda _: weight_decay, params)
-    return xf.tree.map(lambda _, yes: weight_decay if yes else 0.0, params, decayed)
+_by_factored_rms = xf.optim.scale_by_factored_rms(min_dim_size_to_factor=1)
 
 
-def clip_by_global_norm(grads: Tree, limit: float) -> tuple[Tree, Float[Tensor, ""]]:
-    """Gradients scaled to a joint norm of at most `limit`, and the norm they had, in float32."""
-    norm = squared_norm(grads).sqrt()
-    scale = (limit / norm).clamp(max=1.0)
-    return xf.tree.map(lambda g: (wide(g) * scale).to(g.dtype), grads), norm
-
-
-def squared_norm(grads: Tree) -> Float[Tensor, ""]:
-    """The square of the joint norm, in float32."""
-    return torch.stack([wide(g).square().sum().float() for g in xf.tree.leaves(grads)]).sum()
+def descent(
+    updates: Tree, params: Tree, lr: Rate, weight_decay: float, decayed: Tree | None
+) -> Tree:
+    """What a step adds to the parameters: `-lr` times the updates and the decay."""
+    end = xf.optim.chain(xf.optim.add_decayed_weights(weight_decay, decayed), xf.optim.scale(-lr))
+    return end.update(updates, end.init(params), params)[0]
 
 
 def norms(grads: Tree) -> dict[str, Tensor]:
@@ -186,63 +130,48 @@ def norms(grads: Tree) -> dict[str, Tensor]:
     return {name: norm(tree, name == "layers") for name, tree in grads.items()}
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """A learning rate that rises linearly to its peak, and may then fall to its floor.
+def rate(
+    schedule: str,
+    step: Int[Tensor, ""],
+    *,
+    peak: float,
+    warmup: int,
+    total: int,
+    floor: float = 0.1,
+    cooldown: float = 0.1,
+) -> Float[Tensor, ""]:
+    """The learning rate after `step` updates: it rises linearly to its peak, and may then fall.
 
-    Attributes:
-        left: maps the fraction of the decay that is over to the fraction of the fall that is left;
-            None: the rate stays at its peak.
-        at_end: whether it falls only in the last steps, and not right after the warm-up.
+    Args:
+        schedule: how it falls to the floor after the warm-up: `cosine` or `linear`; `wsd`: it
+            stays at its peak, and falls in the last steps, as 1 - sqrt; `constant`: it stays.
+        step: updates made so far.
+        peak: the highest rate.
+        warmup: steps over which it rises.
+        total: the step at which it has fallen.
+        floor: the rate from there on, as a fraction of the peak.
+        cooldown: the fraction of the steps, at the end, over which that of `wsd` falls.
+
+    Sources for `wsd`: Hu et al., MiniCPM: Unveiling the Potential of Small Language Models with
+    Scalable Training Strategies, 2024 (arXiv:2404.06395), for the three phases; Hägele et al.,
+    Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations, 2024
+    (arXiv:2405.18392), for the length and shape of the last.
     """
-
-    left: Callable[[Tensor], Tensor] | None
-    at_end: bool = False
-
-    def __call__(
-        self,
-        step: Int[Tensor, ""],
-        *,
-        peak: float,
-        warmup: int,
-        total: int,
-        floor: float = 0.1,
-        cooldown: float = 0.1,
-    ) -> Float[Tensor, ""]:
-        """The rate after `step` updates.
-
-        Args:
-            step: updates made so far.
-            peak: the highest rate.
-            warmup: steps over which it rises.
-            total: the step at which it has fallen.
-            floor: the rate from there on, as a fraction of the peak.
-            cooldown: the fraction of the steps, at the end, over which it falls if `at_end`.
-        """
-        rate = peak * ((step + 1) / max(warmup, 1)).clamp(max=1.0)
-        if self.left is None:
-            return rate
-        start = stable_until(total, cooldown) if self.at_end else warmup
-        fallen = ((step - start) / max(total - start, 1)).clamp(0.0, 1.0)
-        return rate * (floor + (1 - floor) * self.left(fallen))
+    start = stable_until(total, cooldown) if schedule == "wsd" else warmup
+    steps = max(total - start, 1)
+    over = xf.optim.linear_schedule(0.0, 1.0, steps)
+    fall = {
+        "cosine": xf.optim.cosine_decay_schedule(1.0, steps, floor),
+        "linear": xf.optim.linear_schedule(1.0, floor, steps),
+        "wsd": lambda count: floor + (1 - floor) * (1 - over(count) ** 0.5),
+        "constant": xf.optim.constant_schedule(1.0),
+    }[schedule]
+    return xf.optim.linear_schedule(0.0, peak, max(warmup, 1))(step + 1) * fall(step - start)
 
 
 def stable_until(total: int, cooldown: float) -> int:
-    """The step from which the rate of `warmup_stable_decay` falls."""
+    """The step from which the rate of `wsd` falls."""
     return total - round(cooldown * total)
-
-
-warmup_cosine = Schedule(lambda fallen: (1 + torch.cos(math.pi * fallen)) / 2)
-warmup_linear = Schedule(lambda fallen: 1 - fallen)
-warmup_constant = Schedule(None)
-warmup_stable_decay = Schedule(lambda fallen: 1 - fallen.sqrt(), at_end=True)
-"""It stays at its peak, and falls at the end as 1 - sqrt.
-
-Sources: Hu et al., MiniCPM: Unveiling the Potential of Small Language Models with Scalable Training
-Strategies, 2024 (arXiv:2404.06395), for the three phases; Hägele et al., Scaling Laws and
-Compute-Optimal Training Beyond Fixed Training Durations, 2024 (arXiv:2405.18392), for the length
-and shape of the last.
-"""
 
 
 def wide(x: Tensor) -> Tensor:

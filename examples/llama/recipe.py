@@ -20,12 +20,7 @@ OPTIMIZERS = {
     "muon": (muon.muon_init, muon.muon_update),
     "schedule_free": (schedule_free.schedule_free_init, schedule_free.schedule_free_update),
 }
-SCHEDULES = {
-    "cosine": optimizer.warmup_cosine,
-    "linear": optimizer.warmup_linear,
-    "wsd": optimizer.warmup_stable_decay,
-    "constant": optimizer.warmup_constant,
-}
+SCHEDULES = ("cosine", "linear", "wsd", "constant")
 # The settings that only some optimizers have.
 _OPTIONS = {
     "adamw": ("beta1", "beta2", "eps"),
@@ -211,7 +206,8 @@ class Recipe:
 
     def rate(self, step: Int[Tensor, ""]) -> Float[Tensor, ""]:
         """The learning rate after `step` updates."""
-        return SCHEDULES[self.schedule](
+        return optimizer.rate(
+            self.schedule,
             step,
             peak=self.peak_lr,
             warmup=self.warmup,

@@ -9,7 +9,6 @@ authors' package, the mean of squares is corrected as in Adam, rather than the l
 they found unstable.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 import xfunc as xf
 
-from .optimizer import Rate, Tree, adamw_init, decay_of, wide
+from .optimizer import Rate, Tree, adamw_init, descent, wide
 
 
 class ScheduleFreeState(NamedTuple):
@@ -62,18 +61,13 @@ def schedule_free_update(
 
     `lr` should rise and then stay; `decayed` is as in `optimizer.adamw_update`.
     """
-    step, total = state.step + 1, state.total + lr**2
-    square = xf.tree.map(
-        lambda s, g: beta2 * s + (1 - beta2) * wide(g).square(), state.square, grads
-    )
-    unbias = -torch.expm1(step * math.log(beta2)) if beta2 else 1.0
-
-    def stepped(z: Tensor, y: Tensor, g: Tensor, s: Tensor, decay: float) -> Tensor:
-        return z - lr * (wide(g) / ((s / unbias).sqrt() + eps) + decay * y)
-
-    decay, wides = decay_of(params, weight_decay, decayed), xf.tree.map(wide, params)
-    points = between(wides, state, beta1)
-    fast = xf.tree.map(stepped, state.fast, points, grads, square, decay)
+    adam = xf.optim.scale_by_adam(0.0, beta2, eps)  # so that the mean of gradients is the last one
+    last = xf.optim.ScaleByAdamState(state.step, grads, state.square)
+    updates, (step, _, square) = adam.update(grads, last)
+    wides = xf.tree.map(wide, params)
+    updates = descent(updates, between(wides, state, beta1), lr, weight_decay, decayed)
+    fast = xf.optim.apply_updates(state.fast, updates)
+    total = state.total + lr**2
     share = lr**2 / total
     new = xf.tree.map(lambda p, x, z: (x + share * (z - x)).to(p.dtype), params, wides, fast)
     return new, ScheduleFreeState(step, total, fast, square)

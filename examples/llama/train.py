@@ -124,7 +124,8 @@ def train_step(
     points = recipe.points(state.params, state.opt)
     mean, grads, scaling, noise = gradient(points, batch, recipe, base, state.scaling)
     norms = optimizer.norms(grads) if recipe.layer_norms else None
-    grads, norm = optimizer.clip_by_global_norm(grads, recipe.clip)
+    norm, clip = xf.optim.global_norm(grads), xf.optim.clip_by_global_norm(recipe.clip)
+    grads, _ = clip.update(grads, clip.init(grads))
     lr = recipe.rate(state.opt.step)
     wide = recipe.numbers.wide(state.params, state.compensation)
     wide, opt = recipe.update(grads, state.opt, wide, lr)
@@ -212,7 +213,7 @@ def gradient(
         squares = total[3]
         if squares is not None:
             share = target_count(part, recipe) / count
-            squares = squares + optimizer.squared_norm(grads) / share
+            squares = squares + xf.optim.global_norm(grads).square() / share
         return (*added, xf.tree.map(torch.maximum, total[2], after), squares), None
 
     # Rows are dealt out in turn, so that each device has rows of all parts.
@@ -228,7 +229,7 @@ def gradient(
 
 def _noise(squares: Tensor, grads: Params, count: Tensor, parts: int) -> Noise:
     """`squares`: the mean of the parts' squared gradient norms, weighted by their targets."""
-    whole = optimizer.squared_norm(grads)
+    whole = xf.optim.global_norm(grads).square()
     more = (squares - whole) / (parts - 1)
     return Noise(whole - more, count * more)
 

@@ -1,4 +1,4 @@
-"""The Llama example's optimizers, clipping and schedules against torch's."""
+"""The Llama example's optimizers and schedules against torch's."""
 
 from collections.abc import Callable
 from typing import Any
@@ -181,32 +181,6 @@ def test_recipe_update_decays_norms_and_embeddings_if_set(
         torch.testing.assert_close(q, p if kept else 0.95 * p)
 
 
-@pytest.mark.parametrize("limit", [1.0, 100.0])
-def test_clip_by_global_norm_matches_torch(limit: float) -> None:
-    grads = {"a": torch.arange(6.0).reshape(2, 3), "b": [torch.full((4,), -3.0)]}
-    clipped, norm = optimizer.clip_by_global_norm(grads, limit)
-    reference = [torch.zeros_like(g) for g in xf.tree.leaves(grads)]
-    for p, g in zip(reference, xf.tree.leaves(grads), strict=True):
-        p.grad = g.clone()
-    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(reference, limit))
-    for ours, p in zip(xf.tree.leaves(clipped), reference, strict=True):
-        torch.testing.assert_close(ours, p.grad)
-
-
-def test_clip_by_global_norm_of_zero_gradients() -> None:
-    clipped, norm = optimizer.clip_by_global_norm([torch.zeros(3)], 1.0)
-    assert norm == 0
-    assert (clipped[0] == 0).all()
-
-
-def test_clip_by_global_norm_keeps_dtypes() -> None:
-    grads = [torch.full((3,), 2.0, dtype=torch.bfloat16), torch.ones(2, dtype=torch.float64)]
-    clipped, norm = optimizer.clip_by_global_norm(grads, 1.0)
-    assert [g.dtype for g in clipped] == [torch.bfloat16, torch.float64]
-    assert norm.dtype == torch.float32
-    torch.testing.assert_close(norm, torch.tensor(14.0).sqrt())
-
-
 def by_torch(name: str, *, warmup: int, total: int, floor: float) -> list[float]:
     """Rates for a peak of one, by the schedulers of torch, for steps 0 to `total + 2`."""
     schedulers = torch.optim.lr_scheduler
@@ -231,28 +205,26 @@ def by_torch(name: str, *, warmup: int, total: int, floor: float) -> list[float]
 
 @pytest.mark.parametrize("name", ["cosine", "linear", "constant"])
 def test_schedules_match_torch(name: str) -> None:
-    schedule = getattr(optimizer, f"warmup_{name}")
     expected = by_torch(name, warmup=5, total=15, floor=0.2)
     assert len(set(expected)) >= 5
     for step, rate in enumerate(expected):
-        ours = schedule(torch.tensor(step), peak=3.0, warmup=5, total=15, floor=0.2)
+        ours = optimizer.rate(name, torch.tensor(step), peak=3.0, warmup=5, total=15, floor=0.2)
         torch.testing.assert_close(ours, torch.tensor(3 * rate), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    ("name", "last"), [("cosine", 0.1), ("linear", 0.1), ("stable_decay", 0.1), ("constant", 1.0)]
+    ("name", "last"), [("cosine", 0.1), ("linear", 0.1), ("wsd", 0.1), ("constant", 1.0)]
 )
 def test_schedules_stay_at_their_last_rate(name: str, last: float) -> None:
-    schedule = getattr(optimizer, f"warmup_{name}")
-    lr = schedule(torch.tensor(99), peak=1.0, warmup=5, total=15, floor=0.1)
+    lr = optimizer.rate(name, torch.tensor(99), peak=1.0, warmup=5, total=15, floor=0.1)
     torch.testing.assert_close(lr, torch.tensor(last))
 
 
-@pytest.mark.parametrize("name", ["cosine", "linear", "constant", "stable_decay"])
+@pytest.mark.parametrize("name", ["cosine", "linear", "constant", "wsd"])
 def test_schedules_without_warmup_start_at_the_peak(name: str) -> None:
-    schedule = getattr(optimizer, f"warmup_{name}")
     for total in (0, 10):
-        assert schedule(torch.tensor(0), peak=2.0, warmup=0, total=total, floor=0.1) == 2.0
+        lr = optimizer.rate(name, torch.tensor(0), peak=2.0, warmup=0, total=total, floor=0.1)
+        assert lr == 2.0
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.2])
@@ -266,7 +238,7 @@ def test_stable_decay_matches_transformers(floor: float) -> None:
     for step in range(45):
         sgd.step()
         theirs.step()
-        ours = optimizer.warmup_stable_decay(torch.tensor(step), **kinds)
+        ours = optimizer.rate("wsd", torch.tensor(step), **kinds)
         if step >= 5 or not floor:
             torch.testing.assert_close(float(ours), theirs.get_last_lr()[0], rtol=1e-5, atol=1e-6)
 

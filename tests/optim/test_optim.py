@@ -260,6 +260,12 @@ def test_complex_adam_divides_by_the_absolute_value() -> None:
 # --------------------------------------------------------------------------------------
 
 
+def test_add_decayed_weights_of_bfloat16_to_float32_rounds_nothing() -> None:
+    opt, weight = optim.add_decayed_weights(0.1), torch.tensor([3.0], dtype=torch.bfloat16)
+    updates, _ = opt.update(torch.zeros(1), opt.init(weight), weight)
+    assert updates.item() == pytest.approx(0.3, rel=1e-6)  # bfloat16 has 0.30078.
+
+
 def test_adamw_of_bfloat16_with_float32_state() -> None:
     opt = optim.adamw(0.1, mu_dtype=torch.float32, nu_dtype=torch.float32, weight_decay=0.2)
     narrow = xf.tree.map(lambda p: p.bfloat16(), PARAMS)

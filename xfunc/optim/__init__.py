@@ -5,17 +5,20 @@ An optimizer is a `GradientTransformation`: ``init(params) -> state`` and
 weights. Each state is a tree of tensors.
 """
 
+from xfunc.optim.adafactor import FactoredState as FactoredState
 from xfunc.optim.adafactor import adafactor as adafactor
 from xfunc.optim.adafactor import clip_by_block_rms as clip_by_block_rms
 from xfunc.optim.adafactor import scale_by_factored_rms as scale_by_factored_rms
 from xfunc.optim.adafactor import scale_by_param_block_rms as scale_by_param_block_rms
 from xfunc.optim.multi_steps import multi_steps as multi_steps
+from xfunc.optim.muon import MuonState as MuonState
 from xfunc.optim.muon import muon as muon
 from xfunc.optim.muon import scale_by_muon as scale_by_muon
 from xfunc.optim.optimizers import adam as adam
 from xfunc.optim.optimizers import adamw as adamw
 from xfunc.optim.optimizers import lion as lion
 from xfunc.optim.optimizers import sgd as sgd
+from xfunc.optim.scale import ScaleByAdamState as ScaleByAdamState
 from xfunc.optim.scale import add_decayed_weights as add_decayed_weights
 from xfunc.optim.scale import clip_by_global_norm as clip_by_global_norm
 from xfunc.optim.scale import global_norm as global_norm

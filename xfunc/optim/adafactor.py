@@ -30,6 +30,8 @@ class FactoredState(NamedTuple):
     For a factored weight ``[..., m, n]``, `v_row` is the mean over `n`, ``[..., m]``, `v_col` the
     mean over `m`, ``[..., n]``, and `v` is a placeholder ``[1]``. For others, `v` has the shape of
     the weight, and `v_row` and `v_col` are the placeholders.
+
+    Semantics: ``optax.FactoredState``.
     """
 
     count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -29,7 +29,10 @@ _COEFFICIENTS = (3.4445, -4.775, 2.0315)
 
 
 class MuonState(NamedTuple):
-    """The state of `scale_by_muon`: the running mean of the gradients."""
+    """The state of `scale_by_muon`: the running mean of the gradients.
+
+    Semantics: ``optax.contrib.MuonState``, without a count.
+    """
 
     mu: PyTree
 

@@ -41,6 +41,8 @@ class TraceState(NamedTuple):
 class ScaleByAdamState(NamedTuple):
     """The state of `scale_by_adam`: the number of updates, and running means of the gradients and
     of their squares.
+
+    Semantics: ``optax.ScaleByAdamState``.
     """
 
     count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -199,7 +201,11 @@ def add_decayed_weights(
 
     def update(updates: PyTree, params: PyTree) -> PyTree:
         check_params(params, "add_decayed_weights")
-        return tree.map(lambda u, p: u + weight_decay * p, updates, params)
+
+        def decayed(u: Tensor, p: Tensor) -> Tensor:
+            return u + weight_decay * p.to(torch.promote_types(u.dtype, p.dtype))
+
+        return tree.map(decayed, updates, params)
 
     return optionally_masked(stateless(update), mask)
 

@@ -43,7 +43,7 @@ def test_schedule_free_update_matches_schedulefree(
         known.step()
         known.eval()
         grads = gradient(schedule_free.between(params, state, beta1), step)
-        rate = optimizer.warmup_constant(torch.tensor(step - 1), peak=0.1, warmup=4, total=10)
+        rate = optimizer.rate("constant", torch.tensor(step - 1), peak=0.1, warmup=4, total=10)
         params, state = schedule_free.schedule_free_update(
             grads, state, params, rate, eps=eps, weight_decay=0.2, decayed=decayed, **options
         )
