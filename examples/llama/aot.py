@@ -52,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         pairs = _pairs(args)
         case = Case(_run(args, pairs), args.topology, args.what)
+        if not args.plan:
+            case.run.check_shares(case.chips.devices)
         if not args.plan or _sets(pairs, "mesh"):
             _ = case.recipe
         _ = case.chips

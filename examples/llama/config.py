@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 import yaml
 
 import xfunc as xf
@@ -22,7 +23,7 @@ from .trackers import Name as Tracker
 
 _PRESETS = Path(__file__).parent / "configs"
 _BEGIN, _END = "# All settings of this run, up to the end mark.\n", "# end\n"
-_DEMO = Recipe(model.CONFIGS["demo-1m"], steps=1000, warmup=100)
+_DEMO = Recipe(model.CONFIGS["demo-1m"], steps=1000)
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,22 @@ class Run:
                 f"{self.train.plan.microbatches}: make the batch a multiple of it"
             )
 
+    def check_shares(self, devices: int) -> None:
+        """Raise an error if the devices cannot share the batch, or its rows, evenly."""
+        axes = self.mesh.axes(devices)
+        parts = axes["data"] * axes["fsdp"] * axes["expert"]
+        if self.data.batch % parts:
+            raise SettingError(
+                f"data.batch is {self.data.batch}, and {parts} devices share it: make it a "
+                f"multiple of {parts}, or mesh.fsdp smaller"
+            )
+        chunks = 2 * axes["context"]
+        if chunks > 2 and self.data.seq % chunks:
+            raise SettingError(
+                f"data.seq is {self.data.seq}, and mesh.context is {axes['context']}: make "
+                f"data.seq a multiple of {chunks}"
+            )
+
     def keep_programs(self) -> None:
         """Let programs be kept in the folder that `programs` names."""
         if self.programs is not None:
@@ -182,10 +199,10 @@ class Run:
         return dataclasses.replace(self.train, plan=plan, pairs=pairs, skip_bad=skip_bad)
 
 
-# Defaults of a run with imported weights: small updates, on data that must be given.
+# Defaults of a run with imported weights, on data that must be given.
 TUNING = Run(
     folder="runs/tuned",
-    train=dataclasses.replace(_DEMO, peak_lr=2e-5, weight_decay=0.0),
+    train=Recipe(_DEMO.model, steps=1000, peak_lr=2e-5, weight_decay=0.0),
     data=DataConfig(files=()),
 )
 
@@ -195,20 +212,64 @@ def presets() -> list[str]:
     return sorted(path.stem for path in _PRESETS.glob("*.yaml"))
 
 
-def read(source: str | Path | None = None, pairs: Iterable[str] = (), run: Run = Run()) -> Run:
+def read(
+    source: str | Path | None = None, pairs: Iterable[str] = (), run: Run | None = None
+) -> Run:
     """Settings from a YAML file or a preset, then from texts such as ``train.steps=100``.
 
     Args:
         source: a file, or one of `presets`; None: no file.
         pairs: settings that override those.
-        run: the defaults.
+        run: the defaults; None: those for training the model from the start, or the demo's if no
+            model is named.
 
     Raises:
         SettingError: there is no such file or key, or a value does not fit.
     """
-    if source is not None:
-        run = _changed_by(run, Path(source))
-    return options.override(run, pairs)
+    pairs = tuple(pairs)
+
+    def changed(run: Run) -> Run:
+        given = run if source is None else _changed_by(run, Path(source))
+        return options.override(given, pairs)
+
+    found = changed(run or Run())
+    if run is not None or found.train.model == _DEMO.model:
+        return found
+    return changed(from_start(found.train.model))
+
+
+def differing(run: Run, source: str | Path | None = None) -> list[str]:
+    """The `key=value` texts with which `read` gives a run, after `source`."""
+    ours = options.differing(run, read(source))
+    of_model = [pair for pair in ours if pair.startswith("train.model")]  # on which defaults depend
+    others = options.differing(run, read(source, of_model))
+    return of_model + [pair for pair in others if not pair.startswith("train.model")]
+
+
+# The highest learning rates of models up to so many parameters, from the start. Sources: Biderman
+# et al., "Pythia", 2023 (70M); Brown et al., "Language Models are Few-Shot Learners", 2020 (125M);
+# Dubey et al., "The Llama 3 Herd of Models", 2024 (8B, 70B, 405B).
+_RATES = {100e6: 1e-3, 300e6: 6e-4, 20e9: 3e-4, 100e9: 1.5e-4, math.inf: 8e-5}
+
+
+def from_start(sizes: model.Config) -> Run:
+    """The defaults for training a model from the start."""
+    count = sum(math.prod(a.shape) for a in xf.tree.leaves(model.shapes(sizes, torch.float32)))
+    rate = next(rate for most, rate in _RATES.items() if count <= most)
+    recipe = Recipe(sizes, steps=1000, precision="mixed", peak_lr=rate, weight_decay=0.1)
+    return Run(folder="runs/model", train=recipe, data=DataConfig(seq=2048))
+
+
+def tuned(found: Run, start: Run) -> Run:
+    """The defaults for tuning what `found` says: all weights, adapters, or with pairs.
+
+    Sources of the rates: Touvron et al., "Llama 2", 2023, for all weights; Dettmers et al.,
+    "QLoRA", 2023, for adapters; Tunstall et al., "Zephyr", 2023, for pairs, and ten times that for
+    adapters, as in Schulman et al., "LoRA Without Regret", 2025.
+    """
+    rates = (2e-5, 2e-4), (5e-7, 5e-6)
+    rate = rates[found.data.kind == "pairs"][bool(found.train.tune.lora)]
+    return dataclasses.replace(start, train=dataclasses.replace(start.train, peak_lr=rate))
 
 
 def _changed_by(run: Run, source: Path) -> Run:

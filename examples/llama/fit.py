@@ -87,6 +87,7 @@ def fit(run: Run, console: Console | None = None, *, new_data: bool = False) -> 
     hosts.join()
     hosts.check_same_settings(run)
     recipe = run.recipe(xf.device_count())
+    run.check_shares(xf.device_count())
     with owned(Path(run.folder)):
         return _fit(run, recipe, console, new_data)
 

@@ -63,6 +63,14 @@ def load_context(folder: str | Path) -> int:
     return read_json(Path(folder) / "config.json").get("max_position_embeddings") or 0
 
 
+def load_dtype(folder: str | Path) -> torch.dtype | None:
+    """The dtype of the weights, by a folder's `config.json`; None if it does not say."""
+    given = read_json(Path(folder) / "config.json")
+    name = given.get("dtype", given.get("torch_dtype"))
+    found = getattr(torch, name, None) if isinstance(name, str) else None
+    return found if isinstance(found, torch.dtype) else None
+
+
 def _parsed(path: Path, given: Mapping[str, Any]) -> Config:
     family = given.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:

@@ -148,8 +148,8 @@ def rate(
         step: updates made so far.
         peak: the highest rate.
         warmup: steps over which it rises.
-        total: the step at which it has fallen.
-        floor: the rate from there on, as a fraction of the peak.
+        total: the number of updates; the last is made at the floor.
+        floor: the rate then, as a fraction of the peak.
         cooldown: the fraction of the steps, at the end, over which that of `wsd` falls.
 
     Sources for `wsd`: Hu et al., MiniCPM: Unveiling the Potential of Small Language Models with
@@ -158,7 +158,7 @@ def rate(
     (arXiv:2405.18392), for the length and shape of the last.
     """
     start = stable_until(total, cooldown) if schedule == "wsd" else warmup
-    steps = max(total - start, 1)
+    steps = max(total - 1 - start, 1)
     over = xf.optim.linear_schedule(0.0, 1.0, steps)
     fall = {
         "cosine": xf.optim.cosine_decay_schedule(1.0, steps, floor),

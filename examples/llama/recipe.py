@@ -48,9 +48,10 @@ class Recipe:
             instead of its learning rate falling.
         schedule: how the learning rate falls after `warmup` steps; `wsd`: it is stable, and falls
             in the last steps, see `cooldown`; `constant`: it does not fall.
-        warmup: steps in which the learning rate rises to `peak_lr`.
+        warmup: steps in which the learning rate rises to `peak_lr`; null: a twentieth of all, and
+            at most 2000.
         peak_lr: the highest learning rate.
-        floor: the learning rate at the last step, as a fraction of the highest.
+        floor: the learning rate of the last step, as a fraction of the highest.
         cooldown: the fraction of the steps, at the end, in which the learning rate of `wsd` falls.
         beta1: the decay of `adamw`'s running mean of gradients; in `schedule_free`, how near to the
             averaged weights gradients are taken.
@@ -83,7 +84,7 @@ class Recipe:
     precision: str = "float32"
     optimizer: str = "adamw"
     schedule: str = "cosine"
-    warmup: int = 50
+    warmup: int | None = None
     peak_lr: float = 5e-3
     floor: float = 0.1
     cooldown: float = 0.1
@@ -113,8 +114,8 @@ class Recipe:
                 known = ", ".join(table)
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}: use one of {known}")
         for name, least in (("steps", 1), ("warmup", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}: use {least} or more")
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name} is {value}: use {least} or more")
         for name in ("peak_lr", "clip", "spike", "eps", "dpo_beta"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -191,16 +192,21 @@ class Recipe:
         """How much of the model is trained, for `flops`."""
         return Extent(lora.learned_part(self.model, self.tune), self.pairs)
 
+    @property
+    def rising(self) -> int:
+        """The steps in which the learning rate rises."""
+        return min(self.steps // 20, 2000) if self.warmup is None else self.warmup
+
     def check_warmup(self) -> None:
         """Raise an error if the schedule ends, or falls, before its warm-up ends."""
-        if self.warmup >= self.steps:
+        if self.rising >= self.steps:
             raise ValueError(
-                f"warmup is {self.warmup} steps of {self.steps}: make it shorter than the run"
+                f"warmup is {self.rising} steps of {self.steps}: make it shorter than the run"
             )
         stable = optimizer.stable_until(self.steps, self.cooldown)
-        if self.schedule == "wsd" and self.warmup > stable:
+        if self.schedule == "wsd" and self.rising > stable:
             raise ValueError(
-                f"warmup is {self.warmup} steps of {self.steps}, and cooldown is {self.cooldown}, "
+                f"warmup is {self.rising} steps of {self.steps}, and cooldown is {self.cooldown}, "
                 f"so that the rate falls from step {stable} on: make one of them shorter"
             )
 
@@ -210,7 +216,7 @@ class Recipe:
             self.schedule,
             step,
             peak=self.peak_lr,
-            warmup=self.warmup,
+            warmup=self.rising,
             total=self.steps,
             floor=self.floor,
             cooldown=self.cooldown,

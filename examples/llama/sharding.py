@@ -69,7 +69,29 @@ class Sharding:
 
     def params(self, weights: Any) -> Any:
         """The tree of shardings of `model.init`, from the tree of `model.weights`."""
-        return xf.tree.map(lambda w: self.on_mesh(getattr(self, w.lies)), weights)
+        return xf.tree.map(
+            lambda w: self.on_mesh(self._dividing(w.shape, getattr(self, w.lies))), weights
+        )
+
+    def _dividing(self, shape: tuple[int, ...], spec: P) -> P:
+        """A spec of a weight, or one that shards other dimensions where sizes are no multiples.
+
+        So a vocabulary of any size lies on all devices of the axis ``tensor``, by its features.
+        """
+        entries = [_axes(entry) for entry in spec] + [()] * (len(shape) - len(spec))
+        left: list[str] = []
+        for i, size in enumerate(shape):
+            if size % self._parts(entries[i]):
+                left += entries[i]
+                entries[i] = ()
+        if not left:
+            return spec
+        for axis in left:
+            for i in reversed(range(len(shape))):
+                if shape[i] % self._parts((*entries[i], axis)) == 0:
+                    entries[i] += (axis,)
+                    break
+        return P(*(e or None for e in entries))
 
     def on_mesh(self, spec: P) -> NamedSharding:
         """A spec of this object with its mesh."""
@@ -115,8 +137,11 @@ class Sharding:
         return x if n <= 1 else x[:, :, None].expand(-1, -1, n, -1, -1).flatten(1, 2)
 
     def _parts(self, entry: Any) -> int:
-        axes = (entry,) if isinstance(entry, str) else entry or ()
-        return math.prod(self.mesh.shape[axis] for axis in axes)
+        return math.prod(self.mesh.shape[axis] for axis in _axes(entry))
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def parse_mesh(text: str) -> dict[str, int]:

@@ -126,9 +126,8 @@ def trials(console: Console, found: Iterable[Trial], chips: Topology) -> None:
 
 def command(console: Console, source: str | None, run: Run) -> None:
     """The command to train with what a search found."""
-    base = config.read(source)
     given = [] if source is None else ["--config", source]
-    text = shlex.join([*given, *options.differing(run, base)])
+    text = shlex.join([*given, *config.differing(run, source)])
     if run.train.precision == "bfloat16":
         console.print(LOSSY)
     console.print(f"python -m examples.llama fit {text}")

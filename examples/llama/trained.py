@@ -14,7 +14,7 @@ from . import adapters, base, config, hf, hosts, lora, options, tokenizer, train
 from .checkpoints import Checkpoints
 from .config import Run
 from .finite import check_finite
-from .hf_config import load_config, load_context
+from .hf_config import load_config, load_context, load_dtype
 from .model import Params
 from .options import SettingError
 from .owner import owned
@@ -99,6 +99,9 @@ def load(
     return _usable(Trained(name, run, recipe, params, folder / "tokenizer", frozen, found.step))
 
 
+_SEQ = 2048  # tokens per row, if neither the settings nor the model say less
+
+
 def load_published(
     folder: Path,
     source: str | None,
@@ -119,8 +122,14 @@ def load_published(
     tune, started = defaults.train.tune, None
     if adapter is not None:
         tune, started = adapters.load(adapter, sizes)
+    base_folder, context = str(folder.absolute()), load_context(folder)
     recipe = dataclasses.replace(defaults.train, model=sizes, tune=tune)
-    run = config.read(source, pairs, dataclasses.replace(defaults, train=recipe))
+    if load_dtype(folder) is torch.bfloat16:
+        recipe = dataclasses.replace(recipe, precision="mixed")
+    data = dataclasses.replace(defaults.data, seq=min(context or _SEQ, _SEQ))
+    start = dataclasses.replace(defaults, train=recipe, data=data)
+    pairs = tuple(pairs)
+    run = config.read(source, pairs, config.tuned(config.read(source, pairs, start), start))
     hosts.check_same_settings(run)
     hosts.check_same_files(folder, [folder / "config.json", *hf.files(folder)])
     _check_same_tokenizer(folder)
@@ -131,8 +140,7 @@ def load_published(
     if adapter is not None:
         tune = dataclasses.replace(tune, base=run.train.tune.base)  # Not PEFT's to say.
         _check_left("tune", tune, run.train.tune, adapter / adapters.CONFIG)
-    data = dataclasses.replace(run.data, tokenizer=str(folder.absolute()))
-    base_folder, context = str(folder.absolute()), load_context(folder)
+    data = dataclasses.replace(run.data, tokenizer=base_folder)
     run = dataclasses.replace(run, data=data, context=context, base=base_folder)
     recipe = run.recipe(xf.device_count())
     if not recipe.has_base:

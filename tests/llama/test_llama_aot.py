@@ -14,7 +14,6 @@ from rich.console import Console
 
 import xfunc as xf
 from examples.llama import aot, config, model, options, show
-from examples.llama.config import Run
 from examples.llama.footprint import Case, Footprint
 from xfunc.aot import Buffer
 from xfunc.stages import Lowered
@@ -102,8 +101,9 @@ def test_aot_mixed_precision_all_gathers_bfloat16(
 
 
 def test_aot_indivisible_batch_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert aot.main([*TINY, *MESH, "--batch", "3"]) == 1
-    assert "(3, 64) cannot be sharded" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        aot.main([*TINY, *MESH, "--batch", "3"])
+    assert "data.batch is 3, and 2 devices share it" in capsys.readouterr().err
 
 
 def out_of_memory(*_: Any) -> None:
@@ -224,10 +224,11 @@ def test_aot_reads_settings_of_fit(
 def test_differing_settings_as_command_line_pairs() -> None:
     pairs = ["train.model=llama3.1-8b", "mesh.tensor=2", "data.files=[a, b]", "train.spike=6.0"]
     run = config.read(pairs=pairs)
-    assert sorted(options.differing(run, Run())) == sorted(pairs)
+    assert sorted(config.differing(run)) == sorted(pairs)
     pairs += ["train.model.layers=2", "train.model.rope_scaling=null", "train.plan.policy=dots"]
+    pairs += ["train.precision=float32", "train.peak_lr=5e-3", "data.seq=128"]  # the demo's
     run = config.read(pairs=pairs)
-    told = [*options.differing(run, Run())]
+    told = config.differing(run)
     assert config.read(pairs=told) == run
     assert "train.model.layers=2" in told
 

@@ -1,5 +1,6 @@
 """Settings of the training program: files, pairs on the command line, presets."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,54 @@ def test_mesh_axes_take_all_devices() -> None:
     for mesh in (config.Mesh(fsdp=3), config.Mesh(tensor=16)):
         with pytest.raises(SettingError, match=r"the devices are 8: use others, or mesh\.data=1"):
             mesh.axes(8)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"), [("small-11m", 1e-3), ("llama3.1-8b", 3e-4), ("llama3.1-405b", 8e-5)]
+)
+def test_defaults_of_a_named_model_are_not_the_demos(
+    name: str, rate: float, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"train:\n  model: {name}\ndata:\n  files: [text]\n")
+    run = config.read(tmp_path / "mine.yaml", ["train.steps=5", "train.clip=0.5"])
+    assert (run.train.peak_lr, run.train.weight_decay, run.train.precision) == (rate, 0.1, "mixed")
+    assert (run.data.seq, run.data.files, run.train.clip) == (2048, ("text",), 0.5)
+    run.recipe(1)  # There is no warm-up that is longer.
+    assert config.read(pairs=["train.peak_lr=5e-3", f"train.model={name}"]).train.peak_lr == 5e-3
+
+
+@pytest.mark.parametrize(
+    ("pairs", "rate"),
+    [
+        ([], 2e-5),
+        (["train.tune.lora=[layers.w*]"], 2e-4),
+        (["data.kind=pairs"], 5e-7),
+        (["data.kind=pairs", "train.tune.lora=[layers.w*]"], 5e-6),
+    ],
+    ids=["all weights", "adapters", "pairs", "pairs with adapters"],
+)
+def test_rates_of_tuning_are_those_of_its_purpose(pairs: list[str], rate: float) -> None:
+    found = config.tuned(config.read(pairs=pairs, run=config.TUNING), config.TUNING)
+    assert found.train.peak_lr == rate
+
+
+@pytest.mark.parametrize(
+    ("steps", "warmup"), [(5, 0), (200, 10), (50_000, 2000)], ids=["few", "some", "many"]
+)
+def test_warmup_is_a_part_of_the_steps(steps: int, warmup: int) -> None:
+    assert config.read(pairs=[f"train.steps={steps}"]).train.rising == warmup
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (["data.batch=6"], "data.batch is 6, and 8 devices share it: make it a multiple of 8"),
+        (
+            ["mesh.context=4", "data.seq=100"],
+            "data.seq is 100, and mesh.context is 4: make data.seq a multiple of 8",
+        ),
+    ],
+)
+def test_shares_of_devices_are_even(pairs: list[str], message: str) -> None:
+    with pytest.raises(SettingError, match=re.escape(message)):
+        config.read(pairs=pairs).check_shares(8)

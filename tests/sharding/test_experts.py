@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import re
 from typing import Any
 
@@ -64,6 +65,38 @@ def test_experts_loss_and_gradients_equal_one_device(axes: dict[str, int]) -> No
     )
     parts = axes.get("expert", 1)
     assert places["layers"]["e_up"].shard_shape((2, 8, 12, 16))[1] == 8 // parts
+
+
+@pytest.mark.parametrize(
+    ("axes", "sizes"),
+    [
+        ({"tensor": 4, "fsdp": 2}, {"vocab": 67}),
+        ({"expert": 4, "tensor": 2}, {"experts": Experts(6, 3, intermediate=12)}),
+        ({"expert": 8}, {"experts": Experts(5, 2, intermediate=7), "vocab": 67, "hidden": 24}),
+    ],
+    ids=["a vocabulary", "experts", "both, and features"],
+)
+def test_sizes_that_axes_do_not_divide_equal_one_device(
+    axes: dict[str, int], sizes: dict[str, Any]
+) -> None:
+    """Weights are divided elsewhere."""
+    config = dataclasses.replace(CONFIG, family="qwen3_moe", qkv_bias=False, **sizes)
+    sharding, given = Sharding.of(axes), batch()
+    params = xf.device_get(model.init(config))
+
+    def run(params: Any, given: model.Batch, plan: Plan) -> Any:
+        loss = functools.partial(model.loss, config=config, plan=plan, routers=ROUTERS)
+        return xf.device_get(xf.jit(xf.value_and_grad(loss))(params, given))
+
+    places = sharding.params(model.weights(config))
+    there = xf.device_put(given, sharding.on_mesh(sharding.batch))
+    plan = Plan(attention="dense", block=4, sharding=sharding)
+    found = run(xf.device_put(params, places), there, plan)
+    alone = run(params, given, Plan(attention="dense", block=4))
+    xf.tree.map(lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6), found, alone)
+    shares = xf.tree.map(lambda a, p: math.prod(p.shard_shape(a.shape)), params, places)
+    of_device = sum(xf.tree.leaves(shares))
+    assert of_device <= 0.2 * sum(a.numel() for a in xf.tree.leaves(params))
 
 
 @pytest.mark.sample(6, seed=0)
