@@ -167,7 +167,7 @@ def _tensor(leaf: object, path: str) -> torch.Tensor:
         fail(
             TypeError,
             f"device_put was given {shown(leaf)} ({kind_of(leaf)}) as {path}",
-            instead_of(leaf),
+            instead_of(leaf, path),
         )
     t = leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
     values.check_array(t, "device_put", path)

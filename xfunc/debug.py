@@ -1,4 +1,4 @@
-"""Tools for debugging traced functions: prints, callbacks, NaNs, trace counts."""
+"""Tools for debugging traced functions: prints, callbacks, NaNs, infinities, trace counts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from xfunc.errors import ExecutionError, fail, report
 from xfunc.tools import nans as _nans
 from xfunc.trace import effects, tracing
 
-__all__ = ["MaxTraces", "assert_max_traces", "callback", "check", "nans", "print"]
+__all__ = ["MaxTraces", "assert_max_traces", "callback", "check", "infs", "nans", "print"]
 
 
 def callback(fun: Callable[..., object], *args: object, **kwargs: object) -> None:
@@ -132,8 +132,7 @@ class _Any:
         return self
 
 
-@contextlib.contextmanager
-def nans(enable: bool = True) -> Iterator[None]:
+def nans(enable: bool = True) -> contextlib.AbstractContextManager[None]:
     """Raise where a transformed function called in the block returns a NaN.
 
     The function is then run again on the CPU, operation by operation (`disable_jit`), to find the
@@ -141,12 +140,50 @@ def nans(enable: bool = True) -> Iterator[None]:
     it belongs to. Every call waits until its result has been checked. Other threads are not
     affected.
 
+    Args:
+        enable: False: not in this block, though it is inside of such a one.
+
+    Returns:
+        A context manager.
+
     Raises:
         FloatingPointError: names the result, the operation and the user's line.
 
-    Source: ``jax.debug_nans``.
+    Semantics: ``jax.debug_nans``, which looks at intermediate values, too.
     """
-    before = ambient.inspect_results(_nans.search if enable else None)
+    return _finding(_nans.NAN, enable)
+
+
+def infs(enable: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Raise where a transformed function called in the block returns an infinity, like `nans`.
+
+    Args:
+        enable: False: not in this block, though it is inside of such a one.
+
+    Returns:
+        A context manager, which may be combined with that of `nans`.
+
+    Raises:
+        FloatingPointError: names the result, the operation and the user's line.
+
+    Example::
+
+        >>> with xf.debug.infs():
+        ...     xf.jit(lambda x: 1 / x)(torch.zeros(()))
+        Traceback (most recent call last):
+        FloatingPointError: the result of <lambda> holds an infinity; reciprocal made the first
+
+    Semantics: ``jax.debug_infs``, which looks at intermediate values, too.
+    """
+    return _finding(_nans.INFINITY, enable)
+
+
+@contextlib.contextmanager
+def _finding(kind: _nans.Kind, enable: bool) -> Iterator[None]:
+    before = ambient.inspector()
+    others = before.kinds if isinstance(before, _nans.Finder) else ()
+    kinds = tuple(k for k in others if k != kind) + (kind,) * enable
+    ambient.inspect_results(_nans.Finder(kinds) if kinds else None)
     try:
         yield
     finally:

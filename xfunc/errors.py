@@ -129,8 +129,21 @@ def kind_of(value: object) -> str:
 _ARRAYS = "pass tensors, NumPy arrays and Python numbers."
 
 
-def instead_of(value: object, otherwise: str = _ARRAYS) -> str:
-    """A hint: what to pass in place of an argument that is no array."""
+_IN_TREE = (
+    "pass tensors, NumPy arrays and Python numbers. A function may close over anything else "
+    "(xf.tree.partition(t, torch.is_tensor) takes a tree apart), or a class has it as a static "
+    "field (xf.tree.register_dataclass with meta_fields)."
+)
+
+
+def instead_of(value: object, label: str = "", static: str = "") -> str:
+    """A hint: what to pass in place of an argument that is no array.
+
+    Args:
+        value: the argument, or a leaf of it.
+        label: the argument's name and the leaf's path, as in ``config['mode']``.
+        static: the option that makes the argument static, if there is one.
+    """
     if isinstance(value, torch.nn.Module):
         return (
             "pass its parameters: apply, params, buffers = xf.functional(module), and "
@@ -142,7 +155,16 @@ def instead_of(value: object, otherwise: str = _ARRAYS) -> str:
         return "make a tensor of it, which shares its memory: torch.from_dlpack(array)."
     if isinstance(value, Iterator):
         return "pass a list: an iterator can be read only once."
-    return otherwise
+    if {".", "["} & set(label):
+        whole = f" An argument without tensors can be static ({static})." if static else ""
+        return _IN_TREE + whole
+    if static:
+        return (
+            "pass tensors, NumPy arrays and Python numbers; register your own class with "
+            f"xf.tree.register; make anything else static ({static}); of an object's method, "
+            "write jit(obj.method)."
+        )
+    return _ARRAYS
 
 
 def report(

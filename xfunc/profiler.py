@@ -64,9 +64,18 @@ def _made(log_dir: object) -> str:
 _one = threading.Lock()  # XLA has one session at a time.
 
 
-def annotate(name: str) -> contextlib.AbstractContextManager[object]:
+def annotate(
+    name: str, *, step_num: int | None = None
+) -> contextlib.AbstractContextManager[object]:
     """Show the host's work in a ``with`` block under a name in the profile.
 
-    Source: ``jax.profiler.TraceAnnotation``.
+    Args:
+        name: what it is called.
+        step_num: of a training step, its number: xprof then shows times by step.
+
+    Returns:
+        A context manager.
+
+    Semantics: ``jax.profiler.TraceAnnotation``, or with a step ``StepTraceAnnotation``.
     """
-    return runtime().mark(name)
+    return runtime().mark(name, step_num)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from typing import Any
 
 import pytest
@@ -83,3 +84,26 @@ def test_explain_names_class_with_static_fields() -> None:
     jitted(tag(vector(), "a"))
     jitted(tag(vector(), "b"))
     assert "x (Tag) changed in what its class keeps beside its leaves" in jitted.explain()
+
+
+def test_log_of_traces_and_compilations(caplog: pytest.LogCaptureFixture) -> None:
+    def logged(x):
+        return xf.jit(_first)(x)
+
+    outer = xf.jit(logged)
+    with caplog.at_level(logging.INFO, logger="xfunc"):
+        for x in (_X, _X, _X.double()):
+            outer(x)
+    name = "test_log_of_traces_and_compilations.<locals>.logged"
+    changed = "changed from float32[3] to float64[3]"
+    assert caplog.messages == [
+        f"tracing {name}: first call",
+        "tracing _first: first call",
+        f"compiled {name}",
+        f"tracing {name}: x {changed}",
+        f"tracing _first: x {changed}",
+        f"compiled {name}",
+    ]
+    caplog.clear()
+    outer(_X.half())
+    assert not caplog.messages

@@ -244,7 +244,7 @@ def test_profile_on_torch_xla(tmp_path):
 def test_profile_on_pjrt(tmp_path):
     recorded = profile(tmp_path, xf.jit(tower))
     path = "jit(tower)/call_exported/up/aten__tanh"
-    for name in ("my step", "jit_tower", path, __file__):
+    for name in ("my step", "step_num", "jit_tower", path, __file__):
         assert name.encode() in recorded
     # A name with characters that XLA's have not.
     recorded = profile(tmp_path / "again", xf.jit(xf.grad(lambda x, y: (x * y).sum())))
@@ -255,7 +255,7 @@ def profile(folder, fun):
     """What is recorded of a call."""
     args = torch.ones(4, 4), torch.ones(4, 4)
     with xf.profiler.trace(folder):
-        with xf.profiler.annotate("my step"):
+        with xf.profiler.annotate("my step", step_num=7654):
             fun(*args)
         other = folder / "other"
         with pytest.raises(RuntimeError, match="already being recorded"), xf.profiler.trace(other):

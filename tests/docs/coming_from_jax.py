@@ -111,6 +111,7 @@ UNTRIED = {
     "jax.sharding.Sharding.addressable_devices_indices_map",
     "jax.experimental.multihost_utils.broadcast_one_to_all",
     "jax.experimental.multihost_utils.sync_global_devices",
+    "jax.log_compiles", "jax.tree_util.Partial",
 }  # fmt: skip
 
 

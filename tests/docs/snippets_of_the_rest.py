@@ -206,6 +206,11 @@ SNIPPETS: dict[str, list[Snippet]] = {
         "    except FloatingPointError:\n        found = 'NaN'\nfound",
         "with jax.debug_nans(False):\n    y = jax.jit(lambda x: jnp.sqrt(x))(x)\ny",
     ],
+    "jax.debug_infs": [
+        "with jax.debug_infs(True):\n    try:\n        jax.block_until_ready(jax.jit(lambda x: x / 0)(x + 2))\n        found = 'nothing'\n"
+        "    except FloatingPointError:\n        found = 'infinity'\nfound",
+        "with jax.debug_infs(False):\n    y = jax.jit(lambda x: jnp.exp(x * 1000))(x)\ny",
+    ],
     "jax.profiler.trace": [
         "import tempfile\nfrom pathlib import Path\nd = tempfile.mkdtemp()\nwith jax.profiler.trace(d):\n    jax.block_until_ready(jax.jit(lambda x: x * 2)(x))\n"
         "any(p.suffix == '.pb' for p in Path(d).rglob('*'))",

@@ -89,6 +89,8 @@ SNIPPETS: dict[str, list[Snippet]] = {
     "jax.device_get": ["jax.device_get(jax.jit(lambda x: (x, x * 2))(x))"],
     "jax.devices": ["len(jax.devices())"],
     "jax.device_count": ["jax.device_count()"],
+    "jax.local_devices": ["len(jax.local_devices())"],
+    "jax.local_device_count": ["jax.local_device_count()"],
     "jax.process_count": ["jax.process_count()"],
     "jax.process_index": ["jax.process_index()"],
     "jax.default_backend": ["jax.default_backend()"],

@@ -313,6 +313,37 @@ def test_debug_nans_ignores_intermediate_nans():
             xf.jit(logs)(X)
 
 
+def test_debug_infs_and_nans_find_their_own():
+    divided = xf.jit(lambda a, b: {"z": a / b})
+    zero, one = torch.zeros(()), torch.ones(())
+    found = "result\\['z'\\] of .*<lambda> holds {}; div made the first"
+    with xf.debug.infs():
+        with pytest.raises(FloatingPointError, match=found.format("an infinity")):
+            divided(one, zero)
+        divided(zero, zero)
+        with xf.debug.nans():
+            with pytest.raises(FloatingPointError, match=found.format("a NaN")):
+                divided(zero, zero)
+            with pytest.raises(FloatingPointError, match=found.format("an infinity")):
+                divided(-one, zero)
+            with xf.debug.infs(False):
+                assert divided(one, zero)["z"].isinf()
+                with pytest.raises(FloatingPointError, match="a NaN"):
+                    divided(zero, zero)
+        divided(zero, zero)
+    assert divided(one, zero)["z"].isinf()
+
+
+def test_debug_infs_names_the_forward_line_and_the_argument():
+    slope = xf.jit(xf.grad(lambda x: x.abs().sqrt().sum()))
+    with xf.debug.infs():
+        with pytest.raises(FloatingPointError, match=r"an infinity; .*in the backward pass"):
+            xf.jit(xf.grad(lambda x: torch.sqrt(x).sum()))(torch.zeros(2))
+        with pytest.raises(FloatingPointError, match="an infinity, and so does its argument 0"):
+            xf.jit(lambda x: x * 2)(torch.tensor(torch.inf))
+        assert slope(torch.ones(2)).tolist() == [0.5, 0.5]
+
+
 def test_debug_nans_ignores_other_threads():
     with xf.debug.nans(), concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert pool.submit(xf.jit(logs), X).result()["z"].isnan()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import base, hf, lora, model, optimizer, train
+from examples.llama import base, hf, lora, model, train
 from examples.llama.plan import Plan
 from examples.llama.sharding import AXES, Sharding
 
@@ -57,9 +57,7 @@ def on_one_device():
             loss.backward()
             torch.nn.utils.clip_grad_norm_(leaves, RECIPE.clip)
             for group in theirs.param_groups:
-                group["lr"] = optimizer.warmup_cosine(
-                    torch.tensor(k), peak=RECIPE.peak_lr, warmup=RECIPE.warmup, total=RECIPE.steps
-                ).item()
+                group["lr"] = RECIPE.rate(torch.tensor(k)).item()
             theirs.step()
             losses.append(loss.item())
     return losses

@@ -30,6 +30,28 @@ def device_count() -> int:
     return runtime().device_count()
 
 
+def local_devices() -> list[int]:
+    """The indices of the devices of this process.
+
+    Returns:
+        Some of the numbers that `devices` lists, in ascending order.
+
+    Semantics: ``jax.local_devices``.
+    """
+    return sorted(runtime().local_devices())
+
+
+def local_device_count() -> int:
+    """The number of devices of this process.
+
+    Returns:
+        The length of `local_devices`.
+
+    Semantics: ``jax.local_device_count``.
+    """
+    return len(runtime().local_devices())
+
+
 def default_backend() -> str:
     """The platform that programs run on: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
 

@@ -93,8 +93,11 @@ class Runtime(Protocol):
         """
         ...
 
-    def mark(self, name: str) -> contextlib.AbstractContextManager[object]:
-        """Show the host's work in a block under a name while `profile` records."""
+    def mark(self, name: str, step_num: int | None) -> contextlib.AbstractContextManager[object]:
+        """Show the host's work in a block under a name while `profile` records.
+
+        `step_num` is the number of a training step; None: it is something else.
+        """
         ...
 
     def block(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import os
 import threading
 import weakref
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 MAX_ENTRIES = 256  # per function; the least recently used is dropped
 MAX_FUNCTIONS = 1024
+LOG = logging.getLogger("xfunc")  # tells of traces and compilations, at the level INFO
 
 
 class CacheInfo(NamedTuple):
@@ -91,6 +93,7 @@ class FunctionCache:
         """
         self.misses += 1
         self.last_miss = self._why(key, names)
+        LOG.info("tracing %s: %s", self.name, self.last_miss)
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:

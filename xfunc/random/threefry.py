@@ -5,7 +5,9 @@ draw is the hash of the 64-bit number i, so the result is the same however it is
 
 NOTE [a key is an int32 tensor of two]: it holds the two 32-bit words of JAX's key. torch has little
 arithmetic of uint32, and that of int32 wraps in the same way; int64 would take twice the memory. As
-an integer leaf it passes through `grad`, `vmap`, `scan`, `jit` and checkpoints untouched.
+an integer leaf it passes through `grad`, `vmap`, `scan`, `jit` and checkpoints untouched. It does
+not refuse arithmetic, and neither do JAX's raw keys: a subclass of Tensor would lose its class in
+each program, and eager torch multiplies uint32 by floats, too.
 
 NOTE [plain torch arithmetic]: the hash is some 150 elementwise operations, which XLA fuses, so it
 runs about as fast as JAX's; it needs no rules of its own under `vmap` and `disable_jit`. It is

@@ -70,13 +70,7 @@ def prepare(
             fail(
                 TypeError,
                 f"{staged.name} was given {shown(x)} ({kind_of(x)}) as {label}",
-                instead_of(
-                    x,
-                    "pass tensors, NumPy arrays and Python numbers; register your "
-                    "own class with xf.tree.register; make anything else static "
-                    f"({tracing.static_option([label])}); of an object's method, write "
-                    "jit(obj.method).",
-                ),
+                instead_of(x, label, tracing.static_option([label])),
             )
         else:
             fixed.append((i, x))

@@ -95,7 +95,7 @@ def arrays(leaves: Sequence[object], name: str, labels: Sequence[str]) -> list[T
             fail(
                 TypeError,
                 f"{name} was given {shown(x)} ({kind_of(x)}) at {label}",
-                instead_of(x),
+                instead_of(x, label),
             )
         found.append(x)
     return found
@@ -150,7 +150,7 @@ def check_floating(leaves: Sequence[object], labels: Sequence[str], name: str) -
     """Raise unless every leaf is a tensor of a real floating dtype."""
     for x, label in zip(leaves, labels, strict=True):
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
-            what, hint = f"{shown(x)} ({kind_of(x)})", instead_of(x)
+            what, hint = f"{shown(x)} ({kind_of(x)})", instead_of(x, label)
             if isinstance(x, Tensor):
                 what, hint = short(x), "convert it with .float(), or choose other argnums."
             fail(

@@ -24,7 +24,7 @@ from xfunc.cache import draws, frozen, identity, programs
 from xfunc.cache.changes import Changed
 from xfunc.cache.globals import Guards
 from xfunc.cache.misses import Key
-from xfunc.cache.programs import FunctionCache
+from xfunc.cache.programs import LOG, FunctionCache
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, AvalKey
 from xfunc.core.guards import collect_guards, depend_on
@@ -365,6 +365,7 @@ def counting_compiles(store: FunctionCache) -> Generator[None]:
 
     def count() -> None:
         store.compiles += 1
+        LOG.info("compiled %s", store.name)
 
     before = count_compiles(count)
     try:

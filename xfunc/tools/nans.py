@@ -1,11 +1,16 @@
-"""Finding the operation that made a NaN: `search` runs a function again, operation by operation."""
+"""Finding the operation that made a NaN or an infinity.
+
+A `Finder` runs the function again, operation by operation.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,37 +29,75 @@ from xfunc.tree import PyTree
 _UNINITIALISED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided")
 
 
-def has_nan(x: object) -> bool:
-    """Whether a tensor holds a NaN."""
-    if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
-        return False
-    return bool((_any_nan if processes.is_shared(x) else _any_nan.fun)(x.detach()))
+@dataclass(frozen=True)
+class Kind:
+    """A kind of number that a result should not hold.
+
+    Attributes:
+        name: with its article.
+        test: torch's function that finds it.
+        hint: how to avoid it.
+    """
+
+    name: str
+    test: Callable[[torch.Tensor], torch.Tensor]
+    hint: str
+
+    def is_in(self, x: object) -> bool:
+        """Whether a tensor holds one."""
+        if not isinstance(x, torch.Tensor) or not (x.is_floating_point() or x.is_complex()):
+            return False
+        return bool((_any if processes.is_shared(x) else _any.fun)(x.detach(), test=self.test))
+
+    def paths(self, what: object) -> Iterator[str]:
+        """The key paths of a tree's leaves that hold one."""
+        return (path for path, x in tree.leaves_with_path(what) if self.is_in(x))
 
 
-@jit
-def _any_nan(x: torch.Tensor) -> torch.Tensor:
-    return x.isnan().any()
+NAN = Kind(
+    "a NaN",
+    torch.isnan,
+    "keep its inputs inside its domain (torch.where on the input, a small epsilon, a clamp).",
+)
+INFINITY = Kind(
+    "an infinity",
+    torch.isinf,
+    "keep its inputs in range (a clamp, a small epsilon in the divisor), or use a wider dtype.",
+)
 
 
-def paths(what: object) -> Iterator[str]:
-    """The key paths of a tree's leaves that hold a NaN."""
-    return (path for path, x in tree.leaves_with_path(what) if has_nan(x))
+@functools.partial(jit, static_argnames="test")
+def _any(x: torch.Tensor, test: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    return test(x).any()
 
 
-def search(
-    name: str, fun: Callable[..., object], args: PyTree, kwargs: PyTree, result: object
+@dataclass(frozen=True)
+class Finder:
+    """Raises a FloatingPointError if a function's result holds a number of some kinds.
+
+    The error says which line made it.
+    """
+
+    kinds: tuple[Kind, ...]
+
+    def __call__(
+        self, name: str, fun: Callable[..., object], args: PyTree, kwargs: PyTree, result: object
+    ) -> None:
+        for kind in self.kinds:
+            if (where := next(kind.paths(result), None)) is not None:
+                problem = f"the result{where} of {name} holds {kind.name}"
+                _search(kind, problem, fun, args, kwargs)
+
+
+def _search(
+    kind: Kind, problem: str, fun: Callable[..., object], args: PyTree, kwargs: PyTree
 ) -> None:
-    """Raise a FloatingPointError if a function's result holds a NaN, saying which line made it."""
-    where = next(paths(result), None)
-    if where is None:
-        return
-    problem = f"the result{where} of {name} holds a NaN"
-    given = [f"{i}{p}" for i, a in (*enumerate(args), *kwargs.items()) for p in paths(a)]
+    given = [f"{i}{p}" for i, a in (*enumerate(args), *kwargs.items()) for p in kind.paths(a)]
     if given:
         fail(
             FloatingPointError,
             f"{problem}, and so does its argument {given[0]}",
-            "look for the NaN where the argument is computed.",
+            "look for its cause where the argument is computed.",
         )
     args, kwargs = tree.map(_on_cpu, (args, kwargs))
     with contextlib.ExitStack() as stack:
@@ -63,7 +106,7 @@ def search(
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # The error includes what anomaly detection prints.
         stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
-        stack.enter_context(_Search(problem))
+        stack.enter_context(_Search(kind, problem))
         fun(*args, **kwargs)
     fail(
         FloatingPointError,
@@ -77,11 +120,11 @@ def _on_cpu(x: object) -> object:
 
 
 class _Search(TorchDispatchMode):
-    """Runs every operation on the CPU, and raises at the first that makes a NaN."""
+    """Runs every operation on the CPU, and raises at the first that makes a number of a kind."""
 
-    def __init__(self, problem: str):
+    def __init__(self, kind: Kind, problem: str):
         super().__init__()
-        self._problem = problem
+        self._kind, self._problem = kind, problem
 
     def __torch_dispatch__(
         self,
@@ -95,9 +138,9 @@ class _Search(TorchDispatchMode):
         out = func(*args, **named)
         name = func.overloadpacket.__name__
         outs = tree.leaves(out)
-        if name in _UNINITIALISED or not any(map(has_nan, outs)):
+        if name in _UNINITIALISED or not any(map(self._kind.is_in, outs)):
             return out
-        if any(map(has_nan, tensors_in(args, named))):
+        if any(map(self._kind.is_in, tensors_in(args, named))):
             return out
         backward = torch._C._current_autograd_node()
         at = user_location() if backward is None else _forward_line(backward)
@@ -105,8 +148,7 @@ class _Search(TorchDispatchMode):
         fail(
             FloatingPointError,
             f"{self._problem}; {name} made the first{part}",
-            "keep its inputs inside its domain (torch.where on the input, "
-            "a small epsilon, a clamp).",
+            self._kind.hint,
             at=at,
         )
 

@@ -34,6 +34,8 @@ def test_memory_stats_on_pjrt(pjrt: None, monkeypatch: pytest.MonkeyPatch) -> No
     assert xf.memory_stats() == xf.memory_stats(1) == first
     assert xf.memory_stats(2) == {"bytes_in_use": 11}
     assert xf.memory_stats(3) is None
+    assert xf.local_devices() == [1, 2, 3]
+    assert xf.local_device_count() == 3
     wrong: Any
     for wrong in (0, 4, "cuda"):
         with pytest.raises(ValueError, match=r"of this process are \[1, 2, 3\](.|\n)*Hint: pass"):

@@ -87,9 +87,12 @@ class Pjrt:
         finally:
             profile.stop()
 
-    def mark(self, name: str) -> contextlib.AbstractContextManager[object]:
+    def mark(self, name: str, step_num: int | None) -> contextlib.AbstractContextManager[object]:
         """Show what the host does in a block under a name."""
-        return client.jax().profiler.TraceAnnotation(name)
+        profiler = client.jax().profiler
+        if step_num is None:
+            return profiler.TraceAnnotation(name)
+        return profiler.StepTraceAnnotation(name, step_num=step_num)
 
     def block(self) -> None:
         """Wait until everything that was launched has run."""
