@@ -10,10 +10,11 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, overload
 
 import optree
+import torch
 from torch.utils import _pytree as torch_pytree
 
 from xfunc.errors import TreeMismatchError, fail, report
@@ -43,6 +44,17 @@ PyTree: TypeAlias = Any
 """A caller's tree: containers nested in any way, or a single leaf. Only the caller knows its type,
 and the result of a caller's function is used without checking it. For a value that is only passed
 on or inspected with `isinstance`, write `object`."""
+TensorTree: TypeAlias = "torch.Tensor | Sequence[TensorTree] | Mapping[str, TensorTree] | None"
+"""A tree that a type checker knows to have no leaves but tensors."""
+
+
+class Unknown:
+    """The type of no object: among overloads, only a value of the type Any fits a parameter of it.
+
+    Without such an overload first, a checker would take the leaves of an unknown tree for tensors.
+    """
+
+
 Leaf: TypeAlias = Any
 """A leaf of such a tree: nearly always an array."""
 Function: TypeAlias = Callable[..., PyTree]
@@ -51,6 +63,7 @@ IsLeaf: TypeAlias = Callable[[object], bool]
 C = TypeVar("C", bound=type)
 S = TypeVar("S")
 T = TypeVar("T")
+Tensors = TypeVar("Tensors", bound=TensorTree)
 
 
 def flatten(tree: PyTree, is_leaf: IsLeaf | None = None) -> tuple[list[Leaf], Structure]:
@@ -123,6 +136,32 @@ def structure_of_leaves(n: int) -> Structure:
     return structure(((0,) * n, {}))
 
 
+@overload
+def map(
+    fun: Callable[[Leaf], object], tree: Unknown, *, is_leaf: IsLeaf | None = None
+) -> PyTree: ...
+@overload
+def map(
+    fun: Callable[[Leaf, PyTree], object],
+    tree: Unknown,
+    other: object,
+    /,
+    *,
+    is_leaf: IsLeaf | None = None,
+) -> PyTree: ...
+@overload
+def map(
+    fun: Callable[[torch.Tensor], torch.Tensor], tree: Tensors, *, is_leaf: None = None
+) -> Tensors: ...
+@overload
+def map(
+    fun: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    tree: Tensors,
+    other: Tensors,
+    /,
+    *,
+    is_leaf: None = None,
+) -> Tensors: ...
 @overload
 def map(
     fun: Callable[[Leaf], object], tree: object, *, is_leaf: IsLeaf | None = None

@@ -84,6 +84,18 @@ def test_control_flow_keeps_result_types() -> None:
     assert_type(xf.map(loss, X), torch.Tensor)
 
 
+def test_tree_map_keeps_types() -> None:
+    assert_type(xf.tree.map(lambda p: p * 2, PARAMS), dict[str, torch.Tensor])
+    assert_type(xf.tree.map(lambda p, g: p - g, PARAMS, PARAMS), dict[str, torch.Tensor])
+    assert_type(xf.tree.map(torch.zeros_like, (X, X)), tuple[torch.Tensor, torch.Tensor])
+    assert_type(xf.tree.map(lambda p: p.shape, PARAMS), Any)
+    assert_type(xf.tree.map(lambda n: n + 1, {"n": 1}), Any)
+    unknown: Any = {"w": "text"}
+    assert_type(xf.tree.map(lambda leaf: leaf.upper(), unknown), Any)
+    with pytest.raises(AttributeError, match="no attribute 'upper'"):
+        xf.tree.map(lambda p: p.upper(), PARAMS)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_other_transforms_keep_the_signature() -> None:
     assert_type(xf.vmap(loss)(X[None]), torch.Tensor)
     assert_type(xf.checkpoint(loss)(X, 2.0), torch.Tensor)

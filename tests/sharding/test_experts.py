@@ -182,7 +182,7 @@ def test_experts_adapters_equal_one_device(axes: dict[str, int], form: Any) -> N
         recipe = train.Recipe(sizes, 10, plan, tune=tune, warmup=0, router_balance=0.3)
         state, frozen, given = train.start(recipe, params), base, batch()
         if plan.sharding is not None:
-            places = train.shardings(recipe), train.abstract_base(recipe)
+            places: Any = train.shardings(recipe), train.abstract_base(recipe)
             where = places[0], xf.tree.map(lambda a: a.sharding, places[1])
             state, frozen = xf.device_put(xf.device_get((state, frozen)), where)
             given = xf.device_put(given, sharding.on_mesh(sharding.batch))
