@@ -1,8 +1,9 @@
 """How Sphinx makes the site from the pages: `make docs`.
 
-The pages are Markdown that reads well by itself, on GitHub too. What only the site needs is put in
-here, as each page is read: tables of contents, from the links of the index pages; and, below each
-heading of the API reference such as ``## `xf.grad` ``, the signature and the docstring.
+The pages are Markdown that reads well by itself, on GitHub too. What only the site needs is added
+here, as each page is read: tables of contents, from the lists of the index pages; at the top of
+each page of the API reference, a table of its names; and, below each heading such as
+``## `xf.grad` ``, the signature and the docstring.
 """
 
 import importlib
@@ -12,9 +13,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sphinx.pycode import ModuleAnalyzer
+from sphinx.util.typing import stringify_annotation
 
 import xfunc
 from docs.scripts import version_notes
+from xfunc.core.types import ArrayLike
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,6 +40,7 @@ exclude_patterns = [".*", "build", "dist", "xfunc", "transforms", "sharding", "t
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
@@ -45,6 +49,8 @@ extensions = [
 html_theme = "furo"
 html_show_sourcelink = False
 html_additional_pages = {"index": "redirect.html"}
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 templates_path = ["templates"]
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 
@@ -59,7 +65,9 @@ add_module_names = False
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 autodoc_preserve_defaults = True
+autosummary_generate = False
 autodoc_typehints_format = "short"
+toc_object_entries = False  # the headings name the objects
 napoleon_use_rtype = False
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
@@ -69,13 +77,16 @@ _NAMES = re.compile(r"^## (`xf[\w.]*`(, `xf[\w.]*`)*)$", re.MULTILINE)
 def setup(app: Any) -> None:
     """Called by Sphinx."""
     app.connect("source-read", _complete)
+    app.connect("autodoc-process-signature", _simplify)
+    app.connect("html-page-context", _let_names_break)
 
 
 def _complete(app: Any, docname: str, source: list[str]) -> None:
     text = source[0]
     if docname.endswith("/index"):
         text += _contents(text)
-    if docname.startswith("docs/reference/"):
+    elif docname.startswith("docs/reference/"):
+        text = _with_summary(text)
         text = _NAMES.sub(lambda heading: heading[0] + _documented(heading[1]), text)
     if docname == "docs/upgrading":
         text = text.replace("<!-- the list -->", version_notes.markdown())
@@ -83,29 +94,98 @@ def _complete(app: Any, docname: str, source: list[str]) -> None:
     source[0] = _LINK.sub(lambda link: link[1] if (folder / link[2]).is_dir() else link[0], text)
 
 
-def _contents(text: str) -> str:
-    """A table of contents for each section of an index page, of the pages that it links to."""
-    found = []
+def groups(text: str) -> dict[str, list[tuple[str, str]]]:
+    """The sections of an index page whose list items or table rows start with a link to a page.
+
+    Returns:
+        By heading, the title and the path of each page.
+    """
+    sections = {}
     for section in re.split(r"^## ", text, flags=re.MULTILINE):
-        caption = section.partition("\n")[0] if not section.startswith("# ") else ""
-        pages = [target for _, target, anchor in _LINK.findall(section) if not anchor]
-        pages = [page.removesuffix(".md") for page in pages if page.endswith(".md")]
+        heading = section.partition("\n")[0]
+        pages = re.findall(r"^[-|] \[([^\]]+)\]\(([^)#\s]+\.md)\)", section, re.MULTILINE)
         if pages:
-            options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
-            found.append("\n".join(["\n```{toctree}", *options, "", *pages, "```\n"]))
-    return "".join(found)
+            sections[heading] = pages
+    return sections
+
+
+def _contents(text: str) -> str:
+    """A table of contents for each group of pages, with the titles that the links have."""
+    tables = []
+    for heading, pages in groups(text).items():
+        options = [":hidden:"]
+        if not heading.startswith("# "):
+            options.append(f":caption: {heading}")
+        entries = [f"{title} <{path.removesuffix('.md')}>" for title, path in pages]
+        tables.append("\n".join(["\n```{toctree}", *options, "", *entries, "```\n"]))
+    return "".join(tables)
+
+
+def _with_summary(text: str) -> str:
+    """Add a table with a line about each name, above the first heading with names."""
+    names = [name for heading in _NAMES.finditer(text) for name in _paths(heading[1])]
+    # Of data without a docstring, autosummary would show that of its class.
+    rows = [name.removeprefix("xfunc.") for name in names if _directive(name) != "py:data"]
+    lines = [
+        "```{eval-rst}",
+        ".. currentmodule:: xfunc",
+        ".. autosummary::",
+        "   :nosignatures:",
+        "",
+    ]
+    lines += [*(f"   {row}" for row in rows), "```\n\n"]
+    return _NAMES.sub(lambda heading: "\n".join(lines) + heading[0], text, count=1)
+
+
+def _paths(heading: str) -> list[str]:
+    """The names in a heading, from `xfunc` on."""
+    return [re.sub(r"^xf\b", "xfunc", name) for name in re.findall(r"`([^`]+)`", heading)]
 
 
 def _documented(names: str) -> str:
     """What autodoc is to show below a heading with these names."""
     lines = ["\n\n```{eval-rst}", ".. currentmodule:: xfunc"]
-    for name in re.findall(r"`([^`]+)`", names):
-        path = re.sub(r"^xf\b", "xfunc", name)
+    for path in _paths(names):
+        _forget_overloads(path)
         lines += ["", f".. {_directive(path)}:: {path}"]
         # The fields of a named tuple are in its docstring.
         if lines[-1].startswith(".. autoclass") and not hasattr(_found(path), "_fields"):
             lines.append("   :members:")
     return "\n".join([*lines, "```"])
+
+
+def _forget_overloads(path: str) -> None:
+    """Show the signature of a function that has overloads, and not theirs."""
+    module = getattr(inspect.unwrap(_found(path)), "__module__", None)
+    if module and module.startswith("xfunc"):
+        analyzer = ModuleAnalyzer.for_module(module)
+        analyzer.analyze()
+        analyzer.overloads.clear()
+
+
+def _simplify(
+    app: Any, what: str, name: str, value: object, options: Any, *parts: str | None
+) -> Any:
+    """Write a parameter specification as ``...``, since `P` is a spec here; and aliases by name."""
+    array_like = stringify_annotation(ArrayLike, "smart")
+    return [
+        part
+        and re.sub(r"\[~P\](?=, )|~(typing\.~)?P\b", "...", part).replace(array_like, "ArrayLike")
+        for part in parts
+    ]
+
+
+def _let_names_break(app: Any, pagename: str, template: str, context: Any, doctree: Any) -> None:
+    """Let a long name in a table break after a dot or an underscore."""
+    for_cells = re.compile(r'(?<=<span class="pre">)[^<]+')
+    context["body"] = re.sub(
+        r"<td>.*?</td>",
+        lambda cell: for_cells.sub(
+            lambda name: re.sub(r"([._])(?=\w)", r"\1<wbr>", name[0]), cell[0]
+        ),
+        context.get("body", ""),
+        flags=re.DOTALL,
+    )
 
 
 def _found(path: str) -> object:
