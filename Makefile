@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
-.PHONY: help demo quick test sweep oldest test-oldest test-torch-xla test-extras coverage check bench docs clean env key
+.PHONY: help demo quick test sweep oldest test-oldest test-torch-xla test-extras coverage check bench docs site-test clean env key
 
 VENV := $(abspath $(or $(XFUNC_VENV),.venv))
 BIN := $(VENV)/bin
@@ -84,7 +84,11 @@ bench: env ## time tracing, dispatch and scan
 	$(BIN)/python -m benchmarks trace dispatch scan
 
 docs: env ## build the site in build/site from README.md and docs/, and run its notebooks
+	rm -rf build/site build/doctrees  # what Sphinx does not see change: the navigation, pages of sources
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/site
+
+site-test: docs ## build the site and look at it in Chromium: nothing cut off, searches that find
+	$(BIN)/python -m pytest tests/docs/in_browser.py $(PYTEST_ARGS)
 
 clean: ## remove what was built or cached, but not the environment
 	rm -rf build dist htmlcov .coverage .pytest_cache .ruff_cache

@@ -177,18 +177,16 @@ def _simplify(
 
 def _let_names_break(app: Any, pagename: str, template: str, context: Any, doctree: Any) -> None:
     """Let a long name in a table break after a dot or an underscore."""
-    for_cells = re.compile(r'(?<=<span class="pre">)[^<]+')
-    context["body"] = re.sub(
-        r"<td>.*?</td>",
-        lambda cell: for_cells.sub(
-            lambda name: re.sub(r"([._])(?=\w)", r"\1<wbr>", name[0]), cell[0]
-        ),
-        context.get("body", ""),
-        flags=re.DOTALL,
-    )
+
+    def with_breaks(table: re.Match[str]) -> str:
+        return long.sub(lambda name: re.sub(r"(?<=\w)[._](?=\w)", r"\g<0><wbr>", name[0]), table[0])
+
+    long = re.compile(r'(?<=<span class="pre">)[^<]{20,}')
+    tables = re.compile(r'<table class="docutils.*?</table>', re.DOTALL)
+    context["body"] = tables.sub(with_breaks, context.get("body", ""))
 
 
-def _found(path: str) -> object:
+def _found(path: str) -> Any:
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 

@@ -16,6 +16,7 @@ import re
 import sys
 import traceback
 import types
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ import pytest
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from docs import conf
 from tests.support.fresh import Server
 
 ROOT = Path(__file__).parents[2]
@@ -160,10 +162,25 @@ def test_page_relative_links(page):
         pytest.fail("\n".join(faults), pytrace=False)
 
 
-def test_index_lists_every_page():
-    listed = {str(Path("docs") / target) for _, target in links("docs/index.md")}
+def test_index_each_page_in_one_group():
+    grouped = Counter(os.path.normpath(f"docs/{path}") for _, path in listed())
     guides = {page for page in PAGES if not page.startswith("docs/reference/")}
-    assert guides - {"docs/index.md"} <= {os.path.normpath(target) for target in listed}
+    assert guides - {"docs/index.md"} <= grouped.keys()
+    assert {page: n for page, n in grouped.items() if n > 1} == {}
+
+
+def test_index_title_is_that_of_the_page():
+    titles = {path: title for title, path in listed() if not path.startswith("../")}
+    found = {path: (ROOT / "docs" / path).read_text(encoding="utf-8") for path in titles}
+    assert titles == {
+        path: re.findall("^# (.*)", text, re.MULTILINE)[0] for path, text in found.items()
+    }
+
+
+def listed() -> list[tuple[str, str]]:
+    """The titles and paths in the groups of the landing page."""
+    groups = conf.groups((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+    return [page for pages in groups.values() for page in pages]
 
 
 def try_link(page: str, target: str) -> str | None:
