@@ -31,6 +31,7 @@ from tests.support.fresh import Server
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md"))]
+UNBROKEN = ["README.md", "docs/errors.md"]  # the latter is written by `tests.errors.page`
 LINKED = [*PAGES, "CONTRIBUTING.md", "CHANGELOG.md", "examples/llama/README.md"]
 
 
@@ -160,6 +161,21 @@ def test_page_relative_links(page):
     ]
     if faults:
         pytest.fail("\n".join(faults), pytrace=False)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in UNBROKEN])
+def test_page_lines_of_at_most_100_columns(page):
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    kept = {n for f in parse(page) if f.type == "fence" and f.info == "text" for n in rows(f)}
+    long = {n: line for n, line in enumerate(lines, 1) if len(line) > 100 and n not in kept}
+    # A row of a table cannot be broken, nor can a word.
+    assert [n for n, line in long.items() if not re.match(r"\||\s*\S+$", line)] == []
+
+
+def rows(token: Token) -> range:
+    """The numbers of the lines of a block."""
+    assert token.map is not None
+    return range(token.map[0] + 1, token.map[1] + 1)
 
 
 def test_index_each_page_in_one_group():
