@@ -124,8 +124,7 @@ def _contents(text: str) -> str:
 def _with_summary(text: str) -> str:
     """Add a table with a line about each name, above the first heading with names."""
     names = [name for heading in _NAMES.finditer(text) for name in _paths(heading[1])]
-    # Of data without a docstring, autosummary would show that of its class.
-    rows = [name.removeprefix("xfunc.") for name in names if _directive(name) != "py:data"]
+    rows = [name.removeprefix("xfunc.") for name in names if _has_summary(name)]
     lines = [
         "```{eval-rst}",
         ".. currentmodule:: xfunc",
@@ -135,6 +134,12 @@ def _with_summary(text: str) -> str:
     ]
     lines += [*(f"   {row}" for row in rows), "```\n\n"]
     return _NAMES.sub(lambda heading: "\n".join(lines) + heading[0], text, count=1)
+
+
+def _has_summary(path: str) -> bool:
+    """Whether autosummary has a line for a name: not for a class's alias, nor bare data."""
+    is_alias = inspect.isclass(found := _found(path)) and found.__name__ != path.rpartition(".")[2]
+    return not is_alias and _directive(path) != "py:data"
 
 
 def _paths(heading: str) -> list[str]:
