@@ -35,7 +35,8 @@ def custom_root(
         initial_guess: a tree of floating arrays.
         solve: ``solve(f, initial_guess)`` returns a tree like it, `x`.
         tangent_solve: ``tangent_solve(g, y)`` returns the `x` of ``g(x) == y`` for a linear `g`;
-            for scalars ``lambda g, y: y / g(torch.ones(()))``. Reverse mode transposes it.
+            for scalars ``lambda g, y: y / g(torch.ones(()))``. Reverse mode transposes it; if it
+            is a loop of unknown length, wrap it in `custom_linear_solve`.
         has_aux: whether `solve` returns ``(x, aux)``; `aux` has no derivative.
 
     Returns:

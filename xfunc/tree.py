@@ -130,6 +130,21 @@ def structure(tree: PyTree, is_leaf: IsLeaf | None = None) -> Structure:
     return _optree.tree_structure(tree, is_leaf, namespace=NAMESPACE)
 
 
+def different_nodes(have: Structure, need: Structure, path: str = "") -> list[str]:
+    """A line ``path: list instead of tuple`` for each place where the nodes of two trees differ."""
+    if have == need:
+        return []
+    if have.type is not need.type:
+        names = (getattr(s.type, "__name__", "a leaf") for s in (have, need))
+        return [f"{path or 'the tree'}: {' instead of '.join(names)}"]
+    lines, accessors = [], iter(have.accessors())
+    for entry, a, b in zip(have.entries(), have.children(), need.children(), strict=False):
+        of_child = [next(accessors) for _ in range(a.num_leaves)]
+        step = of_child[0][:1].codify("") if of_child else f"[{entry!r}]"
+        lines += different_nodes(a, b, path + step)
+    return lines or [f"{path or 'the tree'}: {have} instead of {need}"]
+
+
 @functools.cache
 def structure_of_leaves(n: int) -> Structure:
     """The structure of n arguments that are leaves, and no keyword arguments."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -396,3 +397,37 @@ def test_loop_body_constant_array_under_transforms(name: str) -> None:
     )
     pushed = xf.vmap(lambda x: xf.jvp(f, (x,), (n,))[1])(both)
     torch.testing.assert_close(pushed.cpu(), torch.func.jvp(plain, (both,), (n.expand(2, 3),))[1])
+
+
+class Pair(NamedTuple):
+    left: float
+    right: float
+
+
+class Couple(NamedTuple):
+    left: float
+    right: float
+
+
+@dataclasses.dataclass
+class Named:
+    value: float
+    name: str
+
+
+xf.tree.register_dataclass(Named, meta_fields=["name"])
+
+
+@pytest.mark.parametrize(
+    ("init", "returned", "line"),
+    [
+        ([1.0, 2.0], (1.0, 2.0), r"carry: tuple instead of list"),
+        ({"a": [1.0, [2.0]]}, {"a": [1.0, (2.0,)]}, r"carry\['a'\]\[1\]: tuple instead of list"),
+        (Pair(1.0, 2.0), Couple(1.0, 2.0), r"carry: Couple instead of Pair"),
+        ({"a": 1.0, "b": None}, {"a": 1.0, "b": ()}, r"carry\['b'\]: tuple instead of NoneType"),
+        ((Named(1.0, "a"),), (Named(1.0, "b"),), r"carry\[0\]: .*\bb\b.* instead of .*\ba\b"),
+    ],
+)
+def test_scan_error_names_the_nodes_that_differ(init: Any, returned: Any, line: str) -> None:
+    with pytest.raises(xf.errors.TreeMismatchError, match=f"differ:\n  {line}"):
+        xf.scan(lambda carry, _: (returned, None), init, length=2)

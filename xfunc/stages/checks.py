@@ -249,8 +249,9 @@ def check_same(
         have, need = (dict(tree.leaves_with_path(t)) for t in (got, want))
         lines = [f"  {root}{p}: missing" for p in need if p not in have]
         lines += [f"  {root}{p}: unexpected" for p in have if p not in need]
-        if not lines:
-            lines = [f"  {tree.structure(got)} instead of {tree.structure(want)}"]
+        if not lines:  # The leaves have the same paths: a class or its static fields differ.
+            nodes = tree.different_nodes(tree.structure(got), tree.structure(want), root)
+            lines = [f"  {line}" for line in nodes]
     else:
         pairs = zip(tree.leaves_with_path(got), tree.leaves(want), strict=True)
         lines = [
