@@ -82,8 +82,8 @@ def main() -> Result:
     params, errors = xf.device_get(fit(guess, x, y, steps=20))
     print(f"error: {errors[0].item():.0f} at the guess, {errors[-1].item():.2f} after 20 steps")
     for name, value in params.items():
-        fitted, exact = (", ".join(f"{v:.1f}" for v in t.tolist()) for t in (value, true[name]))
-        print(f"{name}: {fitted}, and {exact} in truth")
+        first, second = value.tolist()
+        print(f"{name}: {first:.1f} and {second:.1f}")
     return Result(x, y, params, errors)
 
 

@@ -7,7 +7,7 @@ is made.
 In JAX: `jax.ops.segment_sum`, as in `jraph`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import networkx as nx
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import xfunc as xf
+from examples.gallery._training import minimize
 
 Params = list[Tensor]  # of each layer, [in, out]
 
@@ -61,23 +62,16 @@ def main() -> Result:
     """Train on the sides of the two leaders, and tell those of all members."""
     graph, sides = karate_club()
     features, leaders = torch.eye(graph.nodes), torch.tensor([0, graph.nodes - 1])
-    optimizer = xf.optim.adam(0.01)
 
-    def loss(params: Params) -> Tensor:
+    def loss(params: Params, _: Tensor) -> Tensor:
         return F.cross_entropy(network(params, graph, features)[leaders], sides[leaders])
 
-    @xf.jit
-    def train(params: Params) -> Params:
-        def step(carry: Any, _: None) -> Any:
-            params, state = carry
-            updates, state = optimizer.update(xf.grad(loss)(params), state)
-            return (xf.optim.apply_updates(params, updates), state), None
-
-        return xf.scan(step, (params, optimizer.init(params)), length=200)[0][0]
-
     keys, sizes = xf.random.split(xf.random.key(0), 3), [(graph.nodes, 8), (8, 8), (8, 2)]
-    params = [xf.random.normal(k, size) / size[0] ** 0.5 for k, size in zip(keys, sizes, strict=True)]
-    scores = network(train(params), graph, features).cpu()
+    start = [
+        xf.random.normal(k, size) / size[0] ** 0.5 for k, size in zip(keys, sizes, strict=True)
+    ]
+    params, _ = minimize(loss, start, xf.optim.adam(0.01), torch.arange(200))
+    scores = network(params, graph, features).cpu()
     accuracy = (scores.argmax(-1) == sides).float().mean().item()
     print(f"{graph.nodes} members, 2 of known side: {accuracy:.0%} of all are told right")
     return Result(graph, sides, scores, accuracy)

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 import xfunc as xf
-
-Tensor = torch.Tensor
 
 MEAN = torch.tensor([1.0, -2.0])
 COVARIANCE = torch.tensor([[1.0, 0.8], [0.8, 2.0]])
@@ -70,12 +69,9 @@ def main() -> Result:
     samples, accepted = samples[:, 50:], accepted[:, 50:].float().mean().item()
     points = samples.reshape(-1, 2)
     print(f"64 chains of 500 samples; {accepted:.0%} of the proposals accepted")
-    for name, estimate, true in (
-        ("mean", points.mean(0), MEAN),
-        ("covariance", torch.cov(points.T).flatten(), COVARIANCE.flatten()),
-    ):
-        estimate, true = (", ".join(f"{x:.1f}" for x in t.tolist()) for t in (estimate, true))
-        print(f"{name}: {estimate}, and {true} in truth")
+    (x, y), (xx, xy, _, yy) = points.mean(0).tolist(), torch.cov(points.T).flatten().tolist()
+    print(f"mean: {x:.1f}, {y:.1f}, and 1.0, -2.0 in truth")
+    print(f"covariance: {xx:.1f}, {xy:.1f}, {yy:.1f}, and 1.0, 0.8, 2.0 in truth")
     return Result(samples, accepted)
 
 

@@ -1,8 +1,8 @@
 """Kalman filter: the likelihood of a state-space model, and its parameters by gradient ascent.
 
-The filter is a function of one observation, which `xf.scan` runs over the series. `xf.grad` goes
-through that loop, and another `xf.scan`, of optimizer steps, fits the noise of the motion and of
-the sensor within the same program.
+The filter is a function of one observation, which `xf.scan` runs over the series. The gradient goes
+through that loop, inside another scan, of optimizer steps, which fits the noise of the motion and
+of the sensor.
 
 In JAX: `jax.lax.scan` inside `jax.value_and_grad`, with `optax.adam`.
 """
@@ -10,10 +10,10 @@ In JAX: `jax.lax.scan` inside `jax.value_and_grad`, with `optax.adam`.
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 import xfunc as xf
-
-Tensor = torch.Tensor
+from examples.gallery._training import minimize
 
 
 class Noise(NamedTuple):
@@ -52,32 +52,23 @@ def kalman_filter(noise: Noise, observations: Tensor) -> tuple[Tensor, tuple[Ten
     return terms.sum(), (means, deviations)
 
 
-@xf.jit(static_argnames="steps")
-def fit(noise: Noise, observations: Tensor, steps: int) -> tuple[Noise, Tensor]:
-    """The noise of largest likelihood, and the log likelihood before each step."""
-    optimizer = xf.optim.adam(0.05)
-
-    def step(carry: Any, _: None) -> Any:
-        noise, state = carry
-        value, grads = xf.value_and_grad(lambda n: -kalman_filter(n, observations)[0])(noise)
-        updates, state = optimizer.update(grads, state)
-        return (xf.optim.apply_updates(noise, updates), state), -value
-
-    (noise, _), values = xf.scan(step, (noise, optimizer.init(noise)), length=steps)
-    return noise, values
-
-
 def main() -> Result:
     """Fit the noise to a simulated series, whose velocity is a random walk."""
     kicks, errors = xf.random.normal(xf.random.key(0), (2, 200))
     positions = (0.1 * kicks).cumsum(0).cumsum(0)
     observations = positions + 2 * errors
-    noise, values = fit(Noise(torch.zeros(()), torch.zeros(())), observations, steps=200)
+
+    def loss(noise: Noise, _: Tensor) -> Tensor:
+        return -kalman_filter(noise, observations)[0]
+
+    start = Noise(torch.zeros(()), torch.zeros(()))
+    noise, losses = minimize(loss, start, xf.optim.adam(0.05), torch.arange(200))
     _, (means, deviations) = xf.jit(kalman_filter)(noise, observations)
-    result = xf.device_get(Result(noise, values, positions, observations, means, deviations))
-    print(f"log likelihood: {values[0].item():.0f} at first, {values[-1].item():.0f} at the end")
+    result = xf.device_get(Result(noise, -losses, positions, observations, means, deviations))
+    first, last = result.log_likelihoods[[0, -1]].tolist()
+    print(f"log likelihood: {first:.0f} at first, {last:.0f} at the end")
     print(f"noise of the motion: {noise.motion.exp().item():.2f}, and 0.10 in truth")
-    print(f"noise of the sensor: {noise.sensor.exp().item():.2f}, and 2.00 in truth")
+    print(f"noise of the sensor: {noise.sensor.exp().item():.1f}, and 2.0 in truth")
     return result
 
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import xfunc as xf
+from examples.gallery._training import minimize
 
 Params = dict[str, Tensor]
 
@@ -62,32 +63,25 @@ def sequences(key: Tensor, batch: int, longest: int) -> tuple[Tensor, Tensor, Te
     return bits[..., None], lengths, (real & (bits > 0)).sum(0) % 2
 
 
-def loss(params: Params, x: Tensor, lengths: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of the labels."""
-    return F.cross_entropy(last_hidden(params, x, lengths) @ params["out"].T, labels)
+def logits(params: Params, x: Tensor, lengths: Tensor) -> Tensor:
+    """Logits [batch, classes] for the sequences."""
+    return last_hidden(params, x, lengths) @ params["out"].T
 
 
 def main() -> Result:
     """Learn the parity of up to 10 bits, and test it on up to 20."""
     a, b, c = xf.random.split(xf.random.key(0), 3)
-    params, optimizer = init(a, 1, 32, 2), xf.optim.adam(1e-2)
 
-    @xf.jit
-    def train(params: Params, keys: Tensor) -> Params:
-        def step(carry: Any, key: Tensor) -> Any:
-            params, state = carry
-            grads = xf.grad(loss)(params, *sequences(key, 64, 10))
-            updates, state = optimizer.update(grads, state)
-            return (xf.optim.apply_updates(params, updates), state), None
-
-        return xf.scan(step, (params, optimizer.init(params)), keys)[0][0]
+    def loss(params: Params, key: Tensor) -> Tensor:
+        x, lengths, labels = sequences(key, 64, 10)
+        return F.cross_entropy(logits(params, x, lengths), labels)
 
     def accuracy(longest: int) -> float:
         x, lengths, labels = sequences(c, 1000, longest)
-        found = (last_hidden(params, x, lengths) @ params["out"].T).argmax(-1)
-        return (found == labels).float().mean().item()
+        return (logits(params, x, lengths).argmax(-1) == labels).float().mean().item()
 
-    params = train(params, xf.random.split(b, 600))
+    keys = xf.random.split(b, 600)
+    params, _ = minimize(loss, init(a, 1, 32, 2), xf.optim.adam(1e-2), keys)
     result = Result(params, accuracy(10), accuracy(20))
     print(f"parity of up to 10 bits: {result.accuracy:.0%} right")
     print(f"of up to 20 bits: {result.accuracy_of_longer:.0%} right")

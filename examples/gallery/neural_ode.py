@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import xfunc as xf
-
-Params = dict[str, Tensor]
+from examples.gallery._perceptron import Params, init, perceptron
+from examples.gallery._training import minimize
 
 
 class Result(NamedTuple):
@@ -43,15 +43,10 @@ def runge_kutta(f: Callable[[Any], Any], y: Any, time: float, steps: int = 10) -
     return xf.fori_loop(0, steps, step, y)
 
 
-def network(params: Params, y: Tensor) -> Tensor:
-    """The velocity of a state [2]."""
-    return torch.tanh(y @ params["into"] + params["bias"]) @ params["out"]
-
-
 @xf.custom_vjp
 def flow(params: Params, y: Tensor) -> Tensor:
     """The state [2] one second after `y`."""
-    return runge_kutta(lambda y: network(params, y), y, 1.0)
+    return runge_kutta(lambda y: perceptron(params, y), y, 1.0)
 
 
 def forward(params: Params, y: Tensor) -> Any:
@@ -66,7 +61,7 @@ def backward(residuals: Any, ct: Tensor) -> Any:
 
     def back(state: Any) -> Any:
         y, ct, _ = state
-        speed, pull = xf.vjp(network, params, y)
+        speed, pull = xf.vjp(perceptron, params, y)
         of_params, of_y = pull(ct)
         return -speed, of_y, of_params
 
@@ -88,35 +83,18 @@ def pendulum(y: Tensor) -> Tensor:
     return torch.stack([y[1], -4 * torch.sin(y[0]) - 0.3 * y[1]])
 
 
-def init(key: Tensor, hidden: int) -> Params:
-    """Random weights."""
-    a, b = xf.random.split(key)
-    into, out = xf.random.normal(a, (2, hidden)), xf.random.normal(b, (hidden, 2))
-    return {"into": into, "bias": torch.zeros(hidden), "out": out / hidden**0.5}
-
-
 def main() -> Result:
     """Learn a pendulum from states at the start and the end of a second."""
-    a, b, c = xf.random.split(xf.random.key(0), 3)
-    params = init(a, 32)
-    truth = xf.jit(xf.vmap(lambda y: runge_kutta(pendulum, y, 1.0, 20)))
-    starts, others = (2 * xf.random.normal(k, (128, 2)).clamp(-1, 1) for k in (b, c))
-    ends = truth(starts)
-    optimizer = xf.optim.adam(1e-2)
-
-    @xf.jit
-    def train(params: Params) -> Params:
-        def step(carry: Any, _: None) -> Any:
-            params, state = carry
-            updates, state = optimizer.update(xf.grad(loss)(params, starts, ends), state)
-            return (xf.optim.apply_updates(params, updates), state), None
-
-        return xf.scan(step, (params, optimizer.init(params)), length=500)[0][0]
-
-    trained = train(params)
-    before, after = (loss(p, others, truth(others)).sqrt().item() for p in (params, trained))
+    a, b = xf.random.split(xf.random.key(0))
+    start = init(a, 2, 32, 2)
+    starts, others = xf.random.uniform(b, (2, 128, 2), minval=-2.0, maxval=2.0)
+    truth = xf.jit(xf.vmap(lambda y: runge_kutta(pendulum, y, 1.0)))
+    ends, other_ends = truth(starts), truth(others)
+    steps = torch.arange(500)
+    params, _ = minimize(lambda p, _: loss(p, starts, ends), start, xf.optim.adam(1e-2), steps)
+    before, after = (loss(p, others, other_ends).sqrt().item() for p in (start, params))
     print(f"root mean square error: {before:.1f} at first, {after:.2f} after training")
-    return Result(trained, before, after)
+    return Result(params, before, after)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,11 @@ In JAX: a `distrax.Chain` of couplings, under `jax.vmap`.
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 import xfunc as xf
+from examples.gallery._training import minimize
 
-Tensor = torch.Tensor
 Params = dict[str, Tensor]  # of all couplings, stacked
 
 
@@ -63,25 +64,14 @@ def loss(params: Params, points: Tensor) -> Tensor:
     return -xf.vmap(log_density, in_axes=(None, 0))(params, points).mean()
 
 
-@xf.jit
-def train(params: Params, keys: Tensor) -> Params:
-    """Maximum likelihood, with new points for each key."""
-    optimizer = xf.optim.adam(xf.optim.cosine_decay_schedule(1e-2, len(keys)))
-
-    def step(carry: Any, key: Tensor) -> Any:
-        params, state = carry
-        updates, state = optimizer.update(xf.grad(loss)(params, moons(key, 256)), state)
-        return (xf.optim.apply_updates(params, updates), state), None
-
-    return xf.scan(step, (params, optimizer.init(params)), keys)[0][0]
-
-
 def main() -> Result:
     """Train a flow, and evaluate it on other points."""
     a, b, c = xf.random.split(xf.random.key(0), 3)
-    params, points = init(a, layers=8, hidden=32), moons(b, 2000)
-    trained = train(params, xf.random.split(c, 1000))
-    result = Result(trained, -loss(params, points).item(), -loss(trained, points).item())
+    start, points, steps = init(a, layers=8, hidden=32), moons(b, 2000), 1000
+    optimizer = xf.optim.adam(xf.optim.cosine_decay_schedule(1e-2, steps))
+    keys = xf.random.split(c, steps)
+    params, _ = minimize(lambda p, key: loss(p, moons(key, 256)), start, optimizer, keys)
+    result = Result(params, -loss(start, points).item(), -loss(params, points).item())
     print(f"mean log density: {result.before:.1f} before training, {result.after:.1f} after")
     return result
 

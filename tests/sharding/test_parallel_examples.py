@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples import mixture_of_experts as moe
-from examples import ring_attention as ring
+from examples.gallery import mixture_of_experts as moe
+from examples.gallery import ring_attention as ring
 from xfunc import P
 
 

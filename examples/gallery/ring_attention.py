@@ -1,22 +1,30 @@
 """Ring attention: attention over a sequence that is too long for one device.
 
 Each device keeps the queries of its part of the sequence. Keys and values go around the ring of
-devices; each time a part comes by, the softmax over all keys is continued by it.
+devices, by `xf.ppermute` in an `xf.scan`; each time a part comes by, the softmax over all keys is
+continued by it. `xf.shard_map` runs the function on each device, and `xf.grad` goes through.
 
-Run it with `python -m examples.ring_attention`.
+In JAX: `jax.shard_map` with `jax.lax.ppermute`.
 
 Source: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite
 Context", 2023.
 """
 
 import os
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 import xfunc as xf
 from xfunc import P
 
-Tensor = torch.Tensor
+
+class Result(NamedTuple):
+    """Losses and norms of gradients, [4]: on one device, and by the ring."""
+
+    one_device: Tensor
+    ring: Tensor
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -55,24 +63,24 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, axis: str = "ring") -> Tenso
     return (total / weight[..., None]).transpose(0, 1)
 
 
-def main() -> None:
+def main() -> Result:
     """Compare both, and their gradients."""
     if "CPU_NUM_DEVICES" not in os.environ and os.environ.get("PJRT_DEVICE", "CPU") == "CPU":
         xf.config.set_cpu_devices(8)
     n = xf.device_count()
     mesh = xf.make_mesh((n,), ("ring",))
     divided = xf.shard_map(ring_attention, mesh, in_specs=P("ring"), out_specs=P("ring"))
-    key = xf.random.key(0)
-    qkv = [xf.random.normal(k, (32 * n, 4, 16)) for k in xf.random.split(key, 3)]
-    print(f"{n} devices, each with {32} of {32 * n} places")
-
-    def loss(f, qkv):
-        return f(*qkv).square().mean()
-
+    q, k, v = xf.random.normal(xf.random.key(0), (3, 32 * n, 4, 16))
+    print(f"{n} devices, each with 32 of {32 * n} places")
+    figures = []
     for name, f in (("one device", attention), ("ring", divided)):
-        value, grads = xf.value_and_grad(lambda qkv, f=f: loss(f, qkv))(qkv)
-        norms = ", ".join(f"{g.norm().item():.6f}" for g in grads)
-        print(f"{name:>10}: loss {value.item():.6f}, gradients of q, k, v of norm {norms}")
+        loss = xf.value_and_grad(lambda *qkv, f=f: f(*qkv).square().mean(), argnums=(0, 1, 2))
+        value, grads = loss(q, k, v)
+        norms = [g.norm().item() for g in grads]
+        shown = ", ".join(f"{norm:.4f}" for norm in norms)
+        print(f"{name}: loss {value.item():.4f}, gradients of norm {shown}")
+        figures.append(torch.tensor([value.item(), *norms]))
+    return Result(*figures)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,39 @@
-"""A layer of experts, each on its own device: tokens travel to the expert that a router chooses.
+"""Mixture of experts: tokens travel to the device of the expert that a router chooses.
 
 Each device routes its own tokens. An expert takes at most `capacity` tokens from each device; what
-is beyond gets nothing from the layer. Two `all_to_all` bring tokens to experts and results back.
+is beyond gets nothing from the layer. Two `xf.all_to_all` in an `xf.shard_map` bring tokens to
+experts and results back, and the gradients take the same way.
 
-Run it with `python -m examples.mixture_of_experts`.
+In JAX: `jax.shard_map` with `jax.lax.all_to_all`.
 
 Source: Fedus, Zoph, Shazeer, "Switch Transformers", 2021.
 """
 
 import os
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 import xfunc as xf
 from xfunc import P
 
-Tensor = torch.Tensor
 
-
-@xf.tree.register_dataclass
-@dataclass(frozen=True)
-class Params:
+class Params(NamedTuple):
     """Tensors, or specs: of the router, and of one network for each expert."""
 
     router: Any  # [features, experts]
     up: Any  # [experts, features, hidden]
     down: Any  # [experts, hidden, features]
+
+
+class Result(NamedTuple):
+    """Mean squares and norms of gradients, [4], of the three ways to compute the layer."""
+
+    dense: Tensor
+    ample: Tensor
+    scarce: Tensor
 
 
 SPECS = Params(router=P(), up=P("expert"), down=P("expert"))
@@ -46,7 +52,7 @@ def init(key: Tensor, features: int, hidden: int, experts: int) -> Params:
 def dense(params: Params, x: Tensor) -> Tensor:
     """The layer without any capacity: each token in every expert, of which it keeps one."""
     gates = torch.softmax(x @ params.router, -1)
-    chosen = torch.nn.functional.one_hot(gates.argmax(-1), gates.shape[-1]).to(x.dtype)
+    chosen = F.one_hot(gates.argmax(-1), gates.shape[-1]).to(x.dtype)
     hidden = torch.relu(torch.einsum("td,edh->teh", x, params.up))
     return torch.einsum("teh,ehd,te->td", hidden, params.down, gates * chosen)
 
@@ -54,10 +60,10 @@ def dense(params: Params, x: Tensor) -> Tensor:
 def experts(params: Params, x: Tensor, capacity: int, axis: str = "expert") -> Tensor:
     """The layer on this device's experts and tokens [tokens, features]; for a `shard_map`."""
     gates = torch.softmax(x @ params.router, -1)
-    chosen = torch.nn.functional.one_hot(gates.argmax(-1), gates.shape[-1])  # [tokens, experts]
+    chosen = F.one_hot(gates.argmax(-1), gates.shape[-1])  # [tokens, experts]
     place = (chosen.cumsum(0) - 1) * chosen  # in the queue of the expert
     kept = chosen * (place < capacity)
-    seat = torch.nn.functional.one_hot(place.clamp(max=capacity - 1), capacity) * kept[..., None]
+    seat = F.one_hot(place.clamp(max=capacity - 1), capacity) * kept[..., None]
     seat = seat.to(x.dtype)  # [tokens, experts, capacity]
     queues = torch.einsum("td,tec->ecd", x, seat)
     # Now [experts here, capacity on every device, features].
@@ -68,34 +74,31 @@ def experts(params: Params, x: Tensor, capacity: int, axis: str = "expert") -> T
     return torch.einsum("ecd,tec,te->td", out, seat, gates)
 
 
-def main() -> None:
-    """Compare both, and their gradients."""
+def main() -> Result:
+    """Compare the layer with a dense one, with and without room for all tokens."""
     if "CPU_NUM_DEVICES" not in os.environ and os.environ.get("PJRT_DEVICE", "CPU") == "CPU":
         xf.config.set_cpu_devices(8)
-    n = xf.device_count()
+    n, tokens = xf.device_count(), 16
     mesh = xf.make_mesh((n,), ("expert",))
-    tokens, features = 16, 32
+    params = init(xf.random.key(0), 32, 64, 2 * n)
+    x = xf.random.normal(xf.random.key(1), (tokens * n, 32))
+    print(f"{2 * n} experts on {n} devices, each with {tokens} tokens")
 
-    def divided(params: Params, x: Tensor, capacity: int) -> Tensor:
+    def divided(capacity: int) -> Any:
         def layer(params: Params, x: Tensor) -> Tensor:
             return experts(params, x, capacity)
 
-        return xf.shard_map(layer, mesh, in_specs=(SPECS, P("expert")), out_specs=P("expert"))(
-            params, x
-        )
+        return xf.shard_map(layer, mesh, in_specs=(SPECS, P("expert")), out_specs=P("expert"))
 
-    params = init(xf.random.key(0), features, 64, 2 * n)
-    x = xf.random.normal(xf.random.key(1), (tokens * n, features))
-    print(f"{2 * n} experts on {n} devices, each with {tokens} tokens")
-    layers = {
-        "every token in every expert": dense,
-        f"sent around, capacity {tokens}": lambda p, x: divided(p, x, tokens),
-        "sent around, capacity 1": lambda p, x: divided(p, x, 1),
-    }
+    layers = {"dense": dense, "room for all": divided(tokens), "room for one": divided(1)}
+    figures = []
     for name, layer in layers.items():
         value, grads = xf.value_and_grad(lambda p, f=layer: f(p, x).square().mean())(params)
-        norms = ", ".join(f"{g.norm().item():.6f}" for g in xf.tree.leaves(grads))
-        print(f"{name:>27}: mean square {value.item():.6f}, gradients of norm {norms}")
+        norms = [g.norm().item() for g in grads]
+        shown = ", ".join(f"{norm:.4f}" for norm in norms)
+        print(f"{name}: mean square {value.item():.4f}, gradients of norm {shown}")
+        figures.append(torch.tensor([value.item(), *norms]))
+    return Result(*figures)
 
 
 if __name__ == "__main__":
