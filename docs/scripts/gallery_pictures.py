@@ -22,11 +22,11 @@ from examples.gallery._perceptron import perceptron
 
 def draw_kalman_filter(result: kalman_filter.Result, axes: Any) -> None:
     """Positions over time, and the filtered ones with twice their deviation."""
-    time = range(len(result.means))
-    band = result.means - 2 * result.deviations, result.means + 2 * result.deviations
+    time, means, deviations = range(60), result.means[:60], result.deviations[:60]
+    band = means - 2 * deviations, means + 2 * deviations
     axes.fill_between(time, *band, alpha=0.3, label="filtered, two deviations")
-    axes.plot(time, result.observations, ".", ms=3, label="observed")
-    axes.plot(time, result.positions, "k", lw=1, label="true")
+    axes.plot(time, result.observations[:60], ".", label="observed")
+    axes.plot(time, result.positions[:60], "k", lw=1, label="true")
     axes.set(xlabel="time", ylabel="position")
     axes.legend(frameon=False)
 

@@ -10,6 +10,7 @@ import torch
 import xfunc as xf
 from examples.gallery import mixture_of_experts as moe
 from examples.gallery import ring_attention as ring
+from tests.support import gallery
 from xfunc import P
 
 
@@ -87,7 +88,6 @@ def test_mixture_of_experts_over_capacity(layer: Any) -> None:
 
 @pytest.mark.parametrize("example", [ring, moe], ids=["ring", "experts"])
 def test_parallel_examples_main(example: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    example.main()
-    lines = capsys.readouterr().out.splitlines()
-    results = [line.partition(": ")[2] for line in lines[1:3]]
-    assert results[0] == results[1]
+    plain, parallel, *_ = example.main()
+    gallery.check_output(example, capsys.readouterr().out)
+    torch.testing.assert_close(parallel, plain, rtol=1e-4, atol=1e-6)
