@@ -32,11 +32,13 @@ NAMES = [name for names in SECTIONS.values() for name in names]
 INTRODUCTION = """\
 # Gallery
 
-Small programs as a JAX user would write them, each in one file of pure functions. Each shows the
-JAX idiom that it stands for. They run on the CPU, in some seconds: `python -m
-examples.gallery.kalman_filter`. `main()` returns the results, which
-[the tests](../tests/examples) compare with scipy, finite differences, torch's own modules, or a
-known solution.
+Small programs as a JAX user would write them, each in one file of pure functions, and each with the
+JAX idiom that it stands for. They run on the CPU, in some seconds:
+
+    python -m examples.gallery.kalman_filter
+
+`main()` returns the results, which [the tests](../tests/examples) compare with scipy, with finite
+differences, with torch's own modules, or with a known solution.
 """
 
 
