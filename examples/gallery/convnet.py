@@ -73,7 +73,8 @@ def main() -> Result:
     logits = xf.jit(apply)(params, buffers, x)[0]
     accuracy = (logits.argmax(-1) == labels).float().mean().item()
     print(f"{accuracy:.0%} of 500 other images are told right")
-    return Result(module, *xf.device_get((x, labels, logits)), accuracy)
+    x, labels, logits = xf.device_get((x, labels, logits))
+    return Result(module, x, labels, logits, accuracy)
 
 
 if __name__ == "__main__":

@@ -60,8 +60,8 @@ def fit(params: Params, x: Tensor, y: Tensor, steps: int) -> tuple[Params, Tenso
 
     def step(state: tuple[Tensor, Tensor], _: None) -> Any:
         flat, damping = state
-        errors, product = xf.linearize(residuals, flat)
-        _, pull = xf.vjp(residuals, flat)
+        errors, pull = xf.vjp(residuals, flat)
+        product = xf.linearize(residuals, flat)[1]
         right = -pull(errors)[0]
         move = conjugate_gradients(lambda v: pull(product(v))[0] + damping * v, right)
         better = residuals(flat + move).norm() < errors.norm()

@@ -39,13 +39,15 @@ class Result(NamedTuple):
 
 def network(params: Params, graph: Graph, features: Tensor) -> Tensor:
     """Graph convolutions of features [nodes, features]."""
-    degree = xf.segment_sum(torch.ones(len(graph.senders)), graph.receivers, graph.nodes) + 1
+    ones = torch.ones(len(graph.senders), dtype=features.dtype)
+    degree = 1 + xf.segment_sum(ones, graph.receivers, graph.nodes)
     scale = degree.rsqrt()[:, None]
     for i, weight in enumerate(params):
         messages = scale * (features @ weight)
         received = xf.segment_sum(messages[graph.senders], graph.receivers, graph.nodes)
         features = scale * (received + messages)  # its own message, too
-        features = torch.tanh(features) if i < len(params) - 1 else features
+        if i < len(params) - 1:
+            features = torch.tanh(features)
     return features
 
 

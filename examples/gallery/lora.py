@@ -47,8 +47,14 @@ def merge(weights: Weights, adapters: Adapters) -> Weights:
 def main() -> Result:
     """Teach a small model with random weights one sentence of tokens."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    config = LlamaConfig(vocab_size=64, num_attention_heads=4, num_key_value_heads=2, **sizes)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
     model = LlamaForCausalLM(config).eval()
     apply, weights, buffers = xf.functional(model)
     tokens = xf.random.randint(xf.random.key(0), (1, 16), 0, 64, torch.int64)
