@@ -69,8 +69,12 @@ def test_constant_index_matches_eager_torch(name: str) -> None:
     use, expected = USES[name], {}
     for i in (0, 2, 3, -1, -3, -4):
         try:
-            expected[i] = use(X, i)
+            made = use(X, i)
         except (IndexError, RuntimeError):
+            made = None
+        if made is not None and -3 <= i < 3:  # torch 2.13's take_along_dim wraps others.
+            expected[i] = made
+        else:
             with pytest.raises(IndexError, match=rf"the index {i}, which is out of bounds"):
                 xf.eval_shape(lambda x, i=i: use(x, i), X)
     found = xf.device_get(xf.jit(lambda x: [use(x, i) for i in expected])(X))
@@ -198,7 +202,7 @@ STRIDED = {
 def test_as_strided_beyond_the_array_raises(name: str) -> None:
     with pytest.raises(RuntimeError, match=r"setStorage|Negative strides"):
         STRIDED[name](X)
-    says = r"goes beyond the 9 elements of the array|Negative strides"
+    says = r"out of bounds for storage of size 36|Negative strides"
     with pytest.raises(RuntimeError, match=says):
         xf.jit(STRIDED[name])(X)
 

@@ -332,7 +332,7 @@ def _refusal_of_torch(
     `unknown` if that cannot be found out.
     """
     others = Kind.FOREIGN, Kind.RANDOM, Kind.BACKWARD  # which do more than compute
-    if torch_functions.kind_of(func) in others:
+    if func is torch.autograd.grad or torch_functions.kind_of(func) in others:
         return unknown
     few = sum(t.numel() for t in tensors_in(args, kwargs)) <= _MOST_ELEMENTS
     device = torch.device("cpu" if few else "meta")
