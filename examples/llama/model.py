@@ -286,6 +286,8 @@ def run_layers(
         return _lie(x, lambda s: s.activations, plan), routed
 
     x = _lie(embedded(params, tokens, config), lambda s: s.lookups, plan)
+    if plan.divides_rows:
+        x = _lie(x, lambda s: s.of_context, plan)
     x = _lie(x, lambda s: s.activations, plan)
     policy = POLICIES[plan.policy]
     return scan_layers(block, x, params["layers"], config, checkpoint_policy=policy)

@@ -44,6 +44,8 @@ class Sharding:
     # [batch, seq, hidden], as they leave the embedding, whose gradient so is summed in columns. If
     # rows were sharded over the columns' axes, Shardy would sum all columns on each device.
     lookups: P = P(("tensor", "data"), None, _FSDP)
+    # From there XLA moves one axis from columns to rows at a time: two at once it gathers.
+    of_context: P = P(("tensor", "data"), "context", ("fsdp", "expert"))
     activations: P = P(_ROWS, "context", "tensor")  # [batch, seq, hidden], between the layers
     heads: P = P(_ROWS, "tensor", "context")  # [batch, heads, seq, head_dim]
     features: P = P(

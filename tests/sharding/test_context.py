@@ -71,16 +71,17 @@ def test_parts_of_rows_equal_one_device(axes: dict[str, int], family: str) -> No
     torch.testing.assert_close(xf.device_get(got), xf.device_get(want), rtol=3e-5, atol=3e-5)
 
 
-def test_parts_of_rows_are_all_that_a_device_has() -> None:
+@pytest.mark.parametrize("axes", [{"context": 8}, {"context": 4, "fsdp": 2}], ids=str)
+def test_parts_of_rows_are_all_that_a_device_has(axes: dict[str, int]) -> None:
     """No device holds the features of a whole row, nor scores of more than a block."""
-    sharding = Sharding.of({"context": 8}, abstract=True)
+    sharding = Sharding.of(axes, abstract=True)
     plan = Plan(block=4, loss_chunk=64, sharding=sharding)
     recipe = train.Recipe(CONFIG, 10, plan, warmup=1)
-    given = train.abstract_state(recipe), train.abstract_batch(recipe, 1, 1024)
+    given = train.abstract_state(recipe), train.abstract_batch(recipe, 2, 1024)
     text = train.train_step.lower(*given, recipe=recipe).compile().as_text()
     assert text is not None
     sizes = {tuple(map(int, m.split(","))) for m in re.findall(r"f32\[([\d,]+)\]", text)}
-    assert any(128 in dims for dims in sizes)
+    assert any(1024 // axes["context"] in dims for dims in sizes)
     assert not [d for d in sizes if 1024 in d and math.prod(d) > 1024 * CONFIG.head_dim]
 
 
