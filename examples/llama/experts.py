@@ -183,7 +183,7 @@ def _weighted(made: Tensor, shares: Tensor) -> Tensor:
     return (wide(made) * shares[..., None]).sum(1)
 
 
-_ROOM = 1.5  # times the rows that devices would exchange if the experts' loads were even
+ROOM = 1.5  # times the rows that devices would exchange if the experts' loads were even
 
 
 def _sent(
@@ -200,7 +200,7 @@ def _sent(
     beyond is sent in further rounds, so that nothing is dropped; without such rows there are none.
     """
     devices = xf.axis_size(axis)
-    size = min(chosen.numel(), math.ceil(_ROOM * chosen.numel() / devices))
+    size = min(chosen.numel(), math.ceil(ROOM * chosen.numel() / devices))
     rows = grouped.by_kind(chosen // count, devices)
     within = (chosen % count).flatten()
 

@@ -226,7 +226,7 @@ def test_experts_chosen_by_all_tokens_drop_none(
     axes: dict[str, int], room: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Devices send the tokens in several rounds: 2 of 7 rows, or 18 of 2."""
-    monkeypatch.setattr(experts, "_ROOM", room)
+    monkeypatch.setattr(experts, "ROOM", room)
     params = xf.device_get(model.init(CONFIG))
     layers = params["layers"] | {"router": torch.zeros_like(params["layers"]["router"])}
     params = params | {"layers": layers}  # Of equal logits, each token takes the first three.

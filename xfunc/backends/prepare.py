@@ -16,6 +16,7 @@ from xfunc.hlo.passes.barriers import hold_barriers
 from xfunc.hlo.passes.convolutions import keep_space_whole
 from xfunc.hlo.passes.first_of_sorted import hide_sorts
 from xfunc.hlo.passes.limits import reach_limits
+from xfunc.hlo.passes.merged import keep_rows_apart
 from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
@@ -63,6 +64,7 @@ def prepare_to_partition(proto: pb.HloModuleProto, count: int) -> None:
     The partitioner of every runtime and of libtpu reads replica groups that are listed.
     """
     if count > 1:
+        keep_rows_apart(proto)
         narrow_scatter_indices(proto)
         divide_evenly(proto, count)
         hide_positions(proto)

@@ -1,0 +1,108 @@
+"""Products whose operands keep the dimensions that torch merges.
+
+For ``x @ w`` with rows in several dimensions, such as batch and sequence, torch merges these, and
+divides the result. Where both are sharded, the merged dimension has no sharding that a partitioner
+can express, and it gathers rows on every device. A product of HLO takes them as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.edit import fill, fresh_ids, instruction, with_id
+from xfunc.hlo.shape import Shape
+
+_Instruction = pb.HloInstructionProto
+
+
+def keep_rows_apart(proto: pb.HloModuleProto) -> None:
+    """Multiply rows in the dimensions that they had before they were merged, in place."""
+    ids = fresh_ids(proto)
+    for c in proto.computations:
+        if any(i.opcode == "dot" for i in c.instructions):
+            fill(c, _Apart(c, ids).instructions())
+
+
+class _Apart:
+    def __init__(self, c: pb.HloComputationProto, ids: Iterator[int]) -> None:
+        self._computation, self._ids = c, ids
+        self._by_id = {i.id: i for i in c.instructions}
+        self._made: list[_Instruction] = []
+        self._products: dict[int, int] = {}  # by merged products, those of rows apart
+
+    def instructions(self) -> list[_Instruction]:
+        """Those of the computation, with products of rows apart."""
+        for i in self._computation.instructions:
+            if i.opcode == "dot":
+                i = self._product(i)
+            elif i.opcode == "reshape":
+                i.operand_ids[0] = self._products.get(i.operand_ids[0], i.operand_ids[0])
+            self._made.append(i)
+        return self._made
+
+    def _product(self, i: _Instruction) -> _Instruction:
+        d = i.dot_dimension_numbers
+        left, right = (self._by_id[k] for k in i.operand_ids)
+        if d.lhs_batch_dimensions or len(left.shape.dimensions) != 2:
+            return i
+        summed, other = list(d.lhs_contracting_dimensions), list(d.rhs_contracting_dimensions)
+        turned = left.opcode == "transpose" and list(left.dimensions) == [1, 0]
+        if other == [0] and summed == [1 if turned else 0]:
+            g = _Merged.of(self._by_id[left.operand_ids[0]] if turned else left, self._by_id)
+            x = _Merged.of(right, self._by_id)
+            if g is not None and x is not None and g.lead == x.lead:
+                i.operand_ids[:] = [self._rows(g), self._rows(x)]
+                d.lhs_contracting_dimensions[:] = range(len(g.lead))
+                d.rhs_contracting_dimensions[:] = range(len(x.lead))
+                return i
+        rows = _Merged.of(left, self._by_id) if summed == [1] else None
+        if rows is None:
+            return i
+        made = with_id(i, next(self._ids))
+        made.shape.CopyFrom(_shaped(i.shape, [*rows.lead, i.shape.dimensions[1]]))
+        made.operand_ids[0] = self._rows(rows)
+        made.dot_dimension_numbers.lhs_contracting_dimensions[:] = [len(rows.lead)]
+        self._made.append(made)
+        self._products[i.id] = made.id
+        return instruction("reshape", i.id, i.shape, [made.id], of=i)
+
+    def _rows(self, rows: _Merged) -> int:
+        """The id of rows apart, whose features are merged."""
+        dims = [*rows.lead, rows.features]
+        if list(rows.whole.shape.dimensions) == dims:
+            return rows.whole.id
+        shape = _shaped(rows.whole.shape, dims)
+        made = instruction("reshape", next(self._ids), shape, [rows.whole.id], of=rows.whole)
+        self._made.append(made)
+        return made.id
+
+
+class _Merged:
+    """A matrix whose rows were in several dimensions.
+
+    Attributes:
+        whole: what it was.
+        lead: the dimensions of the rows.
+        features: the size of a row.
+    """
+
+    def __init__(self, whole: _Instruction, lead: list[int], features: int) -> None:
+        self.whole, self.lead, self.features = whole, lead, features
+
+    @classmethod
+    def of(cls, i: _Instruction, by_id: dict[int, _Instruction]) -> _Merged | None:
+        """None of a matrix that was none of these."""
+        if i.opcode != "reshape":
+            return None
+        whole, (rows, features) = by_id[i.operand_ids[0]], i.shape.dimensions
+        dims = list(whole.shape.dimensions)
+        for n in range(2, len(dims)):
+            if math.prod(dims[:n]) == rows and math.prod(dims[n:]) == features:
+                return cls(whole, dims[:n], features)
+        return None
+
+
+def _shaped(like: pb.ShapeProto, dims: list[int]) -> pb.ShapeProto:
+    return Shape(Shape.from_proto(like).dtype, dims).proto
