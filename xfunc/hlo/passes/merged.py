@@ -1,33 +1,51 @@
 """Products whose operands keep the dimensions that torch merges.
 
 For ``x @ w`` with rows in several dimensions, such as batch and sequence, torch merges these, and
-divides the result. Where both are sharded, the merged dimension has no sharding that a partitioner
-can express, and it gathers rows on every device. A product of HLO takes them as they are.
+divides the result. Where another than the first is sharded, the merged dimension has no sharding
+that a partitioner can express, and it gathers rows on every device. A product of HLO takes them as
+they are. Others stay merged: libtpu needs less memory for them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import fill, fresh_ids, instruction, with_id
 from xfunc.hlo.shape import Shape
 
 _Instruction = pb.HloInstructionProto
+_Dims = tuple[int, ...]
 
 
 def keep_rows_apart(proto: pb.HloModuleProto) -> None:
     """Multiply rows in the dimensions that they had before they were merged, in place."""
+    divided = {lead for c in proto.computations for i in c.instructions for lead in _divided(i)}
+    if not divided:
+        return
     ids = fresh_ids(proto)
     for c in proto.computations:
         if any(i.opcode == "dot" for i in c.instructions):
-            fill(c, _Apart(c, ids).instructions())
+            fill(c, _Apart(c, ids, divided).instructions())
+
+
+def _divided(i: _Instruction) -> Iterator[_Dims]:
+    """The leading dimensions of an array of which another than the first is sharded."""
+    if i.sharding.type != pb.OpSharding.OTHER:
+        return
+    dims, tiles = tuple(i.shape.dimensions), i.sharding.tile_assignment_dimensions
+    for n in range(2, len(dims)):
+        if math.prod(tiles[1:n]) > 1:
+            yield dims[:n]
 
 
 class _Apart:
-    def __init__(self, c: pb.HloComputationProto, ids: Iterator[int]) -> None:
-        self._computation, self._ids = c, ids
+    def __init__(
+        self, c: pb.HloComputationProto, ids: Iterator[int], divided: Collection[_Dims]
+    ) -> None:
+        self._computation, self._ids, self._divided = c, ids, divided
         self._by_id = {i.id: i for i in c.instructions}
         self._made: list[_Instruction] = []
         self._products: dict[int, int] = {}  # by merged products, those of rows apart
@@ -50,14 +68,14 @@ class _Apart:
         summed, other = list(d.lhs_contracting_dimensions), list(d.rhs_contracting_dimensions)
         turned = left.opcode == "transpose" and list(left.dimensions) == [1, 0]
         if other == [0] and summed == [1 if turned else 0]:
-            g = _Merged.of(self._by_id[left.operand_ids[0]] if turned else left, self._by_id)
-            x = _Merged.of(right, self._by_id)
+            g = self._merged(self._by_id[left.operand_ids[0]] if turned else left)
+            x = self._merged(right)
             if g is not None and x is not None and g.lead == x.lead:
                 i.operand_ids[:] = [self._rows(g), self._rows(x)]
                 d.lhs_contracting_dimensions[:] = range(len(g.lead))
                 d.rhs_contracting_dimensions[:] = range(len(x.lead))
                 return i
-        rows = _Merged.of(left, self._by_id) if summed == [1] else None
+        rows = self._merged(left) if summed == [1] else None
         if rows is None:
             return i
         made = with_id(i, next(self._ids))
@@ -67,6 +85,17 @@ class _Apart:
         self._made.append(made)
         self._products[i.id] = made.id
         return instruction("reshape", i.id, i.shape, [made.id], of=i)
+
+    def _merged(self, i: _Instruction) -> _Merged | None:
+        """A matrix whose rows were in several dimensions that are divided, as it was."""
+        if i.opcode != "reshape":
+            return None
+        whole, (rows, features) = self._by_id[i.operand_ids[0]], i.shape.dimensions
+        dims = tuple(whole.shape.dimensions)
+        for n in range(2, len(dims)):
+            if (math.prod(dims[:n]), math.prod(dims[n:])) == (rows, features):
+                return _Merged(whole, dims[:n], features) if dims[:n] in self._divided else None
+        return None
 
     def _rows(self, rows: _Merged) -> int:
         """The id of rows apart, whose features are merged."""
@@ -79,7 +108,7 @@ class _Apart:
         return made.id
 
 
-class _Merged:
+class _Merged(NamedTuple):
     """A matrix whose rows were in several dimensions.
 
     Attributes:
@@ -88,20 +117,9 @@ class _Merged:
         features: the size of a row.
     """
 
-    def __init__(self, whole: _Instruction, lead: list[int], features: int) -> None:
-        self.whole, self.lead, self.features = whole, lead, features
-
-    @classmethod
-    def of(cls, i: _Instruction, by_id: dict[int, _Instruction]) -> _Merged | None:
-        """None of a matrix that was none of these."""
-        if i.opcode != "reshape":
-            return None
-        whole, (rows, features) = by_id[i.operand_ids[0]], i.shape.dimensions
-        dims = list(whole.shape.dimensions)
-        for n in range(2, len(dims)):
-            if math.prod(dims[:n]) == rows and math.prod(dims[n:]) == features:
-                return cls(whole, dims[:n], features)
-        return None
+    whole: _Instruction
+    lead: _Dims
+    features: int
 
 
 def _shaped(like: pb.ShapeProto, dims: list[int]) -> pb.ShapeProto:
