@@ -38,7 +38,6 @@ USES: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "index_select": lambda x, i: x.index_select(1, at([i])),
     "dim=": lambda x, i: torch.index_select(x, dim=-1, index=at([i])),
     "gather": lambda x, i: x.gather(1, at([[i]])),
-    "take_along_dim": lambda x, i: torch.take_along_dim(x, at([[i]]), 0),
     "take": lambda x, i: torch.take(x[0], at([i])),
     "put": lambda x, i: x[0].put(at([i]), torch.ones(1)),
     "index_add": lambda x, i: x.index_add(0, at([i]), ROW),
@@ -69,16 +68,25 @@ def test_constant_index_matches_eager_torch(name: str) -> None:
     use, expected = USES[name], {}
     for i in (0, 2, 3, -1, -3, -4):
         try:
-            made = use(X, i)
+            expected[i] = use(X, i)
         except (IndexError, RuntimeError):
-            made = None
-        if made is not None and -3 <= i < 3:  # torch 2.13's take_along_dim wraps others.
-            expected[i] = made
-        else:
             with pytest.raises(IndexError, match=rf"the index {i}, which is out of bounds"):
                 xf.eval_shape(lambda x, i=i: use(x, i), X)
     found = xf.device_get(xf.jit(lambda x: [use(x, i) for i in expected])(X))
     torch.testing.assert_close(found, [*expected.values()])
+
+
+def test_take_along_dim_counts_from_the_end() -> None:
+    """As in torch 2.13; torch 2.9 refuses such indices, and 2.13 wraps others, too."""
+
+    def take(x: Tensor, i: int) -> Tensor:
+        return torch.take_along_dim(x, at([[i]]), 0)
+
+    for i in range(-3, 3):
+        assert torch.equal(xf.jit(lambda x, i=i: take(x, i))(X).cpu(), X[i][None])
+    for i in (3, -4):
+        with pytest.raises(IndexError, match=f"the index {i}, which is out of bounds"):
+            xf.eval_shape(lambda x, i=i: take(x, i), X)
 
 
 def test_constant_index_error_names_operation_line_and_bounds() -> None:

@@ -238,7 +238,7 @@ _READS: dict[object, Callable[..., Found]] = {
         _along(1, 2),
     ),
     **dict.fromkeys(_named("index_fill"), _along(1, 2, negative=True)),
-    **dict.fromkeys(_named("take_along_dim"), _along(2, 1, "indices")),
+    **dict.fromkeys(_named("take_along_dim"), _along(2, 1, "indices", negative=True)),
     **dict.fromkeys(_named("take put"), _flat),
     **dict.fromkeys(_named("index_put"), _entries),
     Tensor.__getitem__: _entries,
