@@ -79,7 +79,7 @@ def test_constant_index_matches_eager_torch(name: str) -> None:
 def test_take_along_dim_counts_from_the_end() -> None:
     """As in torch 2.13; torch 2.9 refuses such indices, and 2.13 wraps others, too."""
 
-    def take(x: Tensor, i: int) -> Tensor:
+    def take(x: torch.Tensor, i: int) -> torch.Tensor:
         return torch.take_along_dim(x, at([[i]]), 0)
 
     for i in range(-3, 3):
