@@ -99,7 +99,7 @@ def _spread(
     sharding = plan.sharding
     if sharding is None:
         return local(x, chosen, shares, *weights)
-    rows = sharding.fitting(x, sharding.activations[:2])
+    rows = sharding.fitting(x, sharding.tokens)
     down = _base(weights[2])
     # In NF4 no block is divided: there are as many scales as blocks.
     blocks: Any = down.scale.mT if is_quantised(down) and down.form == "nf4" else down

@@ -106,8 +106,7 @@ def attend(
     see = {"reach": reach(config, local), "scores": scores(config)}
     if plan.attention == "dense":
         mixed = attention.dense(q, k, v, segments, **see)
-    elif plan.divides_rows:
-        assert plan.sharding is not None
+    elif plan.sharding is not None and plan.context > 1:
         mixed = ring(q, k, v, segments, sharding=plan.sharding, block=plan.block, **see)
     elif plan.attention == "blockwise":
         mixed = attention.blockwise(q, k, v, segments, block=plan.block, **see)
@@ -272,7 +271,8 @@ def run_layers(
     segments: Int[Tensor, "batch seq"] | None,
 ) -> tuple[Float[Tensor, "batch seq hidden"], Routed | None]:
     """The same in the order in which devices have it, and the statistics of all layers' routers."""
-    tokens, segments = plan.as_divided(tokens), plan.as_divided(segments)
+    tokens = plan.as_divided(tokens)
+    segments = None if segments is None else plan.as_divided(segments)
     places = plan.as_divided(torch.arange(tokens.shape[1], device=tokens.device)[None])[0]
     ropes = Ropes.of(places, config)
 
@@ -286,7 +286,7 @@ def run_layers(
         return _lie(x, lambda s: s.activations, plan), routed
 
     x = _lie(embedded(params, tokens, config), lambda s: s.lookups, plan)
-    if plan.divides_rows:
+    if plan.context > 1:
         x = _lie(x, lambda s: s.of_context, plan)
     x = _lie(x, lambda s: s.activations, plan)
     policy = POLICIES[plan.policy]
@@ -380,7 +380,7 @@ def _losses(
     seq, size = x.shape[1], plan.loss_chunk
     if seq <= size:
         return plan.in_order(of(x, targets)), routed
-    devices = plan.sharding.mesh.shape["context"] if plan.divides_rows else 1
+    devices = plan.context
     size = -(-size // devices)  # Each chunk has a part of every device.
     padding = -(seq // devices) % size
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +14,6 @@ from .sharding import Sharding
 # The values that the backward pass of a layer does not recompute. The input of each layer is always
 # kept, here or on the host; the model names it `layer_input`, and the residuals of attention
 # `attention`.
-T = TypeVar("T", Tensor, Tensor | None)
-
 POLICIES: dict[str, Callable[..., Any]] = {
     "full": checkpoint_policies.nothing_saveable,
     "attention": checkpoint_policies.save_only_these_names("attention"),
@@ -59,22 +57,19 @@ class Plan:
     sharding: Sharding | None = None
 
     @property
-    def divides_rows(self) -> bool:
-        """Whether devices have parts of rows."""
-        return self.sharding is not None and self.sharding.mesh.shape["context"] > 1
+    def context(self) -> int:
+        """How many devices share a row."""
+        return 1 if self.sharding is None else self.sharding.mesh.shape["context"]
 
-    def as_divided(self, x: T) -> T:
+    def as_divided(self, x: Tensor) -> Tensor:
         """``[batch, seq, ...]`` in the order in which devices have the tokens of a row."""
-        order = self._order(x)
+        order = None if self.sharding is None else self.sharding.order(x.shape[1])
         return x if order is None else x[:, torch.tensor(order, device=x.device)]
 
     def in_order(self, x: Tensor) -> Tensor:
         """The inverse of `as_divided`."""
-        order = self._order(x)
+        order = None if self.sharding is None else self.sharding.order(x.shape[1])
         return x if order is None else x[:, torch.tensor(order, device=x.device).argsort()]
-
-    def _order(self, x: Tensor | None) -> list[int] | None:
-        return None if x is None or self.sharding is None else self.sharding.order(x.shape[1])
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:

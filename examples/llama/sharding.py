@@ -41,6 +41,7 @@ class Sharding:
 
     mesh: xf.AbstractMesh
     batch: P = P(_ROWS)
+    tokens: P = P(_ROWS, "context")  # [batch, seq, ...], of each token
     # [batch, seq, hidden], as they leave the embedding, whose gradient so is summed in columns. If
     # rows were sharded over the columns' axes, Shardy would sum all columns on each device.
     lookups: P = P(("tensor", "data"), None, _FSDP)
