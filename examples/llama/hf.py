@@ -25,7 +25,7 @@ import xfunc as xf
 
 from . import bnb, hosts, model, quantised
 from . import tokenizer as tokenizers
-from .families import NAMES
+from .families import FAMILIES, NAMES
 from .files import written
 from .hf_config import config_json as config_json
 from .hf_config import load_config as load_config
@@ -42,7 +42,7 @@ _UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # 
 
 def hub_names(config: Config) -> dict[str, Any]:
     """The hub's names, in a tree like the parameters; ``{}`` is the number of a layer or expert."""
-    names = NAMES | dict(config.traits.names)
+    names = NAMES | dict(FAMILIES[config.family].names)
     return {
         name: {inner: names[inner] for inner in weight} if isinstance(weight, dict) else names[name]
         for name, weight in model.weights(config).items()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .hf_fields import Fields
-from .sizes import ROPE_KINDS, RopeScaling
+from .parts import ROPE_KINDS, RopeScaling
 
 
 def read_rope(outer: Fields, given: Mapping[str, Any], theta: float) -> dict[str, Any]:

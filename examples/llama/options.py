@@ -170,12 +170,14 @@ def _join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-@functools.cache
+_hints = functools.cache(typing.get_type_hints)
+
+
 def _kinds(cls: type) -> dict[str, Any]:
-    """The type of each field that can be set."""
+    """The type of each field that can be set; a family may have been registered since."""
     names = [field.name for field in dataclasses.fields(cls)]
     choices = {name: _choice(known) for name, known in CHOICES.get(cls, {}).items()}
-    kinds = typing.get_type_hints(cls) | choices
+    kinds = _hints(cls) | choices
     return {name: kinds[name] for name in names if name not in DERIVED.get(cls, ())}
 
 

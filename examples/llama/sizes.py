@@ -1,86 +1,14 @@
 """The description of a model: its family, its sizes and its particulars."""
 
-import math
 from dataclasses import dataclass
 
-from .families import FAMILIES, Family
+from .families import FAMILIES, Traits
+from .parts import ROPE_KINDS as ROPE_KINDS
+from .parts import Experts as Experts
+from .parts import RopeScaling as RopeScaling
+from .parts import check_above_0
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
-ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn")
-
-
-def _check_above_0(description: object, names: str) -> None:
-    for name in names.split():
-        value = getattr(description, name)
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"{name} is {value}: use a number above 0")
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """Scaling of rotary frequencies for contexts longer than in pretraining.
-
-    Attributes:
-        factor: how many times longer the context is.
-        low_freq_factor: for `llama3`: frequencies with fewer turns in the original context are
-            stretched.
-        high_freq_factor: for `llama3`: frequencies with more turns are not.
-        original_context: tokens of the context in pretraining.
-        kind: `llama3` and `yarn` stretch slow frequencies, `linear` all of them, `dynamic` more the
-            longer a text is.
-        beta_fast: for `yarn`: frequencies with more turns in the original context are not
-            stretched.
-        beta_slow: for `yarn`: frequencies with fewer turns are stretched.
-        attention_factor: for `yarn`: the factor of rotated queries and keys; null: 1 plus a tenth
-            of the logarithm of `factor`.
-        truncate: for `yarn`: whether the two bounds are rounded to whole features.
-    """
-
-    factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_context: int = 8192
-    kind: str = "llama3"
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    attention_factor: float | None = None
-    truncate: bool = True
-
-    def __post_init__(self) -> None:
-        if self.kind not in ROPE_KINDS:
-            raise ValueError(f"unknown kind {self.kind!r}: use one of {', '.join(ROPE_KINDS)}")
-        _check_above_0(self, "factor original_context beta_fast beta_slow attention_factor")
-        if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
-            raise ValueError(
-                f"low_freq_factor is {self.low_freq_factor}, high_freq_factor is "
-                f"{self.high_freq_factor}: use a larger number for the second"
-            )
-
-
-@dataclass(frozen=True)
-class Experts:
-    """Mixture of experts: in every layer each token takes some of the feed-forward experts.
-
-    Attributes:
-        count: how many there are.
-        active: how many a token takes.
-        intermediate: intermediate features of each.
-        normalised: whether the weights of the experts that a token takes add up to one.
-        shared: intermediate features of an expert that all tokens take as well; 0: there is none.
-    """
-
-    count: int = 8
-    active: int = 2
-    intermediate: int = 14336
-    normalised: bool = True
-    shared: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("count", 1), ("active", 1), ("intermediate", 1), ("shared", 0)):
-            if (value := getattr(self, name)) < least:
-                raise ValueError(f"{name} is {value}: use {least} or more")
-        if self.active > self.count:
-            raise ValueError(f"active is {self.active} of count {self.count}: take fewer")
 
 
 @dataclass(frozen=True)
@@ -143,7 +71,7 @@ class Config:
         for name in sizes:
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}: use 1 or more")
-        _check_above_0(self, "rope_theta norm_eps local_theta query_scale score_cap logit_cap")
+        check_above_0(self, "rope_theta norm_eps local_theta query_scale score_cap logit_cap")
         if self.head_size is None and self.hidden % self.heads:
             raise ValueError(
                 f"hidden is {self.hidden}, heads is {self.heads}: make hidden a multiple of heads, "
@@ -167,9 +95,9 @@ class Config:
         return self.head_size or self.hidden // self.heads
 
     @property
-    def traits(self) -> Family:
-        """The family that `family` names."""
-        return FAMILIES[self.family]
+    def traits(self) -> Traits:
+        """What the family that `family` names adds to Llama."""
+        return FAMILIES[self.family].traits
 
     @property
     def local_layers(self) -> tuple[bool, ...]:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import generate, hf, model
+from examples.llama import config as settings_of_runs
+from examples.llama import families, generate, hf, model
 from examples.llama.families import FAMILIES
 from examples.llama.plan import Plan
 
@@ -223,3 +225,40 @@ def test_family_matches_transformers(case: str, tmp_path: Path) -> None:
         json.loads((tmp_path / "ours" / "config.json").read_text())["model_type"]
         == (CASES[case]["model_type"])
     )
+
+
+def test_family_that_the_readme_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family from outside is read, set and written like the others; here it is one in disguise.
+
+    Its `use_bias` is left out, and its `norm_1` is Qwen's `input_layernorm`.
+    """
+    from safetensors.torch import load_file, save_file
+
+    page = Path(families.__file__).parents[1] / "README.md"
+    [code] = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    monkeypatch.setitem(families.FAMILIES, "acme", families.FAMILIES["llama"])
+    del families.FAMILIES["acme"]  # so that there is none after this test, either
+    exec(compile(code, str(page), "exec"), {"__name__": "my_llama"})
+    hub = tmp_path / "hub"
+    reference = reference_of(CASES["qwen3"] | {"num_key_value_heads": 4}, hub)
+    fields = json.loads((hub / "config.json").read_text())
+    for key in ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"):
+        del fields[key]
+    (hub / "config.json").write_text(json.dumps(fields | {"model_type": "acme"}))
+    stored = {
+        name.replace(".input_layernorm.", ".norm_1."): tensor
+        for name, tensor in load_file(hub / hf.SINGLE).items()
+    }
+    save_file(stored, hub / hf.SINGLE)
+
+    config, params = hf.load(hub)
+    assert settings_of_runs.read(pairs=["train.model.family=acme"]).train.model.family == "acme"
+    tokens = torch.randint(config.vocab, (2, SEQ))
+    assert_near(model.forward(params, tokens, config), reference(tokens).logits.detach())
+    hf.save(tmp_path / "out", config, params)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["use_bias"] is False
+    written = load_file(tmp_path / "out" / hf.SINGLE)
+    assert written.keys() == stored.keys()
+    assert all(torch.equal(written[name], tensor) for name, tensor in stored.items())
+    with pytest.raises(ValueError, match=r"a family 'acme' already: give another name"):
+        families.register("acme", families.FAMILIES["llama"])

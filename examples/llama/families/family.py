@@ -1,0 +1,90 @@
+"""What distinguishes one family of models from another, apart from its sizes.
+
+All share one architecture: attention with rotary embeddings and a feed-forward part, each beside a
+norm. `Traits` say what a family adds to that, and a `Family` how its models are stored in Hugging
+Face's format. What differs from model to model within a family is in `sizes.Config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..hf_fields import Fields
+    from ..sizes import Config
+
+# Names on the hub; ``{}`` is the layer number, and then the expert number.
+NAMES = {
+    "embed": "model.embed_tokens.weight",
+    "attn_norm": "model.layers.{}.input_layernorm.weight",
+    "wq": "model.layers.{}.self_attn.q_proj.weight",
+    "wk": "model.layers.{}.self_attn.k_proj.weight",
+    "wv": "model.layers.{}.self_attn.v_proj.weight",
+    "wo": "model.layers.{}.self_attn.o_proj.weight",
+    "bq": "model.layers.{}.self_attn.q_proj.bias",
+    "bk": "model.layers.{}.self_attn.k_proj.bias",
+    "bv": "model.layers.{}.self_attn.v_proj.bias",
+    "bo": "model.layers.{}.self_attn.o_proj.bias",
+    "q_norm": "model.layers.{}.self_attn.q_norm.weight",
+    "k_norm": "model.layers.{}.self_attn.k_norm.weight",
+    "mlp_norm": "model.layers.{}.post_attention_layernorm.weight",
+    "w_gate": "model.layers.{}.mlp.gate_proj.weight",
+    "w_up": "model.layers.{}.mlp.up_proj.weight",
+    "w_down": "model.layers.{}.mlp.down_proj.weight",
+    "b_gate": "model.layers.{}.mlp.gate_proj.bias",
+    "b_up": "model.layers.{}.mlp.up_proj.bias",
+    "b_down": "model.layers.{}.mlp.down_proj.bias",
+    "router": "model.layers.{}.mlp.gate.weight",
+    "e_gate": "model.layers.{}.mlp.experts.{}.gate_proj.weight",
+    "e_up": "model.layers.{}.mlp.experts.{}.up_proj.weight",
+    "e_down": "model.layers.{}.mlp.experts.{}.down_proj.weight",
+    "norm": "model.norm.weight",
+    "head": "lm_head.weight",
+}
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What all models of a family add to Llama.
+
+    Attributes:
+        qk_norm: whether each query and key head has a norm.
+        norms_around: whether there are also norms after attention and the feed-forward part.
+        offset_norms: whether norms multiply by one plus their weight.
+        scaled_embeddings: whether embeddings are multiplied by the square root of their size.
+    """
+
+    qk_norm: bool = False
+    norms_around: bool = False
+    offset_norms: bool = False
+    scaled_embeddings: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family's models, and how `config.json` and the tensors beside it describe them.
+
+    `hf_config` reads and writes the keys that all families have.
+
+    Attributes:
+        architecture: its class in `transformers`.
+        read: the fields of `Config` in the family's own keys; it takes (`Fields.take`) or refuses
+            each, because keys that nobody takes are errors.
+        write: those keys, from a `Config`.
+        traits: what it adds to Llama.
+        names: names of weights on the hub that differ from `NAMES`.
+        defaults: values of keys that a `config.json` leaves out, where Llama has others.
+        activation: the key that names the activation function.
+        local_angles: whether layers with a window may have rotary angles of their own.
+    """
+
+    architecture: str
+    read: Callable[[Fields], dict[str, Any]]
+    write: Callable[[Config], dict[str, Any]]
+    traits: Traits = Traits()
+    names: Mapping[str, str] = field(default_factory=dict, hash=False)
+    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    activation: str = "hidden_act"
+    local_angles: bool = False

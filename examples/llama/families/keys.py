@@ -1,0 +1,48 @@
+"""Keys of `config.json` that several families have, but not all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..hf_fields import Fields
+
+if TYPE_CHECKING:
+    from ..sizes import Config
+
+_KINDS = {"full_attention": False, "sliding_attention": True}
+
+
+def read_biases(fields: Fields) -> dict[str, bool]:
+    """`attention_bias`: of all four maps of attention."""
+    both = bool(fields.take("attention_bias"))
+    return {"qkv_bias": both, "out_bias": both}
+
+
+def read_windows(
+    fields: Fields, is_local: Callable[[int], bool] = lambda i: True, window: int | None = None
+) -> dict[str, Any]:
+    """Which layers have a window.
+
+    Args:
+        fields: the keys, of which `layer_types` is read.
+        is_local: whether a layer has the window, unless `layer_types` says so.
+        window: the tokens that a token sees there; None: all layers see all tokens.
+    """
+    kinds, layers = fields.take("layer_types"), fields.take("num_hidden_layers")
+    if kinds is not None and (len(kinds) != layers or not set(kinds) <= set(_KINDS)):
+        fields.refuse(
+            "layer_types",
+            f"and it must have {layers}, each 'full_attention' or 'sliding_attention'",
+        )
+    local = [is_local(i) for i in range(layers)] if kinds is None else [_KINDS[k] for k in kinds]
+    if window is None or not any(local):
+        return {}
+    return {"window": window, "full_layers": tuple(i for i in range(layers) if not local[i])}
+
+
+def write_windows(c: Config) -> dict[str, Any]:
+    """`sliding_window` and `layer_types`."""
+    names = {local: name for name, local in _KINDS.items()}
+    kinds = [names[local] for local in c.local_layers]
+    return {"sliding_window": c.window, "layer_types": kinds}
