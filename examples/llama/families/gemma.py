@@ -1,15 +1,10 @@
 """Gemma 2 and 3."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..hf_fields import Fields
 from .family import Family, Traits
 from .keys import read_biases, read_windows, write_windows
-
-if TYPE_CHECKING:
-    from ..sizes import Config
 
 _NAMES = {
     "attn_out_norm": "model.layers.{}.post_attention_layernorm.weight",
@@ -28,47 +23,37 @@ _DEFAULTS = {
 def _read(fields: Fields, every: int | None = None) -> dict[str, Any]:
     """The fields; layers with numbers that are multiples of `every` see all tokens."""
     fields.only("use_bidirectional_attention", False)
-    pattern = fields.some("_sliding_window_pattern", 6)
-    pattern = fields.some("sliding_window_pattern", pattern)
     fields.take("hidden_act")  # Published files have it too; transformers does not read it.
-    window = fields.take("sliding_window")
+    pattern = fields.some("sliding_window_pattern", fields.some("_sliding_window_pattern", 6))
+    step = every or pattern
     return {
         **read_biases(fields),
-        **read_windows(fields, lambda i: (i + 1) % (every or pattern) != 0, window),
+        **read_windows(fields, fields.take("sliding_window"), lambda i: (i + 1) % step != 0),
         "query_scale": float(fields.some("query_pre_attn_scalar", 256)),
         "score_cap": fields.take("attn_logit_softcapping"),
         "logit_cap": fields.take("final_logit_softcapping"),
     }
 
 
-def _write(c: Config) -> dict[str, Any]:
-    return write_windows(c) | {
+GEMMA2 = Family(
+    "Gemma2ForCausalLM",
+    lambda fields: _read(fields, every=2),
+    lambda c: {
+        **write_windows(c),
         "attention_bias": c.qkv_bias,
         "query_pre_attn_scalar": None if c.query_scale is None else int(c.query_scale),
         "attn_logit_softcapping": c.score_cap,
         "final_logit_softcapping": c.logit_cap,
-    }
-
-
-GEMMA2 = Family(
-    "Gemma2ForCausalLM",
-    lambda fields: _read(fields, every=2),
-    _write,
+    },
     Traits(norms_around=True, offset_norms=True, scaled_embeddings=True),
     _NAMES,
     _DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     activation="hidden_activation",
 )
-
-
-def _write_gemma3(c: Config) -> dict[str, Any]:
-    return _write(c) | {"rope_local_base_freq": c.local_theta}
-
-
 GEMMA3 = Family(
     "Gemma3ForCausalLM",
     _read,
-    _write_gemma3,
+    lambda c: GEMMA2.write(c) | {"rope_local_base_freq": c.local_theta},
     Traits(qk_norm=True, norms_around=True, offset_norms=True, scaled_embeddings=True),
     _NAMES,
     _DEFAULTS | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},

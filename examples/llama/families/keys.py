@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..hf_fields import Fields
+from ..parts import Experts
 
 if TYPE_CHECKING:
     from ..sizes import Config
@@ -20,21 +21,19 @@ def read_biases(fields: Fields) -> dict[str, bool]:
 
 
 def read_windows(
-    fields: Fields, is_local: Callable[[int], bool] = lambda i: True, window: int | None = None
+    fields: Fields, window: int | None = None, is_local: Callable[[int], bool] = lambda i: True
 ) -> dict[str, Any]:
     """Which layers have a window.
 
     Args:
         fields: the keys, of which `layer_types` is read.
-        is_local: whether a layer has the window, unless `layer_types` says so.
         window: the tokens that a token sees there; None: all layers see all tokens.
+        is_local: whether a layer has the window, unless `layer_types` says so.
     """
     kinds, layers = fields.take("layer_types"), fields.take("num_hidden_layers")
     if kinds is not None and (len(kinds) != layers or not set(kinds) <= set(_KINDS)):
-        fields.refuse(
-            "layer_types",
-            f"and it must have {layers}, each 'full_attention' or 'sliding_attention'",
-        )
+        known = " or ".join(map(repr, _KINDS))
+        fields.refuse("layer_types", f"and it must have {layers}, each {known}")
     local = [is_local(i) for i in range(layers)] if kinds is None else [_KINDS[k] for k in kinds]
     if window is None or not any(local):
         return {}
@@ -46,3 +45,8 @@ def write_windows(c: Config) -> dict[str, Any]:
     names = {local: name for name, local in _KINDS.items()}
     kinds = [names[local] for local in c.local_layers]
     return {"sliding_window": c.window, "layer_types": kinds}
+
+
+def write_experts(c: Config, **names: str) -> dict[str, Any]:
+    """The experts' sizes, by the names of their fields."""
+    return {key: getattr(c.experts or Experts(), name) for key, name in names.items()}

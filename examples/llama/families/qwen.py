@@ -1,29 +1,31 @@
 """Qwen 2 and 3, and their mixtures of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..hf_fields import Fields
 from ..parts import Experts
 from .family import Family, Traits
-from .keys import read_biases, read_windows, write_windows
+from .keys import read_biases, read_windows, write_experts, write_windows
 
-if TYPE_CHECKING:
-    from ..sizes import Config
+_SIZES = {
+    "num_experts": "count",
+    "num_experts_per_tok": "active",
+    "moe_intermediate_size": "intermediate",
+    "norm_topk_prob": "normalised",
+}
 
 
-def _read_windows(
+def _windows(
     fields: Fields, is_local: Callable[[int, int], bool] = lambda i, first: i >= first
 ) -> dict[str, Any]:
-    window = fields.some("sliding_window", 4096)
-    first = fields.some("max_window_layers", 28)
+    """The windows; `is_local` takes the numbers of the layer and of the first one with a window."""
+    window, first = fields.some("sliding_window", 4096), fields.some("max_window_layers", 28)
     window = window if fields.take("use_sliding_window") else None
-    return read_windows(fields, lambda i: is_local(i, first), window)
+    return read_windows(fields, window, lambda i: is_local(i, first))
 
 
-def _read_experts(fields: Fields, shared: int = 0) -> dict[str, Any]:
+def _experts(fields: Fields, shared: int = 0) -> dict[str, Any]:
     fields.only("decoder_sparse_step", 1)
     fields.only("mlp_only_layers", [])
     count = "num_local_experts" if "num_local_experts" in fields.fields else "num_experts"
@@ -33,58 +35,27 @@ def _read_experts(fields: Fields, shared: int = 0) -> dict[str, Any]:
     return {"experts": Experts(*sizes, normalised=normalised, shared=shared)}
 
 
-def _read_qwen2(fields: Fields) -> dict[str, Any]:
-    return _read_windows(fields) | {"qkv_bias": True}
-
-
 def _read_qwen2_moe(fields: Fields) -> dict[str, Any]:
     # transformers inverts the number of the layer.
-    found = _read_windows(fields, lambda i, first: i % 2 == 0 and i < first)
+    windows = _windows(fields, lambda i, first: i % 2 == 0 and i < first)
     shared = fields.some("shared_expert_intermediate_size", 5632)
-    return found | _read_experts(fields, shared) | {"qkv_bias": fields.some("qkv_bias", True)}
+    return windows | _experts(fields, shared) | {"qkv_bias": fields.some("qkv_bias", True)}
 
 
-def _read_qwen3(fields: Fields) -> dict[str, Any]:
-    return _read_windows(fields) | read_biases(fields)
-
-
-def _read_qwen3_moe(fields: Fields) -> dict[str, Any]:
-    # transformers does not read the number of the layer.
-    found = _read_windows(fields, lambda i, first: True)
-    return found | _read_experts(fields) | read_biases(fields)
-
-
-def _write_qwen2(c: Config) -> dict[str, Any]:
-    return write_windows(c) | {"use_sliding_window": c.window is not None}
-
-
-def _write_qwen3(c: Config) -> dict[str, Any]:
-    return _write_qwen2(c) | {"attention_bias": c.qkv_bias}
-
-
-def _write_experts(c: Config) -> dict[str, Any]:
-    e = c.experts or Experts()
-    return {
-        "num_experts": e.count,
-        "num_experts_per_tok": e.active,
-        "moe_intermediate_size": e.intermediate,
-        "norm_topk_prob": e.normalised,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
-
-
-def _write_qwen2_moe(c: Config) -> dict[str, Any]:
-    shared = 0 if c.experts is None else c.experts.shared
-    more = {"qkv_bias": c.qkv_bias, "shared_expert_intermediate_size": shared}
-    return _write_qwen2(c) | _write_experts(c) | more
-
-
-QWEN2 = Family("Qwen2ForCausalLM", _read_qwen2, _write_qwen2, defaults={"num_key_value_heads": 32})
+QWEN2 = Family(
+    "Qwen2ForCausalLM",
+    lambda fields: _windows(fields) | {"qkv_bias": True},
+    lambda c: write_windows(c) | {"use_sliding_window": c.window is not None},
+    defaults={"num_key_value_heads": 32},
+)
 QWEN2_MOE = Family(
     "Qwen2MoeForCausalLM",
     _read_qwen2_moe,
-    _write_qwen2_moe,
+    lambda c: {
+        **QWEN2.write(c),
+        **write_experts(c, **_SIZES, shared_expert_intermediate_size="shared"),
+        "qkv_bias": c.qkv_bias,
+    },
     names={  # of the expert that all tokens take
         "w_gate": "model.layers.{}.mlp.shared_expert.gate_proj.weight",
         "w_up": "model.layers.{}.mlp.shared_expert.up_proj.weight",
@@ -95,15 +66,16 @@ QWEN2_MOE = Family(
 )
 QWEN3 = Family(
     "Qwen3ForCausalLM",
-    _read_qwen3,
-    _write_qwen3,
+    lambda fields: _windows(fields) | read_biases(fields),
+    lambda c: QWEN2.write(c) | {"attention_bias": c.qkv_bias},
     Traits(qk_norm=True),
     defaults={"num_key_value_heads": 32, "head_dim": 128},
 )
 QWEN3_MOE = Family(
     "Qwen3MoeForCausalLM",
-    _read_qwen3_moe,
-    lambda c: _write_qwen3(c) | _write_experts(c),
+    # transformers does not read the number of the first layer with a window.
+    lambda fields: _windows(fields, lambda *_: True) | _experts(fields) | read_biases(fields),
+    lambda c: QWEN3.write(c) | write_experts(c, **_SIZES),
     Traits(qk_norm=True),
     defaults={"num_key_value_heads": 4},
 )
