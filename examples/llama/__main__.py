@@ -23,6 +23,7 @@ from . import (
     evaluate,
     fit,
     harness,
+    hf,
     hosts,
     interrupts,
     options,
@@ -216,6 +217,8 @@ def import_command(argv: Sequence[str]) -> int:
     args = parser.parse_intermixed_args(argv)
     _join("import-hf", args)
     run = trained.import_published(args.folder, args.config, args.settings, args.adapter)
+    if ignored := hf.left_out(args.folder):
+        _say(f"the text model alone is imported, without {ignored[0]} and {len(ignored) - 1} more")
     files = "" if run.data.files else " data.files=..."
     _say(f"go on with: python -m examples.llama fit --config {run.folder}/config.yaml{files}")
     return 0

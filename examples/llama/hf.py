@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ from . import tokenizer as tokenizers
 from .families import FAMILIES, NAMES
 from .files import written
 from .hf_config import config_json as config_json
+from .hf_config import is_text_part
 from .hf_config import load_config as load_config
 from .hf_fields import FormatError as FormatError
 from .hf_fields import read_json
@@ -38,6 +39,12 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _BESIDE_TOKENIZER = ("special_tokens_map.json", "chat_template.jinja", "generation_config.json")
 _DTYPES = ("F64", "F32", "BF16", "F16")
 _UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # in older files
+_WITHIN = {  # names of a text model's tensors in a larger model, and on their own
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "lm_head.": "lm_head.",
+}
 
 
 def hub_names(config: Config) -> dict[str, Any]:
@@ -47,6 +54,48 @@ def hub_names(config: Config) -> dict[str, Any]:
         name: {inner: names[inner] for inner in weight} if isinstance(weight, dict) else names[name]
         for name, weight in model.weights(config).items()
     }
+
+
+class _Part(NamedTuple):
+    """A weight in the files, or one layer of it, or one expert of one layer.
+
+    It is the named tensor, or the rows of that from `start`.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    at: tuple[int, ...] = ()
+    start: int = 0
+
+    def of(self, tensor: Any) -> Tensor:
+        """The values in a tensor of the files, or a slice of safetensors."""
+        return tensor[self.start : self.start + self.shape[0]]
+
+
+@dataclass(frozen=True)
+class _FileParts:
+    """The tensors in the files that a weight is made of."""
+
+    parts: list[_Part]
+    is_stack: bool
+
+
+def _layout(config: Config) -> Any:
+    """How each weight is stored, in a tree like the parameters."""
+    names, shapes = hub_names(config), model.shapes(config)
+    starts = xf.tree.map(lambda _: 0, shapes)
+    for name, fused in FAMILIES[config.family].fused.items():
+        rows = itertools.accumulate((shapes["layers"][one].shape[1] for one in fused), initial=0)
+        starts["layers"] |= zip(fused, rows, strict=False)
+        names["layers"] |= dict.fromkeys(fused, name)
+
+    def stored(name: str, shape: xf.ShapeDtypeStruct, start: int) -> _FileParts:
+        stacked = name.count("{}")
+        places = itertools.product(*map(range, shape.shape[:stacked]))
+        inner = tuple(shape.shape[stacked:])
+        return _FileParts([_Part(name.format(*at), inner, at, start) for at in places], stacked > 0)
+
+    return xf.tree.map(stored, names, shapes, starts)
 
 
 # -- reading ----------------------------------------------------------------------------------
@@ -75,32 +124,34 @@ def load(
     """
     folder = Path(folder)
     config = load_config(folder)
-    names, shapes = hub_names(config), model.shapes(config)
+    layout, shapes = _layout(config), model.shapes(config)
     with contextlib.ExitStack() as stack:
         stored = bnb.whole(_open(folder, stack))
-        _check_tensors(folder, stored, names, shapes)
+        _check_tensors(folder, stored, layout)
 
-        def read(name: str, shape: xf.ShapeDtypeStruct) -> Tensor:
-            parts = _parts(name, shape.shape)
-            if not _is_stack(name):
-                return stored[name][:].to(dtype)
-            found = stored[parts[0].name][:].new_empty(shape.shape, dtype=dtype)
-            for part in parts:
-                found[part.at] = stored[part.name][:]
+        def read(weight: _FileParts, shape: xf.ShapeDtypeStruct) -> Tensor:
+            first = weight.parts[0].of(stored[weight.parts[0].name])
+            if not weight.is_stack:
+                return first.to(dtype)
+            found = first.new_empty(shape.shape, dtype=dtype)
+            for part in weight.parts:
+                found[part.at] = part.of(stored[part.name])
             return found
 
         if shardings is None:
-            return config, xf.tree.map(read, names, shapes)
+            return config, xf.tree.map(read, layout, shapes)
 
-        def begun(name: str, shape: xf.ShapeDtypeStruct, place: Any, form: Form) -> _Placed:
-            parts = _parts(name, shape.shape)
-            first = stored[parts[0].name]
+        def begun(
+            weight: _FileParts, shape: xf.ShapeDtypeStruct, place: Any, form: Form
+        ) -> _Placed:
+            first = stored[weight.parts[0].name]
             kind = dtype or (first.dtype if isinstance(first, bnb.Codes) else first[:0].dtype)
             whole = xf.ShapeDtypeStruct(shape.shape, kind, place)
-            return _Placed(parts, form, xf.tree.map(_Array, quantised.abstract(whole, form)))
+            arrays = xf.tree.map(_Array, quantised.abstract(whole, form))
+            return _Placed(weight.parts, form, arrays)
 
         forms = forms or xf.tree.map(lambda _: "plain", shapes)
-        placed = xf.tree.map(begun, names, shapes, shardings, forms)
+        placed = xf.tree.map(begun, layout, shapes, shardings, forms)
     _fill(folder, xf.tree.leaves(placed))
     return config, xf.tree.map(lambda one: xf.tree.map(lambda a: a.value, one.arrays), placed)
 
@@ -109,7 +160,7 @@ def load(
 class _Placed:
     """A weight on the devices that is filled part by part, and the arrays that it is kept in."""
 
-    parts: list["_Part"]
+    parts: list[_Part]
     form: Form
     arrays: Any
 
@@ -152,40 +203,45 @@ def _filled(place: xf.NamedSharding) -> Any:
 
 def _fill(folder: Path, placed: list[_Placed]) -> None:
     """Fill weights one tensor after another, so that only one is in memory at a time."""
-    wanted = {part.name: (weight, part.at) for weight in placed for part in weight.parts}
-    where: dict[str, Path] = {}
+    wanted: dict[str, list[tuple[_Placed, _Part]]] = {}
+    for weight in placed:
+        for part in weight.parts:
+            wanted.setdefault(part.name, []).append((weight, part))
+    where: dict[str, tuple[Path, str]] = {}
     for path in files(folder):
         with safe_open(path, framework="pt") as file:
-            where |= dict.fromkeys(file.keys(), path)
+            where |= {name: (path, key) for name, key in _text_names(folder, file.keys()).items()}
     codes = bnb.beside(where)
 
     def tensor(name: str) -> Tensor:
         # All that was read of a file is kept in memory while it is open.
-        with safe_open(where[name], framework="pt") as file:
-            return file.get_tensor(name)
+        path, key = where[name]
+        with safe_open(path, framework="pt") as file:
+            return file.get_tensor(key)
 
     for name in filter(wanted.__contains__, where):
-        weight, at = wanted[name]
-        in_codes = name in codes
-        weight.fill(bnb.Codes(name, codes[name], tensor).plain() if in_codes else tensor(name), at)
+        values = bnb.Codes(name, codes[name], tensor).plain() if name in codes else tensor(name)
+        for weight, part in wanted[name]:
+            weight.fill(part.of(values), part.at)
 
 
-class _Part(NamedTuple):
-    """A tensor in the files: a weight, or one layer of it, or one expert of one layer."""
-
-    name: str
-    shape: tuple[int, ...]
-    at: tuple[int, ...] = ()
-
-
-def _is_stack(name: str) -> bool:
-    return "{}" in name
+def _text_names(folder: Path, keys: Iterable[str]) -> dict[str, str]:
+    """The names in files of a text model's tensors, by those that they have on their own."""
+    if not is_text_part(folder):
+        return {key: key for key in keys}
+    found = {}
+    for inner, own in _WITHIN.items():
+        found |= {own + key.removeprefix(inner): key for key in keys if key.startswith(inner)}
+    return found
 
 
-def _parts(name: str, shape: tuple[int, ...]) -> list[_Part]:
-    stacked = name.count("{}")
-    places = itertools.product(*map(range, shape[:stacked]))
-    return [_Part(name.format(*at), shape[stacked:], at) for at in places]
+def left_out(folder: str | Path) -> list[str]:
+    """The names of tensors that `load` ignores, because they are not of the text model."""
+    with contextlib.ExitStack() as stack:
+        paths = files(Path(folder)) if is_text_part(folder) else []
+        opened = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
+        keys = [key for file in opened for key in file.keys()]  # noqa: SIM118
+    return sorted(set(keys) - set(_text_names(Path(folder), keys).values()))
 
 
 def _open(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
@@ -201,7 +257,8 @@ def _open(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
             file = stack.enter_context(safe_open(path, framework="pt"))
         except SafetensorError as error:
             raise FormatError(f"{path} is damaged ({error}): download it again") from None
-        found |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        names = _text_names(folder, file.keys())
+        found |= {name: file.get_slice(key) for name, key in names.items()}
     return found
 
 
@@ -220,10 +277,12 @@ def files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(named.values()))]
 
 
-def _check_tensors(folder: Path, stored: Mapping[str, Any], names: Any, shapes: Any) -> None:
+def _check_tensors(folder: Path, stored: Mapping[str, Any], layout: Any) -> None:
     """Raise an error unless the files hold exactly the tensors of the model."""
-    pairs = zip(xf.tree.leaves(names), xf.tree.leaves(shapes), strict=True)
-    wanted = {part.name: part.shape for name, s in pairs for part in _parts(name, s.shape)}
+    wanted: dict[str, tuple[int, ...]] = {}
+    for part in (part for weight in xf.tree.leaves(layout) for part in weight.parts):
+        rows = part.shape[0] + wanted.get(part.name, (0,))[0]
+        wanted[part.name] = (rows, *part.shape[1:])
     lines = [f"  {name}: missing" for name in wanted if name not in stored]
     for name, tensor in stored.items():
         have, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
@@ -294,23 +353,47 @@ def save(
 def _write(
     folder: Path, config: Config, params: Params, dtype: torch.dtype, max_shard_size: int | str
 ) -> None:
-    pairs = zip(xf.tree.leaves(hub_names(config)), xf.tree.leaves(params), strict=True)
-    parts = [(part, weight) for name, weight in pairs for part in _parts(name, weight.shape)]
-    parts.sort(key=lambda pair: pair[0].at[:1])
-    by_name = {part.name: (part, weight) for part, weight in parts}
+    tensors = by_name(config, params)
     empty = {
-        name: torch.empty(part.shape, dtype=dtype, device="meta")
-        for name, (part, _) in by_name.items()
+        name: torch.empty(tensor.shape, dtype=dtype, device="meta")
+        for name, tensor in tensors.items()
     }
     split = split_torch_state_dict_into_shards(empty, max_shard_size=max_shard_size)
     for file, names in split.filename_to_tensors.items():
-        found = ((name, *by_name[name]) for name in names)
-        tensors = {name: _fetch(weight, part.at).to(dtype) for name, part, weight in found}
+        found = {name: tensors[name].fetch().to(dtype) for name in names}
         if hosts.is_first():
-            save_file(tensors, folder / file, metadata={"format": "pt"})
+            save_file(found, folder / file, metadata={"format": "pt"})
     if split.is_sharded and hosts.is_first():
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+class FileTensor(NamedTuple):
+    """A tensor of the files: parts of weights, one below the other."""
+
+    parts: list[tuple[_Part, Tensor]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        [first, *_] = shapes = [part.shape for part, _ in self.parts]
+        return sum(shape[0] for shape in shapes), *first[1:]
+
+    def fetch(self) -> Tensor:
+        """Its values, on the CPU."""
+        found = [_fetch(weight, part.at) for part, weight in self.parts]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def by_name(config: Config, params: Params) -> dict[str, FileTensor]:
+    """The tensors that `save` writes, one layer after another."""
+    pairs = zip(xf.tree.leaves(_layout(config)), xf.tree.leaves(params), strict=True)
+    parts = [(part, weight) for stored, weight in pairs for part in stored.parts]
+    parts.sort(key=lambda pair: (pair[0].at[:1], pair[0].start))
+    found: dict[str, FileTensor] = {}
+    for part, weight in parts:
+        found.setdefault(part.name, FileTensor([])).parts.append((part, weight))
+    return found
 
 
 def _fetch(weight: Tensor, at: tuple[int, ...]) -> Tensor:

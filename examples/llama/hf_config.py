@@ -16,6 +16,10 @@ from .sizes import ACTIVATIONS, Config
 _SIZES = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads"
 
 
+# Keys beside a `text_config` that are about the text model, too.
+_OUTER = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype")
+
+
 def load_config(folder: str | Path) -> Config:
     """The description in a folder's `config.json`, as transformers 4 or 5 writes it.
 
@@ -25,31 +29,55 @@ def load_config(folder: str | Path) -> Config:
             support.
     """
     path = Path(folder) / "config.json"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"there is no {path}: give a folder that save_pretrained or hf.save wrote, or that "
-            "`hf download` of the hub filled"
-        )
-    return _parsed(path, read_json(path))
+    return _parsed(path, read_text_config(folder))
 
 
 def load_context(folder: str | Path) -> int:
     """The longest sequence that tools allow, by a folder's `config.json`; 0 if it does not say."""
-    return read_json(Path(folder) / "config.json").get("max_position_embeddings") or 0
+    return read_text_config(folder).get("max_position_embeddings") or 0
 
 
 def load_dtype(folder: str | Path) -> torch.dtype | None:
     """The dtype of the weights, by a folder's `config.json`; None if it does not say."""
-    given = read_json(Path(folder) / "config.json")
+    given = read_text_config(folder)
     name = given.get("dtype", given.get("torch_dtype"))
     found = getattr(torch, name, None) if isinstance(name, str) else None
     return found if isinstance(found, torch.dtype) else None
 
 
+def is_text_part(folder: str | Path) -> bool:
+    """Whether the model is the `text_config` of a larger one, which takes images, too."""
+    return _inner_family(read_json(Path(folder) / "config.json")) is not None
+
+
+def read_text_config(folder: str | Path) -> dict[str, Any]:
+    """The keys of a folder's `config.json` that describe its text model."""
+    path = Path(folder) / "config.json"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no {path}: give a folder that save_pretrained or hf.save wrote, or that "
+            "`hf download` of the hub filled"
+        )
+    given = read_json(path)
+    if (family := _inner_family(given)) is None:
+        return given
+    if not isinstance(inner := given.get("text_config"), dict):
+        raise FormatError(f"{path} lacks text_config: download the whole file from the hub")
+    outer = {key: given[key] for key in _OUTER if given.get(key) is not None}
+    return {"model_type": family} | inner | outer
+
+
+def _inner_family(given: Mapping[str, Any]) -> str | None:
+    """The family of the text model within a larger one."""
+    outer = given.get("model_type")
+    return next((name for name, family in FAMILIES.items() if outer in family.within), None)
+
+
 def _parsed(path: Path, given: Mapping[str, Any]) -> Config:
     name = given.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
-        known = ", ".join(map(repr, FAMILIES))
+        within = (outer for family in FAMILIES.values() for outer in family.within)
+        known = ", ".join(map(repr, (*FAMILIES, *within)))
         raise FormatError(f"{path} has model_type {name!r}: give a model of one of {known}")
     family = FAMILIES[name]
     fields = Fields(path, {**family.defaults, **given})

@@ -54,14 +54,8 @@ def theirs(folder: Path, dtype: torch.dtype = torch.float32, attention: str = "s
 
 
 def by_hub_name(config: model.Config, params: model.Params) -> dict[str, torch.Tensor]:
-    """The same weights as in `LlamaForCausalLM.named_parameters`."""
-    named = dict(xf.tree.leaves_with_path(hf.hub_names(config)))
-    found = {}
-    for path, weight in xf.tree.leaves_with_path(xf.device_get(params)):
-        name = named[path]
-        stack = enumerate(weight) if "{}" in name else [(0, weight)]
-        found |= {name.format(i): one for i, one in stack}
-    return found
+    """Weights as files have them: those of each layer and expert."""
+    return {name: t.fetch() for name, t in hf.by_name(config, xf.device_get(params)).items()}
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from examples.llama import config as settings_of_runs
 from examples.llama import families, generate, hf, model
 from examples.llama.families import FAMILIES
 from examples.llama.plan import Plan
+from tests.llama.hugging_face import by_hub_name
 
 SEQ = 28
 SIZES = {
@@ -123,23 +125,6 @@ def test_hf_config_defaults_match_transformers(family: str, tmp_path: Path) -> N
     transformers.AutoConfig.from_pretrained(short).save_pretrained(full)
     assert len(json.loads((full / "config.json").read_text())) > 2 * len(sizes)
     assert hf.load_config(short) == hf.load_config(full)
-
-
-def by_hub_name(config: model.Config, params: model.Params) -> dict[str, torch.Tensor]:
-    """Weights as files have them: those of each layer and expert."""
-    named = dict(xf.tree.leaves_with_path(hf.hub_names(config)))
-    found = {}
-    for path, weight in xf.tree.leaves_with_path(xf.device_get(params)):
-        found |= dict(_parts(named[path], weight))
-    return found
-
-
-def _parts(name: str, weight: torch.Tensor) -> Any:
-    if "{}" not in name:
-        return [(name, weight)]
-    return [
-        part for i, one in enumerate(weight) for part in _parts(name.replace("{}", str(i), 1), one)
-    ]
 
 
 def grads_of(reference: Any) -> dict[str, torch.Tensor]:
@@ -262,3 +247,75 @@ def test_family_that_the_readme_registers(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(torch.equal(written[name], tensor) for name, tensor in stored.items())
     with pytest.raises(ValueError, match=r"a family 'acme' already: give another name"):
         families.register("acme", families.FAMILIES["llama"])
+
+
+OUTER = {
+    "gemma3": GEMMA | {"model_type": "gemma3_text", "num_hidden_layers": 3},
+    "mistral3": {"model_type": "mistral", "sliding_window": 7, "head_dim": 6},
+}
+VISION = {
+    "gemma3": {"model_type": "siglip_vision_model"},
+    "mistral3": {"model_type": "pixtral"},
+}
+IMAGES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+IMAGES |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+@pytest.mark.parametrize("outer", OUTER)
+def test_text_part_of_a_larger_model(
+    outer: str, prefix: str, tmp_path: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    import transformers
+    from safetensors.torch import load_file, save_file
+
+    settings = transformers.AutoConfig.for_model(
+        outer,
+        text_config=SIZES | OUTER[outer],
+        vision_config=IMAGES | VISION[outer],
+        tie_word_embeddings=outer == "gemma3",
+        **({"mm_tokens_per_image": 4} if outer == "gemma3" else {}),
+    )
+    torch.manual_seed(0)
+    build: Any = transformers.AutoModelForImageTextToText.from_config
+    reference = build(settings, attn_implementation="eager").eval()
+    hub, file = tmp_path / "hub", tmp_path / "hub" / hf.SINGLE
+    reference.save_pretrained(hub)
+    moved = {"language_model.model.": prefix, "language_model.lm_head.": "lm_head."}
+    if prefix == "language_model.model.":
+        moved = {}
+    stored = {}
+    for name, tensor in load_file(file).items():
+        old = next((old for old in moved if name.startswith(old)), "")
+        stored[moved.get(old, "") + name.removeprefix(old)] = tensor
+    save_file(stored, file)
+    assert any(name.startswith(prefix) for name in stored)
+
+    config, params = hf.load(hub)
+    tokens = torch.randint(config.vocab, (2, SEQ))
+    expected = reference(tokens).logits.detach()
+    assert_near(model.forward(params, tokens, config), expected)
+    hf.save(tmp_path / "out", config, params)
+    again = loaded(tmp_path / "out")
+    assert again.config.model_type == OUTER[outer]["model_type"]
+    assert_near(again(tokens).logits.detach(), expected, 1e-6)
+    ignored = hf.left_out(hub)
+    assert {name.removeprefix("model.").partition(".")[0] for name in ignored} == {
+        "vision_tower",
+        "multi_modal_projector",
+    }
+    ours = {name.removeprefix("model."): one for name, one in by_hub_name(config, params).items()}
+    text = {name: tensor for name, tensor in stored.items() if name not in ignored}
+    assert len(ours) == len(text)
+    for name, tensor in text.items():
+        assert torch.equal(ours[re.sub(r"^(model\.|language_model\.)+", "", name)], tensor)
+    sharded = xf.tree.map(
+        lambda _: xf.NamedSharding(xf.make_mesh((1,), ("x",)), xf.P()), model.shapes(config)
+    )
+    on_device = xf.device_get(hf.load(hub, shardings=sharded)[1])
+    assert all(xf.tree.leaves(xf.tree.map(torch.equal, on_device, params)))
+    if outer == "gemma3":
+        status, output = command("import-hf", hub, f"folder={tmp_path / 'run'}")
+        assert not status
+        said = rf"text model alone is imported, without .* and {len(ignored) - 1} more"
+        assert re.search(said, output)

@@ -75,9 +75,11 @@ class Family:
         write: those keys, from a `Config`.
         traits: what it adds to Llama.
         names: names of weights on the hub that differ from `NAMES`.
+        fused: tensors on the hub that hold several weights, the rows of one after another's.
         defaults: values of keys that a `config.json` leaves out, where Llama has others.
         activation: the key that names the activation function.
         local_angles: whether layers with a window may have rotary angles of their own.
+        within: `model_type` of checkpoints whose `text_config` is a model of the family.
     """
 
     architecture: str
@@ -85,6 +87,8 @@ class Family:
     write: Callable[[Config], dict[str, Any]]
     traits: Traits = Traits()
     names: Mapping[str, str] = field(default_factory=dict, hash=False)
+    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
     activation: str = "hidden_act"
     local_angles: bool = False
+    within: tuple[str, ...] = ()

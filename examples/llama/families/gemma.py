@@ -47,7 +47,7 @@ GEMMA2 = Family(
     },
     Traits(norms_around=True, offset_norms=True, scaled_embeddings=True),
     _NAMES,
-    _DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    defaults=_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     activation="hidden_activation",
 )
 GEMMA3 = Family(
@@ -56,7 +56,14 @@ GEMMA3 = Family(
     lambda c: GEMMA2.write(c) | {"rope_local_base_freq": c.local_theta},
     Traits(qk_norm=True, norms_around=True, offset_norms=True, scaled_embeddings=True),
     _NAMES,
-    _DEFAULTS | {"rope_theta": 1e6, "rope_local_base_freq": 1e4},
+    defaults={
+        **_DEFAULTS,
+        "vocab_size": 262208,
+        "num_attention_heads": 8,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
     activation="hidden_activation",
     local_angles=True,
+    within=("gemma3",),
 )

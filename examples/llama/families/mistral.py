@@ -12,6 +12,7 @@ MISTRAL = Family(
     lambda fields: read_windows(fields, fields.take("sliding_window")),
     lambda c: {"sliding_window": c.window},
     defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+    within=("mistral3",),
 )
 
 _SIZES = {
