@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from . import hf, lora
+from .families import FAMILIES
 from .hf_fields import FormatError
 from .lora import Adapter
 from .model import Config, Params
@@ -34,7 +35,16 @@ def names(config: Config) -> dict[str, str]:
     """The names of weights in the modules of transformers; ``{}`` is the number of a layer.
 
     Those of experts name a parameter, of which they are all or half.
+
+    Raises:
+        FormatError: the family keeps several weights in one tensor, which has one adapter there.
     """
+    if fused := FAMILIES[config.family].fused:
+        several = ", ".join(name for each in fused.values() for name in each)
+        raise FormatError(
+            f"models of the family {config.family} keep {several} in tensors for several of them, "
+            "for which PEFT has one adapter: leave out --adapter, and export merged weights"
+        )
     every = {path: _newer(name) for path, name in lora.named(hf.hub_names(config)).items()}
     parameters = f"{MODULE}.gate_up_proj", f"{MODULE}.gate_up_proj", f"{MODULE}.down_proj"
     own = {path: name for path, name in zip(EXPERTS, parameters, strict=True) if path in every}

@@ -44,7 +44,8 @@ def forward(config: Config, seq: int) -> Forward:
     """The operations of a forward pass per token, on average over a document of `seq` tokens."""
     q, kv = (n * config.head_dim for n in (config.heads, config.kv_heads))
     routed = 0 if config.experts is None else config.experts.count * config.hidden
-    weights = 2 * config.hidden * (q + kv) + 3 * config.hidden * _features(config) + routed
+    maps = 3 if config.traits.gated else 2
+    weights = 2 * config.hidden * (q + kv) + maps * config.hidden * _features(config) + routed
     seen = sum(_seen(seq, config.window if local else None) for local in config.local_layers)
     return Forward(
         layers=2.0 * config.layers * weights,

@@ -19,7 +19,7 @@ from xfunc import P
 from . import attention, model
 from .model import Config, Params
 from .plan import Plan
-from .rope import Local, Ropes
+from .rope import Kind, Ropes
 from .sampling import Sampling, Settings, choose, limited, tempered
 
 
@@ -135,11 +135,16 @@ def _continued(
     prompt = F.pad(prompt, (-width % block, 0))
     lengths = torch.full((batch,), width) if lengths is None else lengths.to(prompt.device)
     first = prompt.shape[1] - lengths
+    # The angles of a text must not change on the way: the cache has keys that are turned.
+    is_long = config.rope_scaling is not None and config.rope_scaling.kind == "longrope"
+    whole = lengths + new - 1 if is_long else None
     cache = empty(config, batch, prompt.shape[1] + new - 1, params["embed"].dtype, plan)
 
     def read(carry: tuple[Cache, Tensor], tokens: Tensor) -> tuple[tuple[Cache, Tensor], Tensor]:
         cache, at = carry
-        logits, cache = advance(params, cache, tokens, at, first, config, plan, lengths)
+        logits, cache = advance(
+            params, cache, tokens, at, first, config, plan, lengths if whole is None else whole
+        )
         return (cache, at + block), logits
 
     def has_ended(token: Tensor) -> Tensor:
@@ -153,7 +158,7 @@ def _continued(
     def step(carry: Any) -> Any:
         number, cache, state, last, made = carry
         at = prompt.shape[1] + number - 1
-        logits, cache = advance(params, cache, last[:, None], at, first, config, plan)
+        logits, cache = advance(params, cache, last[:, None], at, first, config, plan, whole)
         token, state = pick(state, logits, number)
         if stop:
             token = torch.where(has_ended(last), last, token)
@@ -211,7 +216,7 @@ def advance(
         first: the place of each row's first token; what is before it is padding.
         config: the sizes.
         plan: where arrays are placed.
-        lengths: of the texts, on which `dynamic` scaling depends; None: up to `tokens`.
+        lengths: of the texts, on which the scaling of angles may depend; None: up to `tokens`.
     """
     place = torch.arange(cache.keys.shape[3], device=tokens.device)
     places = at + torch.arange(tokens.shape[1], device=tokens.device)
@@ -219,15 +224,17 @@ def advance(
     lengths = at + tokens.shape[1] - first if lengths is None else lengths
     ropes = Ropes.of((places - first[:, None])[:, None], config, lengths[:, None, None, None])
 
-    def layer(x: Tensor, layer: tuple[Params, Cache], local: Local) -> tuple[Tensor, Cache]:
+    def layer(x: Tensor, layer: tuple[Params, Cache], kind: Kind) -> tuple[Tensor, Cache]:
         weights, old = layer
         new: list[Tensor] = []
 
         def mix(normed: Tensor) -> Tensor:
-            q, *made = model.heads(normed, weights, ropes.of_layer(local), config, plan)
+            q, *made = model.heads(normed, weights, ropes.of_layer(*kind), config, plan)
             new.extend(made)
             keys, values = (o.index_copy(2, places, n) for o, n in zip(old, made, strict=True))
-            seen = begun & attention.visible(place, places[:, None], model.reach(config, local))
+            seen = begun & attention.visible(
+                place, places[:, None], model.reach(config, kind.local)
+            )
             mixed = attention.masked(q, keys, values, seen, model.scores(config))
             return model.joined(mixed, weights)
 

@@ -82,7 +82,8 @@ def _parsed(path: Path, given: Mapping[str, Any]) -> Config:
     family = FAMILIES[name]
     fields = Fields(path, {**family.defaults, **given})
     vocab, hidden, intermediate, layers, heads = fields.all_of(_SIZES)
-    fields.only("attention_dropout", 0)
+    if "attention_dropout" not in family.silent:
+        fields.only("attention_dropout", 0)
     codes = fields.some("quantization_config", {})
     if codes and codes.get("quant_method") != "bitsandbytes":
         why = "but only codes of bitsandbytes are read: give weights in those, or plain ones"
@@ -109,7 +110,7 @@ def _parsed(path: Path, given: Mapping[str, Any]) -> Config:
         raise FormatError(
             f"{path} does not describe a model ({error}): download it again"
         ) from None
-    fields.check_all_seen(SILENT)
+    fields.check_all_seen(SILENT.union(family.silent))
     return config
 
 
@@ -125,19 +126,25 @@ def _activation(family: Family, fields: Fields) -> str:
 def _ropes(family: Family, fields: Fields) -> dict[str, Any]:
     """The rotary angles, in either spelling."""
     older, newer = fields.take("rope_scaling"), fields.take("rope_parameters")
-    fields.only("partial_rotary_factor", 1)
     theta = fields.some("rope_theta", 10000.0)
     given = (older or {}) | (newer or {})
+    if family.partial_angles:
+        share = fields.some("partial_rotary_factor", 1)
+        return read_rope(fields, {"partial_rotary_factor": share} | given, theta, partial=True)
+    fields.only("partial_rotary_factor", 1)
     if not family.local_angles:
         return read_rope(fields, given, theta)
-    local = fields.some("rope_local_base_freq", 10000.0)
+    local = fields.some("rope_local_base_freq", theta)
     Fields(fields.path, given, "rope_scaling.")  # checks that those two are objects
     if "full_attention" in given or "sliding_attention" in given:
         near = read_rope(fields, given.get("sliding_attention") or {}, local)
         if near["rope_scaling"] is not None:
             fields.refuse("rope_parameters", "but layers with a window only support plain angles")
         local, given = near["rope_theta"], given.get("full_attention") or {}
-    return read_rope(fields, given, theta) | {"local_theta": local}
+    found = read_rope(fields, given, theta)
+    if local == found["rope_theta"] and found["rope_scaling"] is None:
+        return found
+    return found | {"local_theta": local}
 
 
 # -- writing ----------------------------------------------------------------------------------
@@ -152,6 +159,8 @@ def config_json(config: Config, dtype: torch.dtype, context: int) -> dict[str, A
     family, scaling = FAMILIES[config.family], config.rope_scaling
     if scaling is not None and scaling.kind == "dynamic":
         context = scaling.original_context  # for which such models have no other key
+    if scaling is not None and scaling.kind == "longrope":
+        context = round(scaling.factor * scaling.original_context)
     fields = {
         "architectures": [family.architecture],
         "model_type": config.family,
@@ -170,7 +179,8 @@ def config_json(config: Config, dtype: torch.dtype, context: int) -> dict[str, A
         "rope_scaling": write_scaling(scaling),
         **family.write(config),
         "torch_dtype": str(dtype).removeprefix("torch."),
-        # Left out, these would be 1 and 2, and 2 would end a text.
+        # Left out, these would be tokens of the published models, and one would end a text.
+        "pad_token_id": None,
         "bos_token_id": None,
         "eos_token_id": None,
     }

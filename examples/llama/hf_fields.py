@@ -32,6 +32,10 @@ def _is_list_of_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
+def _is_list_of_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_number(one) and one > 0 for one in value)
+
+
 # What a key must be, unless it is null: a test, its description, and the keys.
 _KINDS: list[tuple[Callable[[Any], bool], str, str]] = [
     (
@@ -41,7 +45,7 @@ _KINDS: list[tuple[Callable[[Any], bool], str, str]] = [
         vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
         num_key_value_heads head_dim max_position_embeddings sliding_window_pattern
         _sliding_window_pattern num_local_experts num_experts num_experts_per_tok
-        moe_intermediate_size
+        moe_intermediate_size no_rope_layer_interval
         """,
     ),
     (
@@ -55,15 +59,18 @@ _KINDS: list[tuple[Callable[[Any], bool], str, str]] = [
         """
         rms_norm_eps rope_theta rope_local_base_freq query_pre_attn_scalar attn_logit_softcapping
         final_logit_softcapping factor low_freq_factor high_freq_factor attention_factor beta_fast
-        beta_slow original_max_position_embeddings
+        beta_slow original_max_position_embeddings embedding_multiplier residual_multiplier
+        attention_multiplier logits_scaling partial_rotary_factor
         """,
     ),
     (_is_number, "a number", "mscale mscale_all_dim"),
     (
         lambda x: isinstance(x, bool),
         "true or false",
-        "tie_word_embeddings attention_bias mlp_bias qkv_bias use_sliding_window norm_topk_prob "
-        "truncate",
+        """
+        tie_word_embeddings attention_bias attention_out_bias mlp_bias qkv_bias use_bias
+        use_sliding_window norm_topk_prob truncate
+        """,
     ),
     (
         lambda x: isinstance(x, dict),
@@ -71,6 +78,12 @@ _KINDS: list[tuple[Callable[[Any], bool], str, str]] = [
         "rope_scaling rope_parameters full_attention sliding_attention quantization_config",
     ),
     (_is_list_of_texts, "a list of texts", "layer_types"),
+    (_is_list_of_numbers, "a list of numbers above 0", "short_factor long_factor"),
+    (
+        lambda x: isinstance(x, list) and all(one in (0, 1) for one in x),
+        "a list of 0 and 1",
+        "no_rope_layers",
+    ),
 ]
 
 

@@ -9,22 +9,31 @@ from .hf_fields import Fields
 from .parts import ROPE_KINDS, RopeScaling
 
 
-def read_rope(outer: Fields, given: Mapping[str, Any], theta: float) -> dict[str, Any]:
+def read_rope(
+    outer: Fields, given: Mapping[str, Any], theta: float, *, partial: bool = False
+) -> dict[str, Any]:
     """The fields of `Config` for `rope_scaling`, or `rope_parameters`, of a `config.json`.
 
     Args:
         outer: the whole file.
         given: that object.
         theta: the base, unless that object has one.
+        partial: whether only some features of a head may have angles.
     """
     fields = Fields(outer.path, given, "rope_scaling.")
     theta = fields.some("rope_theta", theta)
-    fields.only("partial_rotary_factor", 1)
+    found: dict[str, Any] = {"rope_theta": theta, "rope_scaling": None}
+    if not partial:
+        fields.only("partial_rotary_factor", 1)
+    if (share := fields.some("partial_rotary_factor", 1)) != 1:
+        hidden, heads = outer.all_of("hidden_size num_attention_heads")
+        found["rotary_size"] = int(outer.some("head_dim", hidden // heads) * share)
     kind = fields.some("rope_type", fields.some("type", "default"))
     fields.take("type")
+    kind = "longrope" if kind == "su" else kind  # its first name, in early files
     if kind == "default":
         fields.check_all_seen()
-        return {"rope_theta": theta, "rope_scaling": None}
+        return found
     if kind not in ROPE_KINDS:
         known = ", ".join(map(repr, ("default", *ROPE_KINDS)))
         key = "rope_type" if "rope_type" in given else "type"
@@ -35,6 +44,8 @@ def read_rope(outer: Fields, given: Mapping[str, Any], theta: float) -> dict[str
         scaling = RopeScaling(*fields.all_of(names))
     elif kind == "yarn":
         scaling = _yarn(outer, fields)
+    elif kind == "longrope":
+        scaling = _longrope(outer, fields)
     else:
         [factor] = fields.all_of("factor")
         fields.take("original_max_position_embeddings")  # Not read for these.
@@ -43,7 +54,22 @@ def read_rope(outer: Fields, given: Mapping[str, Any], theta: float) -> dict[str
             [context] = outer.all_of("max_position_embeddings")
             scaling = dataclasses.replace(scaling, original_context=context)
     fields.check_all_seen()
-    return {"rope_theta": theta, "rope_scaling": scaling}
+    return found | {"rope_scaling": scaling}
+
+
+def _longrope(outer: Fields, fields: Fields) -> RopeScaling:
+    short, long = fields.all_of("short_factor long_factor")
+    within = fields.take("original_max_position_embeddings")
+    [longest] = outer.all_of("max_position_embeddings")
+    context = outer.some("original_max_position_embeddings", within) or longest
+    return RopeScaling(
+        fields.some("factor", None) or longest / context,
+        original_context=context,
+        kind="longrope",
+        attention_factor=fields.take("attention_factor"),
+        short_factors=tuple(map(float, short)),
+        long_factors=tuple(map(float, long)),
+    )
 
 
 def _yarn(outer: Fields, fields: Fields) -> RopeScaling:
@@ -74,6 +100,9 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     """`rope_scaling` of a `config.json`."""
     if scaling is None:
         return None
+    if scaling.kind == "longrope":  # transformers 4 refuses other keys than these.
+        factors = {"short_factor": scaling.short_factors, "long_factor": scaling.long_factors}
+        return {"type": "longrope"} | {name: list(each) for name, each in factors.items()}
     fields: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.kind == "llama3":
         fields |= {

@@ -23,7 +23,7 @@ from .experts import Routed
 from .linear import linear
 from .plan import POLICIES, Plan
 from .ring import ring
-from .rope import Local, Rope, Ropes, rotate
+from .rope import Kind, Local, Rope, Ropes, rotate
 from .rope import rotary as rotary
 from .sharding import Sharding
 from .sizes import CONFIGS as CONFIGS
@@ -66,9 +66,11 @@ def norm(
     x: Float[Tensor, "*batch size"], weight: Float[Tensor, " size"], config: Config
 ) -> Float[Tensor, "*batch size"]:
     """The norm of the model's family."""
-    if not config.traits.offset_norms:
+    traits = config.traits
+    if not (traits.offset_norms or traits.wide_norms):
         return rms_norm(x, weight, config.norm_eps)
-    return rms_norm(x.float(), 1 + weight.float(), config.norm_eps).to(x.dtype)
+    wide = 1 + weight.float() if traits.offset_norms else weight.float()
+    return rms_norm(x.float(), wide, config.norm_eps).to(x.dtype)
 
 
 def _map(x: Tensor, layer: Params, name: str) -> Tensor:
@@ -83,9 +85,14 @@ def heads(
     """Queries, keys and values; the latter two have `config.kv_heads` heads."""
 
     def made(name: str, n: int) -> attention.Heads:
-        split = _map(x, layer, f"w{name}").unflatten(-1, (n, config.head_dim))
-        if name != "v" and config.traits.qk_norm:
-            split = norm(split, layer[f"{name}_norm"], config)
+        mapped, weight = _map(x, layer, f"w{name}"), layer.get(f"{name}_norm")
+        if weight is not None and config.traits.qk_norm == "all":
+            mapped = norm(mapped, weight, config)
+        split = mapped.unflatten(-1, (n, config.head_dim))
+        if weight is not None and config.traits.qk_norm == "head":
+            split = norm(split, weight, config)
+        if name != "v" and config.traits.interleaved:  # Products keep their values.
+            split = split.unflatten(-1, (-1, 2)).mT.flatten(-2)
         return _lie(split.transpose(1, 2), lambda s: s.heads, plan)
 
     q, k = made("q", config.heads), made("k", config.kv_heads)
@@ -152,7 +159,7 @@ def reach(config: Config, local: Local) -> attention.Reach:
 def scores(config: Config) -> attention.Scores:
     """How scores are computed from the products of queries and keys."""
     scale = None if config.query_scale is None else config.query_scale**-0.5
-    return attention.Scores(scale, config.score_cap)
+    return attention.Scores(scale or config.score_scale, config.score_cap)
 
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -160,6 +167,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 
@@ -169,8 +177,12 @@ def mlp(
     plan: Plan | None = None,
     activation: str = "silu",
 ) -> Float[Tensor, "*batch hidden"]:
-    """The gated feed-forward map, such as SwiGLU."""
-    features = _ACTIVATIONS[activation](_map(x, layer, "w_gate")) * _map(x, layer, "w_up")
+    """The feed-forward map: gated, such as SwiGLU, if there are weights of a gate."""
+    features, activate = _map(x, layer, "w_up"), _ACTIVATIONS[activation]
+    if "w_gate" in layer:
+        features = activate(_map(x, layer, "w_gate")) * features
+    else:
+        features = activate(features)
     if plan is not None:
         features = _lie(features, lambda s: s.features, plan)
     return _map(features, layer, "w_down")
@@ -197,14 +209,16 @@ def add_to(
     Returns:
         The sum, and the router's statistics, if there is one.
     """
-    mixed = attend(norm(x, layer["attn_norm"], config))
-    if config.traits.norms_around:
-        mixed = norm(mixed, layer["attn_out_norm"], config)
-    x = x + mixed
-    made, routed = _feed(norm(x, layer["mlp_norm"], config), layer, config, plan, segments)
-    if config.traits.norms_around:
-        made = norm(made, layer["mlp_out_norm"], config)
-    return x + made, routed
+
+    def normed(x: Tensor, name: str) -> Tensor:
+        return norm(x, layer[name], config) if name in layer else x
+
+    def added(x: Tensor, made: Tensor) -> Tensor:
+        return x + made if config.residual_scale is None else x + made * config.residual_scale
+
+    x = added(x, normed(attend(normed(x, "attn_norm")), "attn_out_norm"))
+    made, routed = _feed(normed(x, "mlp_norm"), layer, config, plan, segments)
+    return added(x, normed(made, "mlp_out_norm")), routed
 
 
 def _feed(
@@ -226,24 +240,30 @@ def embedded(
 ) -> Float[Tensor, "batch seq hidden"]:
     """The features of each token before the first layer."""
     x = F.embedding(tokens, params["embed"])
+    if config.embed_scale is not None:
+        x = x * config.embed_scale
     if not config.traits.scaled_embeddings:
         return x
     return x * torch.tensor(config.hidden**0.5, dtype=torch.float32).to(x.dtype)
 
 
 def scan_layers(
-    layer: Callable[[Any, Any, Local], tuple[Any, Any]],
+    layer: Callable[[Any, Any, Kind], tuple[Any, Any]],
     x: Any,
     xs: Any,
     config: Config,
     **settings: Any,
 ) -> tuple[Any, Any]:
-    """`xf.scan` over layers; `layer` is told whether each has a window, statically if all agree."""
-    kinds = config.local_layers
-    if len(set(kinds)) == 1:
-        return xf.scan(lambda x, each: layer(x, each, kinds[0]), x, xs, **settings)
-    flags = torch.tensor(kinds)
-    return xf.scan(lambda x, each: layer(x, *each), x, (xs, flags), **settings)
+    """`xf.scan` over layers; `layer` is told the kind of each, statically where all agree."""
+    flags = {
+        "local": config.local_layers,
+        "still": tuple(i in config.nope_layers for i in range(config.layers)),
+    }
+    same = {name: each[0] for name, each in flags.items() if len(set(each)) == 1}
+    differ = {name: torch.tensor(each) for name, each in flags.items() if name not in same}
+    return xf.scan(
+        lambda x, each: layer(x, each[0], Kind(**same, **each[1])), x, (xs, differ), **settings
+    )
 
 
 def _lie(x: Tensor, where: Callable[[Sharding], P], plan: Plan) -> Tensor:
@@ -276,10 +296,10 @@ def run_layers(
     places = plan.as_divided(torch.arange(tokens.shape[1], device=tokens.device)[None])[0]
     ropes = Ropes.of(places, config)
 
-    def block(x: Tensor, layer: Params, local: Local) -> tuple[Tensor, Routed | None]:
+    def block(x: Tensor, layer: Params, kind: Kind) -> tuple[Tensor, Routed | None]:
         def mix(normed: Tensor) -> Tensor:
-            rope = ropes.of_layer(local)
-            return attend(normed, layer, rope, segments, config, plan, local)
+            rope = ropes.of_layer(*kind)
+            return attend(normed, layer, rope, segments, config, plan, kind.local)
 
         x = xf.checkpoint_name(x, "layer_input")
         x, routed = add_to(x, layer, mix, config, plan, segments)
@@ -311,6 +331,7 @@ def logits(
     x = norm(x, params["norm"], config)
     matrix = params["embed" if config.tied else "head"]
     made = linear(x, matrix)
+    made = made if config.logit_scale is None else made / config.logit_scale
     return _lie(attention.Scores(cap=config.logit_cap).capped(made), lambda s: s.logits, plan)
 
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn")
+ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn", "longrope")
 
 
 def check_above_0(description: object, names: str) -> None:
@@ -25,13 +25,16 @@ class RopeScaling:
         high_freq_factor: for `llama3`: frequencies with more turns are not.
         original_context: tokens of the context in pretraining.
         kind: `llama3` and `yarn` stretch slow frequencies, `linear` all of them, `dynamic` more the
-            longer a text is.
+            longer a text is, and `longrope` each by a factor of its own.
         beta_fast: for `yarn`: frequencies with more turns in the original context are not
             stretched.
         beta_slow: for `yarn`: frequencies with fewer turns are stretched.
-        attention_factor: for `yarn`: the factor of rotated queries and keys; null: 1 plus a tenth
-            of the logarithm of `factor`.
+        attention_factor: for `yarn` and `longrope`: the factor of rotated queries and keys; null:
+            as their authors derive it from `factor`.
         truncate: for `yarn`: whether the two bounds are rounded to whole features.
+        short_factors: for `longrope`: what each frequency is divided by in texts that fit in the
+            original context.
+        long_factors: the same in longer texts.
     """
 
     factor: float = 8.0
@@ -43,6 +46,8 @@ class RopeScaling:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:

@@ -11,6 +11,7 @@ from .sizes import Config, RopeScaling
 
 Rope: TypeAlias = tuple[Float[Tensor, "*batch seq head_dim"], Float[Tensor, "*batch seq head_dim"]]
 Local: TypeAlias = bool | Bool[Tensor, ""]  # whether a layer has the window
+Still: TypeAlias = bool | Bool[Tensor, ""]  # whether a layer has no rotary embeddings
 Length: TypeAlias = int | Int[Tensor, "*#batch"]
 
 
@@ -22,15 +23,15 @@ def rotary(
     Args:
         positions: those of the tokens.
         config: the sizes.
-        length: of the text so far, on which `dynamic` scaling depends: one for all, or one for each
-            position and frequency; None: the number of positions.
+        length: of the text so far, on which `dynamic` and `longrope` scaling depend: one for all,
+            or one for each position and frequency; None: the number of positions.
     """
     scaling, theta = config.rope_scaling, config.rope_theta
     if scaling is None:
         return _turned(positions, _frequencies(theta, config, positions.device))
+    length = torch.as_tensor(positions.shape[-1] if length is None else length)
     if scaling.kind == "dynamic":
-        length = positions.shape[-1] if length is None else length
-        theta = _dynamic(theta, scaling, config.head_dim, torch.as_tensor(length))
+        theta = _dynamic(theta, scaling, config.rotary_dim, length)
     frequencies = _frequencies(theta, config, positions.device)
     if scaling.kind == "llama3":
         frequencies = _stretched(frequencies, scaling)
@@ -38,8 +39,11 @@ def rotary(
         frequencies = frequencies / scaling.factor
     elif scaling.kind == "yarn":
         cos, sin = _turned(positions, _yarn(frequencies, config, scaling))
-        factor = scaling.attention_factor
-        factor = _temperature(scaling.factor) if factor is None else factor
+        factor = scaling.attention_factor or _temperature(scaling.factor)
+        return cos * factor, sin * factor
+    elif scaling.kind == "longrope":
+        cos, sin = _turned(positions, _by_length(frequencies, scaling, length))
+        factor = scaling.attention_factor or _long_temperature(scaling)
         return cos * factor, sin * factor
     return _turned(positions, frequencies)
 
@@ -48,6 +52,13 @@ def local_rotary(positions: Int[Tensor, "*batch seq"], config: Config) -> Rope:
     """The same for layers with a window, if these have a base of their own."""
     assert config.local_theta is not None
     return _turned(positions, _frequencies(config.local_theta, config, positions.device))
+
+
+class Kind(NamedTuple):
+    """How a layer differs from others: whether it has the window, and no rotary embeddings."""
+
+    local: Local
+    still: Still
 
 
 class Ropes(NamedTuple):
@@ -67,8 +78,15 @@ class Ropes(NamedTuple):
         full = rotary(positions, config, length)
         return cls(full, full if config.local_theta is None else local_rotary(positions, config))
 
-    def of_layer(self, local: Local) -> Rope:
+    def of_layer(self, local: Local, still: Still = False) -> Rope:
         """The table of one layer."""
+        cos, sin = self._turning(local)
+        if still is False:
+            return cos, sin
+        turns = ~torch.as_tensor(still, device=cos.device)
+        return cos.where(turns, 1.0), sin.where(turns, 0.0)
+
+    def _turning(self, local: Local) -> Rope:
         if self.full is self.local or local is False:
             return self.full
         if local is True:
@@ -80,10 +98,15 @@ class Ropes(NamedTuple):
 def rotate(
     x: Float[Tensor, "batch heads seq head_dim"], rope: Rope
 ) -> Float[Tensor, "batch heads seq head_dim"]:
-    """Turn each pair (i, i + head_dim / 2) of features by the angle of its position."""
+    """Turn each pair (i, i + size / 2) of features by the angle of its position, where `size` is
+    that of the table; features beyond it stay.
+    """
     cos, sin = (angle.to(x.dtype) for angle in rope)
+    size = cos.shape[-1]
+    x, rest = x[..., :size], x[..., size:]
     left, right = x.chunk(2, -1)
-    return x * cos + torch.cat([-right, left], -1) * sin
+    turned = x * cos + torch.cat([-right, left], -1) * sin
+    return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
 
 
 def _turned(positions: Int[Tensor, "*batch seq"], frequencies: Float[Tensor, " half"]) -> Rope:
@@ -95,7 +118,7 @@ def _turned(positions: Int[Tensor, "*batch seq"], frequencies: Float[Tensor, " h
 def _frequencies(
     theta: float | Float[Tensor, ""], config: Config, device: torch.device
 ) -> Float[Tensor, " half"]:
-    half = torch.arange(0, config.head_dim, 2, device=device) / config.head_dim
+    half = torch.arange(0, config.rotary_dim, 2, device=device) / config.rotary_dim
     return theta**-half
 
 
@@ -136,17 +159,35 @@ def _yarn(
     def feature(turns: float) -> float:
         """The feature that makes this many turns within the original context."""
         base = math.log(c.original_context / (turns * 2 * math.pi))
-        return config.head_dim * base / (2 * math.log(config.rope_theta))
+        return config.rotary_dim * base / (2 * math.log(config.rope_theta))
 
     low, high = feature(c.beta_fast), feature(c.beta_slow)
     if c.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, config.head_dim - 1)
+    low, high = max(low, 0), min(high, config.rotary_dim - 1)
     high = high + 0.001 if low == high else high
-    place = torch.arange(config.head_dim // 2, device=frequencies.device)
+    place = torch.arange(config.rotary_dim // 2, device=frequencies.device)
     divided = ((place - low) / (high - low)).clamp(0.0, 1.0)
     return frequencies * (1 - divided + divided / c.factor)
 
 
 def _temperature(factor: float) -> float:
     return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _by_length(
+    frequencies: Float[Tensor, " half"], c: RopeScaling, length: Int[Tensor, "*#batch"]
+) -> Float[Tensor, "*batch half"]:
+    """Frequencies, divided by one set of factors in short texts, and by another in long ones.
+
+    Source: Ding et al., "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", 2024.
+    """
+    long, short = (
+        torch.tensor(factors, device=frequencies.device)
+        for factors in (c.long_factors, c.short_factors)
+    )
+    return frequencies / torch.where(length.to(long.device) > c.original_context, long, short)
+
+
+def _long_temperature(c: RopeScaling) -> float:
+    return math.sqrt(1 + math.log(c.factor) / math.log(c.original_context)) if c.factor > 1 else 1.0

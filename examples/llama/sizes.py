@@ -8,7 +8,7 @@ from .parts import Experts as Experts
 from .parts import RopeScaling as RopeScaling
 from .parts import check_above_0
 
-ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu")
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,16 @@ class Config:
         full_layers: numbers of the layers that attend to all tokens despite `window`.
         local_theta: the base of rotary frequencies, not stretched, in layers with a window; null:
             as in the others.
+        nope_layers: numbers of the layers without rotary embeddings.
+        rotary_size: features of a head that rotary embeddings turn, its first ones; null: all.
         query_scale: scores are divided by the square root of this; null: of the head size.
+        score_scale: what scores are multiplied by instead.
         score_cap: attention scores s become cap * tanh(s / cap); null: they are unchanged.
         logit_cap: the same for logits.
+        embed_scale: what embeddings are multiplied by; null: they are unchanged.
+        residual_scale: what the outputs of attention and of the feed-forward part are multiplied
+            by; null: they are unchanged.
+        logit_scale: what logits are divided by; null: they are unchanged.
         experts: the experts of the feed-forward part; null: one feed-forward part for all tokens.
     """
 
@@ -61,17 +68,24 @@ class Config:
     window: int | None = None
     full_layers: tuple[int, ...] = ()
     local_theta: float | None = None
+    nope_layers: tuple[int, ...] = ()
+    rotary_size: int | None = None
     query_scale: float | None = None
+    score_scale: float | None = None
     score_cap: float | None = None
     logit_cap: float | None = None
+    embed_scale: float | None = None
+    residual_scale: float | None = None
+    logit_scale: float | None = None
     experts: Experts | None = None
 
     def __post_init__(self) -> None:
-        sizes = "vocab hidden intermediate layers heads kv_heads head_size window".split()
-        for name in sizes:
+        sizes = "vocab hidden intermediate layers heads kv_heads head_size window rotary_size"
+        for name in sizes.split():
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}: use 1 or more")
-        check_above_0(self, "rope_theta norm_eps local_theta query_scale score_cap logit_cap")
+        check_above_0(self, "rope_theta norm_eps local_theta query_scale score_scale score_cap")
+        check_above_0(self, "logit_cap embed_scale residual_scale logit_scale")
         if self.head_size is None and self.hidden % self.heads:
             raise ValueError(
                 f"hidden is {self.hidden}, heads is {self.heads}: make hidden a multiple of heads, "
@@ -86,13 +100,33 @@ class Config:
         for name, known in tables:
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"unknown {name} {value!r}: use one of {', '.join(known)}")
-        if wrong := [i for i in self.full_layers if not 0 <= i < self.layers]:
-            raise ValueError(f"full_layers has {wrong}, but there are {self.layers} layers")
+        for name in ("full_layers", "nope_layers"):
+            if wrong := [i for i in getattr(self, name) if not 0 <= i < self.layers]:
+                raise ValueError(f"{name} has {wrong}, but there are {self.layers} layers")
+        if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
+            raise ValueError(
+                f"rotary_size is {self.rotary_size}, a head has {self.head_dim} features: use an "
+                "even number of them"
+            )
+        if (scaling := self.rope_scaling) is not None and scaling.kind == "longrope":
+            counts = len(scaling.short_factors), len(scaling.long_factors)
+            if counts != (self.rotary_dim // 2,) * 2:
+                raise ValueError(
+                    f"short_factors has {counts[0]} and long_factors {counts[1]}: give one for "
+                    f"each of {self.rotary_dim // 2} frequencies"
+                )
+        if None not in (self.query_scale, self.score_scale):
+            raise ValueError("query_scale and score_scale are both given: leave out one")
 
     @property
     def head_dim(self) -> int:
         """The features of one attention head."""
         return self.head_size or self.hidden // self.heads
+
+    @property
+    def rotary_dim(self) -> int:
+        """The features of a head that rotary embeddings turn."""
+        return self.rotary_size or self.head_dim
 
     @property
     def traits(self) -> Traits:

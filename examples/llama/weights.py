@@ -78,15 +78,16 @@ def weights(c: Config) -> Params:
         return Weight((n, size), "zero", lies)
 
     layers = {
-        "attn_norm": norm(c.hidden),
+        **({"attn_norm": norm(c.hidden)} if c.traits.norms_before else {}),
         "wq": into(q),
         "wk": into(kv),
         "wv": into(kv),
         "wo": out_of(q),
-        "mlp_norm": norm(c.hidden),
+        **({"mlp_norm": norm(c.hidden)} if c.traits.norms_before else {}),
     }
     if size := c.intermediate if c.experts is None else c.experts.shared:
-        layers |= {"w_gate": into(size), "w_up": into(size), "w_down": out_of(size)}
+        layers |= {"w_gate": into(size)} if c.traits.gated else {}
+        layers |= {"w_up": into(size), "w_down": out_of(size)}
     if c.experts is not None:
         layers |= _experts(c, c.experts)
     if c.qkv_bias:
@@ -94,11 +95,13 @@ def weights(c: Config) -> Params:
     if c.out_bias:
         layers |= {"bo": bias(c.hidden, "layer_norm")}
     if c.mlp_bias:
-        layers |= {"b_gate": bias(c.intermediate), "b_up": bias(c.intermediate)}
-        layers |= {"b_down": bias(c.hidden, "layer_norm")}
-    if c.traits.qk_norm:
+        layers |= {"b_gate": bias(c.intermediate)} if c.traits.gated else {}
+        layers |= {"b_up": bias(c.intermediate), "b_down": bias(c.hidden, "layer_norm")}
+    if c.traits.qk_norm == "head":
         layers |= {"q_norm": norm(c.head_dim, "whole"), "k_norm": norm(c.head_dim, "whole")}
-    if c.traits.norms_around:
+    elif c.traits.qk_norm == "all":
+        layers |= {"q_norm": norm(q, "layer_bias"), "k_norm": norm(kv, "layer_bias")}
+    if c.traits.norms_after:
         layers |= {"attn_out_norm": norm(c.hidden), "mlp_out_norm": norm(c.hidden)}
     table = Weight((c.vocab, c.hidden), "matrix", "embed")
     last = Weight((c.hidden,), "zero" if c.traits.offset_norms else "one", "norm")

@@ -1,5 +1,6 @@
 """Each family of models against Hugging Face's: values, gradients, text, files."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -9,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import xfunc as xf
+from examples.llama import adapter_tensors, families, generate, hf, model
 from examples.llama import config as settings_of_runs
-from examples.llama import families, generate, hf, model
 from examples.llama.families import FAMILIES
 from examples.llama.plan import Plan
 from tests.llama.hugging_face import by_hub_name
@@ -85,6 +87,53 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         "tie_word_embeddings": True,
     },
+}
+CASES |= {
+    "gemma": {"model_type": "gemma", "head_dim": 8, "tie_word_embeddings": True},
+    "granite": {
+        "model_type": "granite",
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.7,
+        "logits_scaling": 2.5,
+        "attention_bias": True,
+    },
+    "olmo2": {"model_type": "olmo2", "rope_scaling": YARN},
+    "olmo3": {
+        "model_type": "olmo3",
+        "num_hidden_layers": 4,
+        "sliding_window": 7,
+        "rope_scaling": YARN,
+    },
+    "smollm3": {
+        "model_type": "smollm3",
+        "num_hidden_layers": 4,
+        "no_rope_layers": [1, 0, 0, 1],
+        "use_sliding_window": True,
+        "sliding_window": 7,
+        "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "full")],
+    },
+    "phi3": {"model_type": "phi3", "sliding_window": 11},
+    "phi3, long": {
+        "model_type": "phi3",
+        "hidden_size": 32,
+        "original_max_position_embeddings": 12,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.3],
+            "long_factor": [1.5, 2.0, 4.0],
+        },
+        "partial_rotary_factor": 0.75,
+    },
+    "seed_oss": {
+        "model_type": "seed_oss",
+        "head_dim": 8,
+        "mlp_bias": True,
+        "attention_dropout": 0.0,
+        "residual_dropout": 0.0,
+    },
+    "ernie4_5": {"model_type": "ernie4_5", "head_dim": 8, "use_bias": True},
+    "arcee": {"model_type": "arcee", "mlp_bias": True},
 }
 
 
@@ -179,7 +228,7 @@ def test_family_matches_transformers(case: str, tmp_path: Path) -> None:
         return logits, xf.value_and_grad(loss)(params, batch)
 
     logits, (our_loss, grads) = xf.device_get(run(params, batch))
-    assert_near(logits, expected.logits.detach())
+    torch.testing.assert_close(logits, expected.logits.detach(), rtol=1e-5, atol=1e-5)
     assert_near(our_loss, loss.detach())
     found = by_hub_name(config, grads)
     for name, grad in grads_of(reference).items():
@@ -200,8 +249,11 @@ def test_family_matches_transformers(case: str, tmp_path: Path) -> None:
         text = fresh.generate(given, attention_mask=torch.ones_like(given), **settings)
         assert answer == text[0, len(prompt) :].tolist()
 
-    # Files that transformers reads, with the same logits.
+    # Files that transformers reads: the same tensors, and logits.
     hf.save(tmp_path / "ours", config, params, context=64)
+    theirs, ours = (load_file(tmp_path / name / hf.SINGLE) for name in ("theirs", "ours"))
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(tensor, ours[name]) for name, tensor in theirs.items())
     again = loaded(tmp_path / "ours")
     assert type(again) is type(reference)
     assert_near(again(batch.tokens).logits.detach(), expected.logits.detach(), 1e-6)
@@ -212,12 +264,50 @@ def test_family_matches_transformers(case: str, tmp_path: Path) -> None:
     )
 
 
+LR, STEPS = 3e-3, 10
+
+
+@pytest.mark.sample(8, seed=0)
+@pytest.mark.parametrize("case", CASES)
+def test_family_learns_as_in_torch(case: str, tmp_path: Path) -> None:
+    """The losses of steps of AdamW, the same settings in torch on the model of transformers."""
+    reference = reference_of(CASES[case], tmp_path / "theirs").train()
+    config, params = hf.load(tmp_path / "theirs")
+    generator = torch.Generator().manual_seed(2)
+    windows = torch.randint(config.vocab, (STEPS, 2, SEQ + 1), generator=generator)
+    expected = []
+    adamw = torch.optim.AdamW(reference.parameters(), LR, weight_decay=0.1)
+    for rows in windows:
+        batch = model.batch_of(rows)
+        logits = reference(batch.tokens).logits.flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, batch.targets.flatten())
+        adamw.zero_grad()
+        loss.backward()
+        adamw.step()
+        expected.append(loss.item())
+
+    optimizer = xf.optim.adamw(LR, weight_decay=0.1)
+
+    @xf.jit
+    def run(params: Any, windows: torch.Tensor) -> torch.Tensor:
+        def step(state: Any, rows: torch.Tensor) -> Any:
+            params, moments = state
+            batch = model.batch_of(rows)
+            loss, grads = xf.value_and_grad(model.loss)(params, batch, config)
+            updates, moments = optimizer.update(grads, moments, params)
+            return (xf.optim.apply_updates(params, updates), moments), loss
+
+        return xf.scan(step, (params, optimizer.init(params)), windows)[1]
+
+    losses = xf.device_get(run(params, windows))
+    torch.testing.assert_close(losses, torch.tensor(expected), rtol=1e-5, atol=1e-5)
+
+
 def test_family_that_the_readme_registers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A family from outside is read, set and written like the others; here it is one in disguise.
 
     Its `use_bias` is left out, and its `norm_1` is Qwen's `input_layernorm`.
     """
-    from safetensors.torch import load_file, save_file
 
     page = Path(families.__file__).parents[1] / "README.md"
     [code] = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
@@ -249,6 +339,12 @@ def test_family_that_the_readme_registers(tmp_path: Path, monkeypatch: pytest.Mo
         families.register("acme", families.FAMILIES["llama"])
 
 
+def test_adapters_of_weights_in_one_tensor_raise() -> None:
+    config = dataclasses.replace(model.TINY["tiny"], family="phi3")
+    with pytest.raises(hf.FormatError, match=r"phi3 keep wq, wk, wv, .* export merged weights"):
+        adapter_tensors.names(config)
+
+
 OUTER = {
     "gemma3": GEMMA | {"model_type": "gemma3_text", "num_hidden_layers": 3},
     "mistral3": {"model_type": "mistral", "sliding_window": 7, "head_dim": 6},
@@ -267,7 +363,6 @@ def test_text_part_of_a_larger_model(
     outer: str, prefix: str, tmp_path: Path, command: Callable[..., tuple[int, str]]
 ) -> None:
     import transformers
-    from safetensors.torch import load_file, save_file
 
     settings = transformers.AutoConfig.for_model(
         outer,

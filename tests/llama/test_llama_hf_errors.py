@@ -87,8 +87,8 @@ WRONG = {
         r"has quantization_config \{'quant_method': 'fp8'\}, but only codes of bitsandbytes are",
     ),
     "rotary angles": (
-        lambda f: edit_config(f, rope_scaling={"type": "longrope", "factor": 2.0}),
-        r"has rope_scaling.type 'longrope', but the model only supports 'default', 'llama3', "
+        lambda f: edit_config(f, rope_scaling={"type": "ntk", "factor": 2.0}),
+        r"has rope_scaling.type 'ntk', but the model only supports 'default', 'llama3', "
         r"'linear',",
     ),
     "half the angles": (
@@ -196,6 +196,32 @@ WRONG = {
     "no pattern of windows": (
         lambda f: edit_config(f, model_type="gemma3_text", sliding_window_pattern=0),
         r"has sliding_window_pattern 0, which must be a whole number above 0",
+    ),
+    "angles of long texts without factors": (
+        lambda f: edit_config(f, rope_scaling={"type": "longrope", "factor": 2.0}),
+        r"lacks rope_scaling.short_factor, rope_scaling.long_factor: download",
+    ),
+    "too few factors of angles": (
+        lambda f: edit_config(
+            f, rope_scaling={"type": "longrope", "short_factor": [1.0], "long_factor": [2.0] * 4}
+        ),
+        r"short_factors has 1 and long_factors 4: give one for each of 4 frequencies",
+    ),
+    "texts for factors of angles": (
+        lambda f: edit_config(f, rope_scaling={"type": "longrope", "short_factor": ["1"]}),
+        r"has rope_scaling.short_factor \['1'\], which must be a list of numbers above 0",
+    ),
+    "an odd part of the angles": (
+        lambda f: edit_config(f, model_type="phi3", partial_rotary_factor=0.4),
+        r"rotary_size is 3, a head has 8 features: use an even number of them",
+    ),
+    "rotary embeddings of some layers": (
+        lambda f: edit_config(f, model_type="smollm3", no_rope_layers=[1]),
+        r"has no_rope_layers \[1\], and it must have 2, one for each layer",
+    ),
+    "no text model": (
+        lambda f: edit_config(f, model_type="gemma3"),
+        r"config.json lacks text_config: download the whole file",
     ),
     "an index of no files": (
         lambda f: (f / hf.INDEX).write_text('{"weight_map": ["model.safetensors"]}'),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from ..hf_fields import Fields
@@ -50,16 +50,24 @@ class Traits:
     """What all models of a family add to Llama.
 
     Attributes:
-        qk_norm: whether each query and key head has a norm.
-        norms_around: whether there are also norms after attention and the feed-forward part.
-        offset_norms: whether norms multiply by one plus their weight.
+        qk_norm: whether queries and keys have a norm: each `head`, or `all` heads together.
+        norms_before: whether there are norms before attention and the feed-forward part.
+        norms_after: whether there are norms after them.
+        wide_norms: whether norms multiply by their weight in float32.
+        offset_norms: whether they do so with one plus their weight.
         scaled_embeddings: whether embeddings are multiplied by the square root of their size.
+        gated: whether the feed-forward part has a gate.
+        interleaved: whether rotary embeddings turn features 2i and 2i + 1 of a head together.
     """
 
-    qk_norm: bool = False
-    norms_around: bool = False
+    qk_norm: Literal["head", "all"] | None = None
+    norms_before: bool = True
+    norms_after: bool = False
+    wide_norms: bool = False
     offset_norms: bool = False
     scaled_embeddings: bool = False
+    gated: bool = True
+    interleaved: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,8 @@ class Family:
         fused: tensors on the hub that hold several weights, the rows of one after another's.
         defaults: values of keys that a `config.json` leaves out, where Llama has others.
         activation: the key that names the activation function.
+        silent: keys that do not affect what is computed here.
+        partial_angles: whether only some features of a head may have rotary angles.
         local_angles: whether layers with a window may have rotary angles of their own.
         within: `model_type` of checkpoints whose `text_config` is a model of the family.
     """
@@ -90,5 +100,7 @@ class Family:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
     activation: str = "hidden_act"
+    silent: tuple[str, ...] = ()
+    partial_angles: bool = False
     local_angles: bool = False
     within: tuple[str, ...] = ()

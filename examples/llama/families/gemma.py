@@ -1,4 +1,4 @@
-"""Gemma 2 and 3."""
+"""Gemma 1, 2 and 3."""
 
 from typing import Any
 
@@ -35,6 +35,26 @@ def _read(fields: Fields, every: int | None = None) -> dict[str, Any]:
     }
 
 
+def _read_gemma(fields: Fields) -> dict[str, Any]:
+    fields.only("use_bidirectional_attention", False)
+    fields.only("hidden_activation", fields.fields.get("hidden_act"))
+    # Early files say "gelu" and were trained with the approximation.
+    is_early = fields.take("hidden_act") == "gelu"
+    return read_biases(fields) | ({"activation": "gelu_pytorch_tanh"} if is_early else {})
+
+
+GEMMA = Family(
+    "GemmaForCausalLM",
+    _read_gemma,
+    lambda c: {"attention_bias": c.qkv_bias},
+    Traits(offset_norms=True, scaled_embeddings=True),
+    defaults={
+        "num_key_value_heads": 16,
+        "head_dim": 256,
+        "tie_word_embeddings": True,
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+)
 GEMMA2 = Family(
     "Gemma2ForCausalLM",
     lambda fields: _read(fields, every=2),
@@ -45,7 +65,7 @@ GEMMA2 = Family(
         "attn_logit_softcapping": c.score_cap,
         "final_logit_softcapping": c.logit_cap,
     },
-    Traits(norms_around=True, offset_norms=True, scaled_embeddings=True),
+    Traits(norms_after=True, offset_norms=True, scaled_embeddings=True),
     _NAMES,
     defaults=_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     activation="hidden_activation",
@@ -54,7 +74,7 @@ GEMMA3 = Family(
     "Gemma3ForCausalLM",
     _read,
     lambda c: GEMMA2.write(c) | {"rope_local_base_freq": c.local_theta},
-    Traits(qk_norm=True, norms_around=True, offset_norms=True, scaled_embeddings=True),
+    Traits("head", norms_after=True, offset_norms=True, scaled_embeddings=True),
     _NAMES,
     defaults={
         **_DEFAULTS,

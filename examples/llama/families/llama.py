@@ -1,4 +1,4 @@
-"""Llama."""
+"""Llama, and families that differ from it in little."""
 
 from typing import Any
 

@@ -68,7 +68,7 @@ QWEN3 = Family(
     "Qwen3ForCausalLM",
     lambda fields: _windows(fields) | read_biases(fields),
     lambda c: QWEN2.write(c) | {"attention_bias": c.qkv_bias},
-    Traits(qk_norm=True),
+    Traits(qk_norm="head"),
     defaults={"num_key_value_heads": 32, "head_dim": 128},
 )
 QWEN3_MOE = Family(
@@ -76,6 +76,6 @@ QWEN3_MOE = Family(
     # transformers does not read the number of the first layer with a window.
     lambda fields: _windows(fields, lambda *_: True) | _experts(fields) | read_biases(fields),
     lambda c: QWEN3.write(c) | write_experts(c, **_SIZES),
-    Traits(qk_norm=True),
+    Traits(qk_norm="head"),
     defaults={"num_key_value_heads": 4},
 )

@@ -1,10 +1,17 @@
 """All families, by `model_type` in `config.json`."""
 
+from .arcee import ARCEE
+from .ernie import ERNIE4_5
 from .family import Family
-from .gemma import GEMMA2, GEMMA3
+from .gemma import GEMMA, GEMMA2, GEMMA3
+from .granite import GRANITE
 from .llama import LLAMA
 from .mistral import MISTRAL, MIXTRAL
+from .olmo import OLMO2, OLMO3
+from .phi import PHI3
 from .qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
+from .seed import SEED_OSS
+from .smollm import SMOLLM3
 
 FAMILIES = {
     "llama": LLAMA,
@@ -14,8 +21,17 @@ FAMILIES = {
     "mixtral": MIXTRAL,
     "qwen2_moe": QWEN2_MOE,
     "qwen3_moe": QWEN3_MOE,
+    "gemma": GEMMA,
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "granite": GRANITE,
+    "olmo2": OLMO2,
+    "olmo3": OLMO3,
+    "smollm3": SMOLLM3,
+    "phi3": PHI3,
+    "seed_oss": SEED_OSS,
+    "ernie4_5": ERNIE4_5,
+    "arcee": ARCEE,
 }
 
 
