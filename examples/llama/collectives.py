@@ -37,9 +37,13 @@ _ARRAY = re.compile(r"\b(pred|[a-z]+\d+)\w*\[([\d,]*)\]")
 
 
 def traffic(text: str) -> dict[str, Traffic]:
-    """The collectives of one run by kind; a collective in a loop counts for each of its steps."""
+    """The collectives of one run by kind; a collective in a loop counts for each of its steps.
+
+    Those in a branch do not count: experts send the tokens beyond the room of their buffers in
+    further rounds, which hardly ever run.
+    """
     every = computations(text)
-    often = runs(every)
+    often = runs(every, branches=False)
     fusions = set(re.findall(r" fusion\(.*calls=(%[\w.-]+)", text))
     found: dict[tuple[str, str, str], tuple[int, float]] = {}
     for name, lines in every.items():

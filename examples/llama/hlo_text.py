@@ -21,11 +21,18 @@ def computations(text: str) -> dict[str, list[str]]:
     return found
 
 
-def runs(every: dict[str, list[str]]) -> dict[str, int]:
-    """How often each computation runs. The last is the entry."""
+def runs(every: dict[str, list[str]], branches: bool = True) -> dict[str, int]:
+    """How often each computation runs. The last is the entry.
+
+    Args:
+        every: the computations.
+        branches: whether all branches of a conditional count as run, or none.
+    """
     found = collections.Counter([*every][-1:])
     for name in reversed(every):
         for line in every[name]:
+            if not branches and " conditional(" in line:
+                continue
             for called in _CALLED.findall(line):
                 for callee in called.split(", "):
                     found[callee] += found[name] * _steps(line, every[name], every)
