@@ -18,7 +18,18 @@ from torch import Tensor
 import xfunc as xf
 from xfunc import P
 
-from .attention import Heads, Part, Reach, Scores, Segments, backward, begun, finished, forward
+from .attention import (
+    Heads,
+    Part,
+    Reach,
+    Scores,
+    Segments,
+    backward,
+    begun,
+    finished,
+    forward,
+    wide,
+)
 from .sharding import Sharding
 
 AXIS = "context"
@@ -158,11 +169,9 @@ def _backward(ring: _Ring, residuals: Any, ct: Tensor) -> tuple[Tensor, Tensor, 
             grads, dq = xf.scan(row, grads, (dq, *rows))
             return dq, (part, grads)
 
-        zeros = [torch.zeros_like(x, dtype=torch.promote_types(x.dtype, torch.float32))
-                 for x in (q, k, v)]  # fmt: skip
-        dq, (_, grads) = ring.around(
-            step, zeros[0], (Part(number, k, v, segments), tuple(zeros[1:]))
-        )
+        zeros = [torch.zeros_like(wide(x)) for x in (q, k, v)]
+        part = Part(number, k, v, segments)
+        dq, (_, grads) = ring.around(step, zeros[0], (part, tuple(zeros[1:])))
         return dq.flatten(2, 3).to(q.dtype), grads[0].to(k.dtype), grads[1].to(v.dtype)
 
     dq, dk, dv = ring.run(local, 3, residuals[1], *residuals, ct)
