@@ -15,7 +15,7 @@ from xfunc.core.locations import in_autograd_function
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.program import vma
 from xfunc.program.bind import bind
-from xfunc.program.exchanges import Exchange, Gather, Scatter
+from xfunc.program.collective_ops import Exchange, Gather, Scatter
 from xfunc.program.named_axes import NamedAxis
 from xfunc.sharding.collective_primitive import Collective, place
 from xfunc.sharding.manual import Region

@@ -33,7 +33,7 @@ from xfunc.sharding.checkpoint_tree import (
     target_for,
     tensor_of,
 )
-from xfunc.sharding.parts import Start, Target, copy, fetch, target_of
+from xfunc.sharding.local_parts import Start, Target, copy, fetch, target_of
 
 if TYPE_CHECKING:
     from xfunc.sharding.storage import Stored
@@ -251,7 +251,7 @@ def _write(
 ) -> None:
     """Write a checkpoint; on failure, remove it completely."""
     from xfunc.sharding import storage
-    from xfunc.sharding.planners import Save
+    from xfunc.sharding.dcp_planners import Save
 
     is_first = not distributed.is_initialized() or distributed.get_rank() == 0
     partial = _partial(job.folder)

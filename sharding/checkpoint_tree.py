@@ -14,8 +14,8 @@ from xfunc.backends.placement import placement_of
 from xfunc.core.avals import ShapeDtypeStruct, short
 from xfunc.core.types import Shaped
 from xfunc.errors import PurityError, TreeMismatchError, fail, kind_of, shown
+from xfunc.sharding.local_parts import Target, target_of
 from xfunc.sharding.mesh import Mesh, check_devices
-from xfunc.sharding.parts import Target, target_of
 from xfunc.sharding.spec import check_shape, resolve_sharding
 from xfunc.torchlib import functorch
 from xfunc.torchlib.values import check_array

@@ -1,6 +1,6 @@
 """The primitives by which the devices of a manual region communicate, and their rules.
 
-There is one array per device. `xfunc.program.exchanges` defines the result of combining them.
+There is one array per device. `xfunc.program.collective_ops` defines the result of combining them.
 """
 
 from __future__ import annotations

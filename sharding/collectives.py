@@ -19,7 +19,7 @@ from xfunc import tree
 from xfunc.core.avals import NUMBERS, short
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.program import vma
-from xfunc.program.exchanges import Maximum, Permute, Sum, ToAll
+from xfunc.program.collective_ops import Maximum, Permute, Sum, ToAll
 from xfunc.sharding.axes import Axes, axes_of
 from xfunc.stages.checks import arrays, as_tensors, labels_in
 from xfunc.tree import Leaf, PyTree

@@ -22,14 +22,14 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.spmd.annotations import constrained
 from xfunc.program.annotation import Annotation
 from xfunc.program.bind import bind
-from xfunc.sharding.mapped import mapped_axes, with_axis
 from xfunc.sharding.mesh import Mesh, check_devices
 from xfunc.sharding.prefix import broadcast, shardings_of
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape, resolve_sharding
+from xfunc.sharding.vmap_specs import mapped_axes, with_axis
 from xfunc.stages.checks import arrays, as_tensors, labels_in
 from xfunc.torchlib import functorch, values
-from xfunc.torchlib.dataless import check_surroundings
 from xfunc.torchlib.eager import is_eager
+from xfunc.torchlib.storageless import check_surroundings
 from xfunc.trace import recorder, tracing
 from xfunc.tree import PyTree
 

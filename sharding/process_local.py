@@ -12,7 +12,7 @@ import torch
 from xfunc.backends import processes
 from xfunc.backends.placement import placement_of, remember
 from xfunc.errors import ShardingError, fail, shown
-from xfunc.sharding.parts import Target, assemble
+from xfunc.sharding.local_parts import Target, assemble
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape, resolve_sharding
 
 

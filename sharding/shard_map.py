@@ -15,9 +15,9 @@ from xfunc.errors import ShardingError, fail, shown
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import differentiable
-from xfunc.sharding.border import Port, ways
-from xfunc.sharding.boundary import hashable
+from xfunc.sharding.jit_shardings import hashable
 from xfunc.sharding.manual import Region, inside
+from xfunc.sharding.manual_region import Port, ways
 from xfunc.sharding.mesh import AbstractMesh
 from xfunc.sharding.prefix import broadcast
 from xfunc.sharding.shard_map_primitive import ShardMap

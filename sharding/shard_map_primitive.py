@@ -22,17 +22,17 @@ from typing import cast
 
 from xfunc.core.avals import Aval, aval_of
 from xfunc.program.bind import bind
-from xfunc.program.exchanges import Sum
+from xfunc.program.collective_ops import Sum
+from xfunc.program.dependence import where_reached
 from xfunc.program.primitive import Dims, Primitive, Tensor, placed
 from xfunc.program.program import Joint, Program, differentiable
-from xfunc.program.reach import where_reached
+from xfunc.remat.partition import Halves, gathered
 from xfunc.remat.policies import everything_saveable
-from xfunc.remat.split import Halves, gathered
-from xfunc.sharding.border import Port, across, ways
 from xfunc.sharding.collective_primitive import Total
 from xfunc.sharding.manual import Region
-from xfunc.sharding.mapped import mapped_axes, with_axis
+from xfunc.sharding.manual_region import Port, across, ways
 from xfunc.sharding.spec import PartitionSpec
+from xfunc.sharding.vmap_specs import mapped_axes, with_axis
 from xfunc.torchlib.batching import Size, axes_of
 from xfunc.trace.lowering import Lowering
 

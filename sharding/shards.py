@@ -11,7 +11,7 @@ from xfunc.backends.active import runtime
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import is_on_devices
 from xfunc.errors import ShardingError, fail, shown
-from xfunc.sharding.parts import fetch, target_of
+from xfunc.sharding.local_parts import fetch, target_of
 from xfunc.trace import tracing
 
 

@@ -31,10 +31,10 @@ from torch.futures import Future
 from xfunc.errors import DamagedCheckpointError
 from xfunc.sharding import manifest
 from xfunc.sharding.archives import Archives
+from xfunc.sharding.dcp_planners import Load, Save
+from xfunc.sharding.local_parts import Target
 from xfunc.sharding.manifest import EXTRA, MANIFEST, Sum
 from xfunc.sharding.metadata_file import METADATA, read_metadata
-from xfunc.sharding.parts import Target
-from xfunc.sharding.planners import Load, Save
 
 FULL = 1 << 26  # bytes after which another file may begin
 _SAVER = "xfunc"  # in the metadata: there is a manifest

@@ -15,7 +15,7 @@ from xfunc.errors import fail, kind_of, shown
 from xfunc.stages.checks import Fun, Tensor, as_tensor
 from xfunc.stages.transformed import Transform
 from xfunc.trace import tracing
-from xfunc.transforms.positions import Positions, as_index, positions
+from xfunc.transforms.numpy_indexing import Positions, as_index, positions
 from xfunc.transforms.scatter import scattered
 from xfunc.transforms.while_loop import while_loop
 from xfunc.tree import Leaf

@@ -20,7 +20,7 @@ from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, is_sequence, labels_in
-from xfunc.stages.shared import SharedInputs
+from xfunc.stages.joined_inputs import SharedInputs
 from xfunc.stages.staging import Staged, watched
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch

@@ -16,8 +16,8 @@ from xfunc.errors import fail, report
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import Program
 from xfunc.stages.checks import Fun, arrays, as_tensors, labels_of
+from xfunc.stages.joined_inputs import SharedInputs
 from xfunc.stages.options import Options
-from xfunc.stages.shared import SharedInputs
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch, values

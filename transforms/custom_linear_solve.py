@@ -19,7 +19,7 @@ from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.program.program import Program
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, as_tensors, check_floating, check_same, labels_in, split_aux
-from xfunc.stages.shared import SharedInputs
+from xfunc.stages.joined_inputs import SharedInputs
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch

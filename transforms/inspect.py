@@ -11,7 +11,7 @@ from xfunc.hlo import Module
 from xfunc.stages import stages
 from xfunc.stages.staging import Staged
 from xfunc.symbolic.abstract import is_symbolic, symbolic_hlo, symbolic_result
-from xfunc.symbolic.fit import SymbolicModule
+from xfunc.symbolic.interpolation import SymbolicModule
 from xfunc.transforms.jit import Jit
 from xfunc.tree import PyTree
 

@@ -15,7 +15,7 @@ from xfunc.core import ambient
 from xfunc.core.locations import function_name
 from xfunc.core.types import Sharding
 from xfunc.errors import ShardingError, fail, kind_of, report, shown
-from xfunc.sharding.boundary import as_arguments, constrained, hashable, in_order
+from xfunc.sharding.jit_shardings import as_arguments, constrained, hashable, in_order
 from xfunc.sharding.prefix import shardings_of
 from xfunc.sharding.spec import NamedSharding
 from xfunc.stages import stages
@@ -24,7 +24,7 @@ from xfunc.stages.compiler_options import compiler_options as checked_options
 from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged, call_in_trace, run_staged
 from xfunc.stages.transformed import Transform
-from xfunc.symbolic import limit, lowered
+from xfunc.symbolic import budget, lowered
 from xfunc.symbolic.abstract import is_symbolic
 from xfunc.symbolic.dynamic import Dynamic
 from xfunc.torchlib.eager import is_eager
@@ -162,7 +162,7 @@ class Jit(Transform[P, R]):
         self._in, self._out = shardings
         self._out_shardings: dict[Hashable, list[Sharding | None]] = {}
         self._is_sharded = self._in is not None or self._out is not None
-        limit.check(memory_limit, f"jit({function_name(fun)})")
+        budget.check(memory_limit, f"jit({function_name(fun)})")
         self.compiler = checked_options(compiler, f"jit({function_name(fun)})")
         if self.compiler and (dynamic[0] is not None or memory_limit is not None):
             other = "memory_limit" if dynamic[0] is None else "dynamic_shapes"
@@ -195,7 +195,7 @@ class Jit(Transform[P, R]):
         if shapes is not None:
             self._dynamic = Dynamic(self._staged, shapes, buckets, memory_limit)
         elif memory_limit is not None:
-            self._limit = limit.Limit(self._staged, memory_limit)
+            self._limit = budget.Limit(self._staged, memory_limit)
 
     def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_eager():
@@ -227,7 +227,7 @@ class Jit(Transform[P, R]):
             return self._dynamic.run(args, kwargs, options, divide, wanted)
         if self._limit is None:
             return run_staged(self._staged, args, kwargs, options)
-        call = limit.Call(args, kwargs, options, self._wanted_by_all(args, kwargs))
+        call = budget.Call(args, kwargs, options, self._wanted_by_all(args, kwargs))
         with ambient.overridden(self._limit.override(call)):
             return run_staged(self._staged, args, kwargs, options)
 
@@ -351,7 +351,7 @@ class Jit(Transform[P, R]):
         if is_symbolic(args, kwargs):
             lowered.refuse_trace(self._staged.name)
         given, named, options = self._split(args, kwargs)
-        call = limit.Call(given, named, options, self._wanted_by_all(given, named))
+        call = budget.Call(given, named, options, self._wanted_by_all(given, named))
         if self._limit is None:
             return call.trace(self._staged)
         with ambient.overridden(self._limit.override(call)):
@@ -375,7 +375,7 @@ class Jit(Transform[P, R]):
             if self._bytes is not None:
                 plans = self._dynamic or self._limit
                 assert plans is not None
-                planned = limit.Planning(self._bytes, plans.note)
+                planned = budget.Planning(self._bytes, plans.note)
             found: Any = lowered.lower(
                 self._staged, given, named, options, self._buckets, wanted, planned
             )
@@ -383,7 +383,7 @@ class Jit(Transform[P, R]):
         if self._limit is not None:
             given, named, options = self._split(args, kwargs)
             wanted = self._wanted_by_all(given, named)
-            return self._limit.lowered(limit.Call(given, named, options, wanted))
+            return self._limit.lowered(budget.Call(given, named, options, wanted))
         return self.trace(*args, **kwargs).lower()
 
     def cache_info(self) -> CacheInfo:

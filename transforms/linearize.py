@@ -14,15 +14,15 @@ from xfunc.program.bind import bind
 from xfunc.program.call import Call
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import Program, differentiable
+from xfunc.remat.partition import Halves, split
 from xfunc.remat.policies import everything_saveable
-from xfunc.remat.split import Halves, split
 from xfunc.stages.arguments import avals_of, prepare
 from xfunc.stages.checks import Fun, arrays, as_tensors, check_callable, labels_of
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
-from xfunc.torchlib.dataless import check_surroundings
 from xfunc.torchlib.eager import is_eager
+from xfunc.torchlib.storageless import check_surroundings
 from xfunc.trace import tracing
 from xfunc.transforms.jvp import push, tangents_of
 from xfunc.transforms.vjp import split_results

@@ -22,9 +22,9 @@ import torch
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind
 from xfunc.program.call import CallPair
+from xfunc.program.dependence import where_reached
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.program.program import Program, differentiable
-from xfunc.program.reach import where_reached
 from xfunc.torchlib.batching import at_dim
 
 if TYPE_CHECKING:

@@ -23,12 +23,12 @@ from collections.abc import Iterable, Sequence
 from xfunc.core.avals import Aval, batched
 from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call, CallPair
+from xfunc.program.dependence import where_reached
 from xfunc.program.named_axes import ONE_EXAMPLE
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor, placed
 from xfunc.program.program import Joint, Program, differentiable
-from xfunc.program.reach import where_reached
+from xfunc.remat.partition import gathered
 from xfunc.remat.policies import everything_saveable
-from xfunc.remat.split import gathered
 from xfunc.trace.lowering import Lowering
 from xfunc.transforms.conditional import Arm, conditional
 from xfunc.transforms.select_primitive import SelectPair, mapped, masked, reads, select

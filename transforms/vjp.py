@@ -44,8 +44,8 @@ from xfunc.stages.checks import (
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.stages.transformed import Transform, own
 from xfunc.torchlib import functorch
-from xfunc.torchlib.dataless import check_surroundings
 from xfunc.torchlib.eager import is_eager
+from xfunc.torchlib.storageless import check_surroundings
 from xfunc.trace import effects, tracing
 from xfunc.tree import PyTree
 

@@ -18,7 +18,7 @@ from xfunc.errors import TreeMismatchError, fail
 from xfunc.program.bind import bind
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, arrays, as_results, as_tensors, check_same, labels_in
-from xfunc.stages.shared import SharedInputs
+from xfunc.stages.joined_inputs import SharedInputs
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch

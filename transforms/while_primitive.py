@@ -24,10 +24,10 @@ from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import unattributed
 from xfunc.program.bind import bind, or_zeros
+from xfunc.program.dependence import reached
 from xfunc.program.own_pair import OwnPair
 from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
 from xfunc.program.program import Program, differentiable
-from xfunc.program.reach import reached
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace.lowering import Lowering
 

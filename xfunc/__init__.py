@@ -70,8 +70,8 @@ with _uncollected():
         visualize_sharding,
         with_sharding_constraint,
     )
+    from xfunc.symbolic.bucket_search import buckets
     from xfunc.symbolic.dim import Dim
-    from xfunc.symbolic.ladder import buckets
     from xfunc.tools import jax_names as _jax_names
     from xfunc.tools import recurrent as _recurrent
     from xfunc.tools import torch_checkpoint as _torch_checkpoint

@@ -18,12 +18,12 @@ import torch
 from torch import distributed
 
 from xfunc import tree
-from xfunc.backends import ending, processes
+from xfunc.backends import failures, processes
 from xfunc.backends.active import runtime
 from xfunc.backends.placement import lies
 from xfunc.core.avals import short
 from xfunc.errors import ShardingError, fail, shown
-from xfunc.sharding.parts import target_of
+from xfunc.sharding.local_parts import target_of
 
 __all__ = [
     "abort",
@@ -121,7 +121,7 @@ def abort(message: object, status: int = 1) -> NoReturn:
             f"abort was given {shown(status)} as status, and the message {shown(message)}",
             "pass an exit status from 1 to 255.",
         )
-    ending.abort(message, status)
+    failures.abort(message, status)
 
 
 def sync_global_devices(name: str) -> None:

@@ -9,18 +9,18 @@ import torch
 
 import xfunc as xf
 from tests.support.dynamic_programs import random_program
-from xfunc.symbolic import seen
+from xfunc.symbolic import call_cache
 
 PROGRAMS, SIZES, TOLERANCE = 300, 20, 1e-9
 
 
 def main() -> None:
     """Print the lines."""
-    widened, seen.widened = seen.widened, _with_nan
+    widened, call_cache.widened = call_cache.widened, _with_nan
     try:
         found = [_errors(seed) for seed in range(PROGRAMS)]
     finally:
-        seen.widened = widened
+        call_cache.widened = widened
     calls = [e for errors, _ in found for e in errors]
     right = sum(e <= TOLERANCE for e in calls)
     single = sum(text.count("one program") == 1 for _, text in found)

@@ -9,11 +9,11 @@ from benchmarks.dynamic.setting import CAP, module
 from xfunc.core.ambient import Override
 from xfunc.errors import OutOfMemoryError
 from xfunc.hlo import Module
-from xfunc.remat.same_cut import SameCut
-from xfunc.symbolic.box import Box, Range
+from xfunc.remat.symbolic_cut import SameCut
 from xfunc.symbolic.plan import Plan
 from xfunc.symbolic.plans import Plans, candidates, offloading
 from xfunc.symbolic.polynomial import Env
+from xfunc.symbolic.shape_domain import Box, Range
 
 ROWS, DRAWS, CHIP = 8, 40, "v6e"
 BOX = Box({"S": Range(16, CAP)})

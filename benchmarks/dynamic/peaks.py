@@ -11,10 +11,10 @@ from benchmarks.dynamic.setting import CAP, lengths, module
 from xfunc.hlo.estimate import liveness
 from xfunc.hlo.estimate.liveness import peak
 from xfunc.hlo.estimate.occupancy import held
-from xfunc.symbolic.box import Box, Range
-from xfunc.symbolic.envelope import SymbolicPeak, prepared
+from xfunc.symbolic.peak_bound import SymbolicPeak, prepared
 from xfunc.symbolic.polynomial import Env, Size, value
 from xfunc.symbolic.schedule import candidates, chosen, reordered, schedule
+from xfunc.symbolic.shape_domain import Box, Range
 
 BOX = Box({"B": Range(1, 16), "S": Range(2, CAP)})
 

@@ -86,7 +86,7 @@ def assert_change_is_seen(case: Case, way: str) -> None:
     def check() -> Any:
         want = m.f(X)
         # The third time, what the function holds is being watched; see also NOTE [calls like the
-        # last one] in `xfunc.stages.again`.
+        # last one] in `xfunc.stages.fast_path`.
         for x in (X, X, X, *[xf.device_put(X)] * 3):
             torch.testing.assert_close(xf.device_get(f(x)), want, rtol=1e-5, atol=1e-6)
         return want

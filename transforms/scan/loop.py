@@ -7,7 +7,7 @@ large model, such a gradient does not fit on any chip. So reverse mode ties, at 
 gradient of a slice of `xs` to the slice, the gradient of a closed-over value to that value, and the
 cotangent of the carry to the carry that the step received. Values that the steps of the backward
 pass do not use are tied after the loop: there, a tie that would make an enclosing function keep a
-value can be left out (`xfunc.remat.split`). Whether ties have an effect is only known when a
+value can be left out (`xfunc.remat.partition`). Whether ties have an effect is only known when a
 program is compiled: see `xfunc.hlo.spmd.groups`. Forward mode needs none.
 """
 
@@ -23,7 +23,7 @@ from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
 from xfunc.trace import tracing
 from xfunc.trace.lowering import Lowering
-from xfunc.transforms.scan.counted import LoopSpec, Param, loop_graph
+from xfunc.transforms.scan.loop_graph import LoopSpec, Param, loop_graph
 
 if TYPE_CHECKING:
     from xfunc.transforms.scan.primitive import Scan

@@ -21,13 +21,13 @@ import torch
 
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind, or_zeros, zeros
+from xfunc.program.dependence import reached, read_by
 from xfunc.program.primitive import Dims, Primitive, Tensor
 from xfunc.program.program import Program, differentiable
-from xfunc.program.reach import reached, read_by
 from xfunc.remat.policies import Policy
 from xfunc.torchlib.batching import at_dim
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
-from xfunc.transforms.scan.pair import ScanPair
+from xfunc.transforms.scan.reverse_rule import ScanPair
 
 
 @dataclasses.dataclass(eq=False)

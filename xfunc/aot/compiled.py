@@ -15,7 +15,7 @@ from xfunc.aot.topology import Topology, topology_of, unknown
 from xfunc.backends.analysis import MemoryAnalysis
 from xfunc.backends.errors import compile_error, out_of_memory
 from xfunc.backends.host_calls import refuse_host_calls
-from xfunc.backends.prepare import traced_for
+from xfunc.backends.target_passes import traced_for
 from xfunc.core.sizes import size
 from xfunc.errors import CompileError, OutOfMemoryError, ShardingError, fail, report, shown
 from xfunc.hlo.estimate.cost import CHIPS

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 
 from xfunc.aot.topology import Topology
-from xfunc.backends.prepare import prepare_to_partition
+from xfunc.backends.target_passes import prepare_to_partition
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import renumber_parameters

@@ -3,9 +3,9 @@
 NOTE [programs out of step]: XLA pairs the collectives of processes by their order. If two processes
 run different programs, or the same in another order, they wait for ever, or get the data of another
 program. So each process numbers its runs of programs that communicate, and keeps a digest of all up
-to each. The first run of a program compares them at once (`xfunc.backends.pjrt.meeting`); later
+to each. The first run of a program compares them at once (`xfunc.backends.pjrt.run_barrier`); later
 runs must be cheap, and the watch, which exchanges messages anyway, compares them a few times a
-second (`xfunc.backends.watch`).
+second (`xfunc.backends.heartbeat`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from xfunc.backends import fortran, host_calls, solvers
+from xfunc.backends import host_calls, scipy_lapack, solvers
 from xfunc.graph.composite import operation_of
 from xfunc.hlo import Shape
 from xfunc.hlo import hlo_pb2 as pb
@@ -43,7 +43,7 @@ def use_lapack(proto: pb.HloModuleProto) -> None:
                 host_calls.become_host_call(i, f"lapack {name}")
                 called.add(name)
     if called & solvers.ROUTINES.keys():
-        fortran.load()
+        scipy_lapack.load()
     _drop_uncalled(proto)
 
 

@@ -6,8 +6,8 @@ needs what is being made waits for its turn (`turn`), and finds it made. If the 
 very thread, directly or not, the thread makes it for itself. torch_xla's runtime has process-wide
 switches: with it, one thread at a time traces, compiles or launches, and holds the lock meanwhile.
 
-What a trace switches for the whole process is counted (`xfunc.torchlib.switches`): the first of the
-traces that are open switches it, and the last one back.
+What a trace switches for the whole process is counted (`xfunc.torchlib.global_flags`): the first of
+the traces that are open switches it, and the last one back.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from xfunc.backends import active, ending, launchers
+from xfunc.backends import active, cluster_env, failures
 from xfunc.backends.placement import is_on_devices
 from xfunc.backends.rendezvous import Member, meet, mismatch
 from xfunc.errors import TreeMismatchError, XfuncError, fail, kind_of, shown
@@ -43,12 +43,12 @@ def start(
             "xf.distributed.initialize was called before in this process",
             "call it once, at the start of the program.",
         )
-    launchers.check(address, count, index, devices, timeout)
+    cluster_env.check(address, count, index, devices, timeout)
     if active.asked_for() == "torch_xla" and active.runtime().platform() == "tpu":
         _start_on_pod()
         _joined = True
         return
-    place, own_devices = launchers.find(address, count, index, devices, timeout)
+    place, own_devices = cluster_env.find(address, count, index, devices, timeout)
     client.check_not_started()
     count, index = place.count, place.index
     where = f"{socket.gethostname()}, pid {os.getpid()}"
@@ -59,7 +59,7 @@ def start(
         if is_ours:
             group = PrefixStore("group", store)
             distributed.init_process_group("gloo", store=group, rank=index, world_size=count)
-        ending.begin(store, index, count)
+        failures.begin(store, index, count)
         coordinator = _from_first(_free_address(place.host) if index == 0 else None)
         client.join(coordinator, count, index, own_devices, timeout)
         active.use("pjrt")
@@ -71,7 +71,7 @@ def start(
                 "use devices whose PJRT plugin supports several processes.",
             )
     except Exception as error:
-        ending.told(error)
+        failures.told(error)
         client.leave()
         if is_ours and distributed.is_initialized():
             distributed.destroy_process_group()
@@ -91,7 +91,7 @@ def _start_on_pod() -> None:
     host = socket.gethostname()
     own = Member(where.process_index(), where.process_count(), "accelerators", host)
     first = _from_first(socket.gethostbyname(host))
-    ending.begin(_store_beside_group(own, first), own.index, own.count)
+    failures.begin(_store_beside_group(own, first), own.index, own.count)
 
 
 def _store_beside_group(own: Member, host: str) -> Store:
@@ -138,7 +138,7 @@ def stop() -> None:
     if not _joined:
         return
     _joined = False
-    ending.end()
+    failures.end()
     if distributed.is_initialized():
         distributed.destroy_process_group()
     client.leave()

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from xfunc.backends.fortran import number, one_thread, routine, scalar
 from xfunc.backends.host_calls import Direct, Memory
+from xfunc.backends.scipy_lapack import number, one_thread, routine, scalar
 
 Tensor = torch.Tensor
 _SMALL = 48

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from xfunc.cache import changes
 from xfunc.cache.changes import Changed
-from xfunc.cache.watch import Watch, end_watches
+from xfunc.cache.mutation_guard import Watch, end_watches
 from xfunc.core.guards import MAX_STATES, State
 from xfunc.core.locations import is_of_user
 
 if TYPE_CHECKING:
-    from xfunc.cache.valuation import ContentWalk
+    from xfunc.cache.fingerprint import ContentWalk
 
 _MAX_CLASSES = 4096
 _HEAP_TYPE = 1 << 9  # CPython's flag of classes that are not written in C

@@ -21,8 +21,8 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 from xfunc.backends.lock import lock
-from xfunc.cache import views
-from xfunc.cache.valuation import Walk, consists_of_attributes
+from xfunc.cache import snapshots
+from xfunc.cache.fingerprint import Walk, consists_of_attributes
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Part, Wrapper
 from xfunc.errors import report
@@ -269,5 +269,5 @@ def _same(some: Collection[object], others: Collection[object]) -> bool:
 
 def _vars_of(x: object) -> dict[str, Any]:
     """The attributes of an object, in its dict and in its slots."""
-    slots = {n: getattr(x, n) for n in views.all_slots(type(x)) if hasattr(x, n)}
+    slots = {n: getattr(x, n) for n in snapshots.all_slots(type(x)) if hasattr(x, n)}
     return {**slots, **getattr(x, "__dict__", {})}

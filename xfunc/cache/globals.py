@@ -10,7 +10,7 @@ in functions that it names or holds, in the methods of classes, in functions fou
 with those names, and so on, throughout the user's program. Of a Python module of the program, the
 attributes that any of this code mentions count. An undefined name counts too: it may be defined
 later. Installed packages are assumed not to change, except for their classes. A tensor
-counts by identity, other values as in a closure (see `xfunc.cache.valuation`).
+counts by identity, other values as in a closure (see `xfunc.cache.fingerprint`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from xfunc.cache import changes, classes, watch
+from xfunc.cache import changes, classes, mutation_guard
+from xfunc.cache.builtin_types import Same
 from xfunc.cache.changes import Changed
+from xfunc.cache.fingerprint import StateWalk, Walk
 from xfunc.cache.names import names_in
-from xfunc.cache.own_classes import Same
-from xfunc.cache.valuation import StateWalk, Walk
-from xfunc.cache.views import MISSING
+from xfunc.cache.snapshots import MISSING
 from xfunc.core.guards import MAX_STATES, State
 from xfunc.core.locations import is_of_program, is_of_user, module_is_of_user, name_is_of_user
 from xfunc.tree import Structure
@@ -123,7 +123,7 @@ class Globals:
         state = self._states.setdefault(value, State(value))
         if len(self._states) > MAX_STATES:
             del self._states[next(iter(self._states))]
-        if not watch.lent:  # The current contents of modules on loan must not be kept.
+        if not mutation_guard.lent:  # The current contents of modules on loan must not be kept.
             self._keep(reach)
             self._state = state
         return reach, state
@@ -133,7 +133,7 @@ class Globals:
         names: dict[int, tuple[dict[str, object], list[str]]] = {}
         for (key, name), namespace in reach.places.items():
             names.setdefault(key, (namespace, []))[1].append(name)
-        self._watch = reach.walk.watch(watch.Namespace(*found) for found in names.values())
+        self._watch = reach.walk.watch(mutation_guard.Namespace(*found) for found in names.values())
 
     def _reach(self) -> _Reach:
         reach = _Reach(self._volatile)
@@ -194,7 +194,7 @@ class _GlobalWalk(StateWalk):
         self._seen[id(x)] = len(self._seen)
         self._alive.append(x)
         self.things.append(x)
-        attributes = watch.lent.get(x) or vars(x)
+        attributes = mutation_guard.lent.get(x) or vars(x)
         state = tuple([(n, self.value(v)) for n, v in attributes.items()])
         return ("module", Same(x), self.class_state(type(x)), state)
 
@@ -203,7 +203,7 @@ class _GlobalWalk(StateWalk):
         if kind.__module__.startswith("xfunc."):
             return Same(x)
         self.things.append(x)
-        form = (tuple(x.shape), x.dtype) if watch.has_shape(x) else None
+        form = (tuple(x.shape), x.dtype) if mutation_guard.has_shape(x) else None
         return (Same(x), kind, x.requires_grad, form, self.state(x) if x.__dict__ else None)
 
 

@@ -3,8 +3,8 @@
 A function's *value* is its code together with everything that it holds: closure cells, defaults,
 arguments of a partial, the object of a bound method. Tensors among these do not count by value:
 they become inputs of the program, keyed by shape and dtype only. So a lambda that closes over the
-newest batch hits, and a changed number, dtype or shape misses. `xfunc.cache.valuation` defines the
-value of all other objects.
+newest batch hits, and a changed number, dtype or shape misses. `xfunc.cache.fingerprint` defines
+the value of all other objects.
 
 The same holds for what a callback (`xfunc.debug`) holds: a list that collects its arguments is that
 list, not any list that happens to be equal.
@@ -24,16 +24,16 @@ import numpy as np
 import torch
 
 from xfunc.backends.lock import lock
-from xfunc.cache import changes, classes, volatile
+from xfunc.cache import changes, classes, mutated
+from xfunc.cache.builtin_types import Same
 from xfunc.cache.changes import Changed
-from xfunc.cache.own_classes import Same
-from xfunc.cache.valuation import Walk, is_atom
-from xfunc.cache.watch import Watch
+from xfunc.cache.fingerprint import Walk, is_atom
+from xfunc.cache.mutation_guard import Watch
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Wrapper
 from xfunc.errors import report
 from xfunc.torchlib import functorch
-from xfunc.torchlib.dataless import is_without_memory
+from xfunc.torchlib.storageless import is_without_memory
 
 
 def places_of(fun: object) -> dict[tuple[int, str | None], tuple[object, Hashable]]:
@@ -101,14 +101,14 @@ def note_changes(
     now = {key: content for key, (_, content) in places_of(fun).items()}
     found, kinds = changes.between(held, now, held.keys() & now.keys())
     if found:
-        volatile.mark({key: before[key][0] for key in found})
-    return kinds | Changed.VOLATILE if any(map(volatile.is_marked, before)) else kinds
+        mutated.mark({key: before[key][0] for key in found})
+    return kinds | Changed.VOLATILE if any(map(mutated.is_marked, before)) else kinds
 
 
 def let_change(fun: object) -> bool:
     """Mark all places that a function holds as volatile; returns whether there are any."""
     places = places_of(fun)
-    volatile.mark({key: owner for key, (owner, _) in places.items()})
+    mutated.mark({key: owner for key, (owner, _) in places.items()})
     return bool(places)
 
 
@@ -246,5 +246,5 @@ def root_of(fun: object) -> Any:
 
 def forget_changes() -> None:
     """Let places that have changed count by value again."""
-    volatile.forget()
+    mutated.forget()
     classes.forget_changes()

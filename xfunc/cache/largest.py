@@ -12,7 +12,7 @@ import itertools
 import types
 from collections.abc import Iterator, Mapping
 
-from xfunc.cache import views
+from xfunc.cache import snapshots
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Wrapper
 from xfunc.errors import kind_of
@@ -57,7 +57,7 @@ def _parts(x: object) -> Iterator[tuple[str, object]]:
         yield from (("", x.__func__), (".self", x.__self__))
     elif isinstance(x, types.FunctionType):
         names = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
-        yield from ((f".{name}", views.content(cell)) for name, cell in names)
+        yield from ((f".{name}", snapshots.content(cell)) for name, cell in names)
         yield from ((".__defaults__", x.__defaults__), (".__kwdefaults__", x.__kwdefaults__))
         yield from ((f".{name}", v) for name, v in vars(x).items())
     elif isinstance(x, dict):
@@ -65,6 +65,6 @@ def _parts(x: object) -> Iterator[tuple[str, object]]:
     elif isinstance(x, (list, tuple, collections.deque)):
         yield from ((f"[{i}]", v) for i, v in enumerate(x))
     elif hasattr(type(x), "__dict__"):
-        slots = ((n, getattr(x, n)) for n in views.all_slots(type(x)) if hasattr(x, n))
+        slots = ((n, getattr(x, n)) for n in snapshots.all_slots(type(x)) if hasattr(x, n))
         own = getattr(x, "__dict__", {}).items()
         yield from ((f".{name}", v) for name, v in (*slots, *own))

@@ -44,7 +44,7 @@ class Latest:
     Attributes:
         key: its key.
         entry: the program, or several (`Guarded`).
-        again: how to find and run it again (`xfunc.stages.again`).
+        again: how to find and run it again (`xfunc.stages.fast_path`).
     """
 
     __slots__ = ("again", "entry", "key")

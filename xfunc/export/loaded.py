@@ -13,7 +13,7 @@ from xfunc.backends.devices import to_device
 from xfunc.backends.donated import run_donating
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import as_argument, hand_on_mesh
-from xfunc.backends.prepare import UNUSED
+from xfunc.backends.target_passes import UNUSED
 from xfunc.core import ambient
 from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, array_of, dtype_of, hlo_shape, short
 from xfunc.core.matcher import matcher
@@ -25,7 +25,7 @@ from xfunc.graph.graph import Graph
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
 from xfunc.torchlib import functorch, values
 from xfunc.torchlib.arrays import from_numpy
-from xfunc.torchlib.dataless import check_surroundings
+from xfunc.torchlib.storageless import check_surroundings
 from xfunc.trace import tracing
 from xfunc.trace.lowering import Lowering
 from xfunc.tree import Leaf, PyTree
@@ -65,7 +65,7 @@ def read_shardings_with(read: ReadShardings) -> None:
 class _Latest:
     """What the leaves of a call are compared with, so as not to be checked again.
 
-    See `xfunc.stages.again`.
+    See `xfunc.stages.fast_path`.
     """
 
     def __init__(self, leaves: Sequence[torch.Tensor]):

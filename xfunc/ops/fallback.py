@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from xfunc.core import releases
+from xfunc.core import torch_versions
 from xfunc.errors import PurityError, UnsupportedOpError, fail
 from xfunc.ops import registry
 from xfunc.rules import factories
@@ -124,7 +124,7 @@ def base_of(name: str) -> Callable[..., Any]:
 
 def install() -> None:
     """Compute operations without a rule, and register factories that are kernels."""
-    releases.functionalise_logic()
+    torch_versions.functionalise_logic()
     placeholders.fallback.append(compute)
     registry.set_originals(base_of)
     for name in registry.kernels():

@@ -6,7 +6,7 @@ import cmath
 
 import torch
 
-from xfunc.core.releases import factors_transpose
+from xfunc.core.torch_versions import factors_transpose
 from xfunc.graph.node import Node
 from xfunc.ops.emit import composite, instruction, loop
 from xfunc.ops.factorisations import eye, first_zero, lu, no_info, order_of

@@ -13,7 +13,7 @@ import torch
 
 from xfunc.ops.reductions import first_place
 from xfunc.ops.registry import below, composition, kernel, original
-from xfunc.ops.settled import settled
+from xfunc.ops.single_evaluation import settled
 from xfunc.ops.windows import check_pool, pooled, several
 from xfunc.trace.literals import literal
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from xfunc.ops.registry import composition, differentiable, kernel
-from xfunc.ops.settled import settled
+from xfunc.ops.single_evaluation import settled
 from xfunc.torchlib import functorch
 from xfunc.torchlib.functorch import is_watched_at_this_level
 

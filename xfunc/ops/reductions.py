@@ -11,10 +11,10 @@ from torch._prims_common import canonicalize_dims, validate_no_repeating_dims
 from xfunc.graph import build
 from xfunc.graph.build import Window
 from xfunc.graph.node import Node
+from xfunc.ops.cumulative import accumulated
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import kernel
-from xfunc.ops.running import accumulated
-from xfunc.ops.settled import settled
+from xfunc.ops.single_evaluation import settled
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]

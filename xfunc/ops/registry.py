@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 import torch
 
 from xfunc.core import device
-from xfunc.core.releases import is_missing
+from xfunc.core.torch_versions import is_missing
 from xfunc.torchlib.functorch import is_watched_at_this_level
 from xfunc.torchlib.values import tensors_in
 

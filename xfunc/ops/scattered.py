@@ -13,10 +13,10 @@ import torch
 from torch.autograd import forward_ad
 
 from xfunc.errors import UnsupportedOpError, fail
-from xfunc.ops.bounded import scattered
+from xfunc.ops.cumulative import scan_along
+from xfunc.ops.out_of_bounds import scattered
 from xfunc.ops.registry import composition, differentiable
-from xfunc.ops.running import scan_along
-from xfunc.ops.settled import settled
+from xfunc.ops.single_evaluation import settled
 from xfunc.torchlib import functorch
 from xfunc.torchlib.functorch import is_watched_at_this_level
 
@@ -95,7 +95,7 @@ def _sorted_product(x: Tensor, dim: int, index: Tensor, src: Tensor, include_sel
     """Running products over the sources, sorted by index: no division, so zeros are fine.
 
     Its derivatives of all orders are right, and take long to compile: see NOTE [running operations]
-    in `xfunc.ops.running`.
+    in `xfunc.ops.cumulative`.
     """
     order = torch.argsort(index, dim=dim, stable=True)
     place, value = index.gather(dim, order), src.gather(dim, order)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 
-from xfunc.ops import opmath, ordered, registry
+from xfunc.ops import opmath, refused_dtypes, registry
 
 _MODULES = (
     "elementwise arithmetic unary reductions indexing fft views factorisations "
     "linalg lapack norms windows maxima composed scattered special incomplete_gamma "
-    "bessel losses slopes pushed layers scaled bounded sorting".split()
+    "bessel losses activations jvp_rules layers scaled out_of_bounds sorting".split()
 )
 
 
@@ -18,7 +18,7 @@ def start() -> None:
     for name in _MODULES:
         importlib.import_module(f"xfunc.ops.{name}")
     opmath.add()
-    ordered.add()
+    refused_dtypes.add()
     registry.install()
     importlib.import_module("xfunc.rules.all")
     importlib.import_module("xfunc.ops.fallback").install()

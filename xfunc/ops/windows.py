@@ -17,7 +17,7 @@ import torch
 
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import kernel, original
-from xfunc.ops.settled import settled
+from xfunc.ops.single_evaluation import settled
 
 Tensor = torch.Tensor
 

@@ -7,11 +7,11 @@ from typing import cast
 
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind
+from xfunc.program.dependence import where_reached
 from xfunc.program.primitive import Dims, Primitive, Tensor, placed
 from xfunc.program.program import Joint, Program, differentiable
-from xfunc.program.reach import where_reached
+from xfunc.remat.partition import Halves, gathered
 from xfunc.remat.policies import Policy, everything_saveable
-from xfunc.remat.split import Halves, gathered
 
 
 class Call(Primitive):
@@ -20,7 +20,7 @@ class Call(Primitive):
     Args:
         program: what it applies.
         policy: what the forward pass keeps.
-        barrier: whether XLA must not merge the two passes: see `xfunc.remat.split`.
+        barrier: whether XLA must not merge the two passes: see `xfunc.remat.partition`.
         compiler: compiler options by name, of all programs that it runs.
     """
 

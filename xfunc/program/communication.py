@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from xfunc.core.avals import Aval
-from xfunc.ops.settled import settled
+from xfunc.ops.single_evaluation import settled
 from xfunc.program.bind import bind, or_zeros
-from xfunc.program.exchanges import Exchange, Sum
+from xfunc.program.collective_ops import Exchange, Sum
 from xfunc.program.primitive import Primitive, Tensor
 
 C = TypeVar("C", bound="Communication")

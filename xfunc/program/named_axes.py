@@ -24,8 +24,8 @@ from xfunc.graph.build import CustomCall
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node, unattributed
 from xfunc.program.bind import bind
+from xfunc.program.collective_ops import Exchange
 from xfunc.program.communication import Communication
-from xfunc.program.exchanges import Exchange
 from xfunc.program.primitive import Dims, Tensor
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace.lowering import Lowering

@@ -31,8 +31,8 @@ from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.locations import Location
 from xfunc.core.types import Shaped
+from xfunc.remat.partition import Halves, primal, split
 from xfunc.remat.policies import Policy
-from xfunc.remat.split import Halves, primal, split
 from xfunc.torchlib import batching, functorch, values
 from xfunc.trace import tracing
 from xfunc.trace.array_operands import check_returned
@@ -89,7 +89,7 @@ class Joint:
         barrier: bool = False,
         steps: int = 1,
     ) -> Halves:
-        """Cut in two; see `xfunc.remat.split.split`."""
+        """Cut in two; see `xfunc.remat.partition.split`."""
         return self.memo(
             ("split", policy, unavailable, invariant, barrier, steps),
             lambda: split(

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from xfunc.core import releases
+from xfunc.core import torch_versions
 from xfunc.graph import build
 from xfunc.graph.build import Number, add, multiply
 from xfunc.graph.node import ArrayType, Node, array_type, next_number
@@ -237,7 +237,7 @@ def to_float8(n: Node, dtype: torch.dtype) -> Node:
     It gets numbers of 5 bits of mantissa, whose last bit is set if anything was cut off.
     """
     n = build.convert(n, torch.float32)
-    if dtype is torch.float8_e4m3fn and releases.float8_saturates():
+    if dtype is torch.float8_e4m3fn and torch_versions.float8_saturates():
         n = build.binary("minimum", build.binary("maximum", n, -448.0), 448.0)
     bits = build.bitcast_convert(n, torch.int32)
     cut = 0x3FFFF

@@ -284,7 +284,7 @@ def _stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Node:
 
 @rule("flip")
 def _flip(x: Placeholder, dims: Sequence[int]) -> Node:
-    if not dims:  # A barrier: see `xfunc.ops.settled`.
+    if not dims:  # A barrier: see `xfunc.ops.single_evaluation`.
         return NotImplemented
     return build.reverse(x.node, tuple(sorted(dims_of(dims, x.dim()))))
 

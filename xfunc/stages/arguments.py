@@ -15,7 +15,7 @@ from xfunc.errors import fail, instead_of, kind_of, shown
 from xfunc.stages.checks import no_result
 from xfunc.torchlib import values
 from xfunc.torchlib.arrays import from_numpy
-from xfunc.torchlib.dataless import check_surroundings
+from xfunc.torchlib.storageless import check_surroundings
 from xfunc.trace import recorder, tracing
 from xfunc.trace.literals import literal
 from xfunc.tree import Leaf

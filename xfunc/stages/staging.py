@@ -33,12 +33,12 @@ from xfunc.core.paths import path_of
 from xfunc.core.wrappers import Part
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.program import Program, differentiable
-from xfunc.stages import again, recursion
+from xfunc.stages import fast_path, recursion
 from xfunc.stages.arguments import as_outputs, avals_of, prepare
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import PLAIN, Fixed, Options, Static
 from xfunc.torchlib import values
-from xfunc.torchlib.dataless import check_surroundings
+from xfunc.torchlib.storageless import check_surroundings
 from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Effect
 from xfunc.trace.lowering import count_compiles
@@ -64,7 +64,7 @@ class Staged:
 
     Attributes:
         repeats: whether calls may be like the last one; see NOTE [calls like the last one] in
-            `xfunc.stages.again`.
+            `xfunc.stages.fast_path`.
         caller: identifies this object there.
     """
 
@@ -324,7 +324,7 @@ def _run_staged(
         result = entry.result(entry.run(leaves, held))
         if usual and not entry.captures and options.is_usual:
             with lock:
-                again.note(staged, latest, entry, structure, avals)
+                fast_path.note(staged, latest, entry, structure, avals)
     inspected(staged, args, kwargs, options, result, entry, leaves, held)
     return result
 

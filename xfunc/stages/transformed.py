@@ -18,9 +18,9 @@ from xfunc import tree
 from xfunc.core.locations import function_name, place_of
 from xfunc.core.wrappers import Wrapper
 from xfunc.errors import fail, shown
-from xfunc.stages import again
-from xfunc.stages.frames import hide_library_frames
+from xfunc.stages import fast_path
 from xfunc.stages.staging import Staged, run_staged
+from xfunc.stages.traceback_filter import hide_library_frames
 from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.functorch import never_compile
 from xfunc.trace import tracing
@@ -75,8 +75,8 @@ class Transform(Wrapper, Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            found = again.call(self._staged, args, kwargs)
-            if found is not again.MISSED:
+            found = fast_path.call(self._staged, args, kwargs)
+            if found is not fast_path.MISSED:
                 return found
             if tracing.current() is None and not is_eager():
                 return self.run(args, kwargs)

@@ -13,11 +13,11 @@ from xfunc.errors import ShapeError, fail
 from xfunc.hlo import Module
 from xfunc.stages import stages
 from xfunc.stages.staging import Staged
-from xfunc.symbolic.box import Box
 from xfunc.symbolic.bucket import explained
 from xfunc.symbolic.dim import dimension, merged, size_of
-from xfunc.symbolic.fit import NoFit, SymbolicModule, fit, fit_sizes
+from xfunc.symbolic.interpolation import NoFit, SymbolicModule, fit, fit_sizes
 from xfunc.symbolic.polynomial import Env, Size, value
+from xfunc.symbolic.shape_domain import Box
 from xfunc.tree import Leaf, PyTree
 
 

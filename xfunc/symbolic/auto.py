@@ -2,16 +2,16 @@
 
 NOTE [no compilation beside calls]: a compilation takes the processor from the calls. So nothing is
 compiled in the background. Instead, the benefit of a compilation is weighed: see NOTE [when a new
-ladder pays] in `refit`.
+ladder pays] in `adaptive_buckets`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from xfunc.symbolic.box import Box, Range
-from xfunc.symbolic.ladder import Ladders, Sizes
-from xfunc.symbolic.refit import Refit
+from xfunc.symbolic.adaptive_buckets import Refit
+from xfunc.symbolic.bucket_search import Ladders, Sizes
+from xfunc.symbolic.shape_domain import Box, Range
 
 MOST_PROGRAMS = 16
 _COMPILATION = 32  # the cost of one, in calls of the largest bucket

@@ -11,9 +11,9 @@ import optree
 from xfunc import tree
 from xfunc.core.avals import SymbolicSize
 from xfunc.errors import ShapeError, TreeMismatchError, fail, shown
-from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.dim import Expression, merged, size_of
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
+from xfunc.symbolic.shape_domain import Box, Range
 from xfunc.tree import PyTree
 
 Written = tuple[int | Expression | None, ...]  # of one array

@@ -34,13 +34,13 @@ from xfunc.stages.entry import Entry
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.symbolic.binding import Declared, sizes_at
-from xfunc.symbolic.box import Box
-from xfunc.symbolic.cut import narrowed
-from xfunc.symbolic.fit import NoFit, SymbolicModule, at_one_size, fit
-from xfunc.symbolic.folded import folded, unfolded
+from xfunc.symbolic.folded_cumulative import folded, unfolded
+from xfunc.symbolic.interpolation import NoFit, SymbolicModule, at_one_size, fit
+from xfunc.symbolic.pad import narrowed
 from xfunc.symbolic.padding.control import Padded, padded
 from xfunc.symbolic.padding.values import Inexact
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
+from xfunc.symbolic.shape_domain import Box
 from xfunc.trace import scopes
 from xfunc.trace.lowering import Lowering
 

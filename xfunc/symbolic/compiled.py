@@ -16,7 +16,7 @@ from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, shown
 from xfunc.program.bind import differentiations
 from xfunc.stages.arguments import arguments_of, avals_of, prepare
 from xfunc.stages.compiled import Compiled, Running
-from xfunc.symbolic.cut import widened
+from xfunc.symbolic.pad import widened
 from xfunc.torchlib import functorch
 from xfunc.trace import tracing
 from xfunc.tree import Leaf, PyTree

@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from xfunc.core.avals import SymbolicSize
 from xfunc.errors import fail, shown
-from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.polynomial import Polynomial, Size, as_polynomial
+from xfunc.symbolic.shape_domain import Box, Range
 from xfunc.symbolic.solve import is_whole
 
 

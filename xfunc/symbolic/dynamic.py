@@ -23,12 +23,12 @@ from xfunc.stages.staging import Staged, first_run, inspected, run_staged
 from xfunc.symbolic.auto import Auto
 from xfunc.symbolic.binding import Declared, declare, sizes_at
 from xfunc.symbolic.bucket import Bucket, Maker, untraceable
-from xfunc.symbolic.cut import Scalars
-from xfunc.symbolic.limit import abstract, fixed, held_by, of_chip, plans_of, traced_at
+from xfunc.symbolic.bucket_lookup import Rungs
+from xfunc.symbolic.budget import abstract, fixed, held_by, of_chip, plans_of, traced_at
+from xfunc.symbolic.call_cache import Memory, Seen, padded_leaves
+from xfunc.symbolic.pad import Scalars
 from xfunc.symbolic.plans import Plans
-from xfunc.symbolic.rungs import Rungs
-from xfunc.symbolic.seen import Memory, Seen, padded_leaves
-from xfunc.torchlib.dataless import check_surroundings
+from xfunc.torchlib.storageless import check_surroundings
 from xfunc.torchlib.values import check_array
 from xfunc.tree import Leaf, PyTree
 

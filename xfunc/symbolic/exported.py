@@ -36,12 +36,12 @@ from xfunc.export.loaded import Exported, loaded
 from xfunc.hlo import Module
 from xfunc.stages.stages import Parts, Traced
 from xfunc.symbolic.binding import Declared, sizes_at
-from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.bucket import Bucket
-from xfunc.symbolic.cut import narrowed, widened
 from xfunc.symbolic.dim import dimension
 from xfunc.symbolic.lowered import LoweredRange, of_bucket, refuse_small
+from xfunc.symbolic.pad import narrowed, widened
 from xfunc.symbolic.polynomial import Polynomial, Size, value
+from xfunc.symbolic.shape_domain import Box, Range
 from xfunc.trace import portable, recorder, tracing
 
 _FORMAT = 3

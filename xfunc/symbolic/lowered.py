@@ -22,13 +22,9 @@ from xfunc.stages.options import Options
 from xfunc.stages.stages import Lowered, Traced
 from xfunc.stages.staging import Staged
 from xfunc.symbolic.binding import Declared, sizes_at
-from xfunc.symbolic.box import Box
 from xfunc.symbolic.bucket import Bucket, Ends, Maker, explained
-from xfunc.symbolic.compiled import CompiledRange
-from xfunc.symbolic.cut import Scalars
-from xfunc.symbolic.dim import dimension, merged, size_of
-from xfunc.symbolic.fit import SymbolicModule
-from xfunc.symbolic.limit import (
+from xfunc.symbolic.bucket_lookup import Rungs
+from xfunc.symbolic.budget import (
     Planning,
     Target,
     held_by,
@@ -37,9 +33,13 @@ from xfunc.symbolic.limit import (
     traced_at,
     within_here,
 )
+from xfunc.symbolic.compiled import CompiledRange
+from xfunc.symbolic.dim import dimension, merged, size_of
+from xfunc.symbolic.interpolation import SymbolicModule
+from xfunc.symbolic.pad import Scalars
 from xfunc.symbolic.plans import Plans
 from xfunc.symbolic.polynomial import Env, Polynomial, value
-from xfunc.symbolic.rungs import Rungs
+from xfunc.symbolic.shape_domain import Box
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

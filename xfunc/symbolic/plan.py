@@ -16,12 +16,12 @@ from xfunc.hlo import Instruction, Module
 from xfunc.hlo.estimate import liveness
 from xfunc.hlo.estimate.cost import CHIPS, roofline, running
 from xfunc.hlo.passes.offload import without_offload
-from xfunc.symbolic.box import Box
-from xfunc.symbolic.envelope import SymbolicPeak, prepared
-from xfunc.symbolic.fit import NoFit
+from xfunc.symbolic.duration import Seconds
+from xfunc.symbolic.interpolation import NoFit
+from xfunc.symbolic.peak_bound import SymbolicPeak, prepared
 from xfunc.symbolic.polynomial import Env
 from xfunc.symbolic.schedule import arranged
-from xfunc.symbolic.work import Seconds
+from xfunc.symbolic.shape_domain import Box
 
 Trace = Callable[[Env], tuple[Module, tuple[int, ...]]]
 """Returns the HLO at given sizes, and its donated parameters."""

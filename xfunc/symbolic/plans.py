@@ -28,10 +28,10 @@ from xfunc.errors import OutOfMemoryError, report
 from xfunc.hlo.estimate.cost import CHIPS
 from xfunc.remat.offloaded import Offloaded
 from xfunc.remat.policies import Policy
-from xfunc.remat.same_cut import SameCut
-from xfunc.symbolic.box import Box
+from xfunc.remat.symbolic_cut import SameCut
 from xfunc.symbolic.plan import Measure, Plan, Trace
 from xfunc.symbolic.polynomial import Env
+from xfunc.symbolic.shape_domain import Box
 
 _NEAR = 1.1  # times the limit, or the least: plans expected to hold this are measured first
 _CLOSE = 1.05  # times the duration of the fastest plan: the others are not examined then

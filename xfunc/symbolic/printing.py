@@ -11,7 +11,7 @@ from xfunc.symbolic.polynomial import Size
 from xfunc.symbolic.shapes import SymbolicShape
 
 if TYPE_CHECKING:
-    from xfunc.symbolic.fit import SymbolicModule
+    from xfunc.symbolic.interpolation import SymbolicModule
 
 _SHAPE = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")

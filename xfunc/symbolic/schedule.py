@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from xfunc.graph.in_order import in_order, without_barriers
+from xfunc.graph.scheduled import in_order, without_barriers
 from xfunc.hlo import Module
 from xfunc.hlo.attributes import said
 from xfunc.hlo.estimate import liveness
@@ -21,10 +21,10 @@ from xfunc.hlo.estimate.schedule import just_in_time, memory_order
 from xfunc.hlo.estimate.search import searched_order
 from xfunc.hlo.flat import flat
 from xfunc.hlo.write import numbered, write
-from xfunc.symbolic.envelope import SymbolicPeak, samples
-from xfunc.symbolic.fit import SymbolicModule
+from xfunc.symbolic.interpolation import SymbolicModule
+from xfunc.symbolic.peak_bound import SymbolicPeak, samples
 from xfunc.symbolic.polynomial import Env
-from xfunc.symbolic.tracked import Always, Facts, Judge, TrackedModule
+from xfunc.symbolic.symbolic_int import Always, Facts, Judge, TrackedModule
 
 _WIDTH, _TRIES = 64, 10_000  # see `searched_order`
 _SEARCHED = 400  # steps of a computation; longer ones are not searched

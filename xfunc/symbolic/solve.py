@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from xfunc.symbolic.box import Box
 from xfunc.symbolic.numbers import digits, is_close
 from xfunc.symbolic.polynomial import Env, Monomial, Number, Polynomial, Ratio, Size, simplest
+from xfunc.symbolic.shape_domain import Box
 
 _MAX_DENOMINATOR = 64
 

@@ -6,8 +6,8 @@ module: bound methods, hooks, parametrizations, plain lists of layers.
 
 NOTE [what a trace depends on]: besides its tensors, a module depends on its attributes: its mode, a
 dropout rate, hooks. Each call inside a trace leaves a guard (see `xfunc.core.guards`). It compares
-the attributes with their previous values by identity (see `xfunc.cache.watch`); only if one differs
-are they all evaluated.
+the attributes with their previous values by identity (see `xfunc.cache.mutation_guard`); only if
+one differs are they all evaluated.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch.overrides import TorchFunctionMode
 from xfunc import tree
 from xfunc.backends.devices import to_device
 from xfunc.backends.lock import lock, turn
-from xfunc.cache.valuation import StateWalk
-from xfunc.cache.watch import Watch, lent
+from xfunc.cache.fingerprint import StateWalk
+from xfunc.cache.mutation_guard import Watch, lent
 from xfunc.core import guards
 from xfunc.core.avals import NUMBERS
 from xfunc.core.wrappers import Wrapper

@@ -25,9 +25,9 @@ import torch
 from xfunc.core.avals import short
 from xfunc.errors import PurityError
 from xfunc.torchlib import functorch
-from xfunc.torchlib.references import held
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import tensors_in
+from xfunc.torchlib.weak_references import held
 
 if TYPE_CHECKING:
     from xfunc.trace.tracing import Trace

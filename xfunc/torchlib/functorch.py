@@ -23,9 +23,9 @@ from torch.autograd import forward_ad
 
 from xfunc import tree
 from xfunc.core.counted import Counted
-from xfunc.core.releases import load_tangents_of_compositions
+from xfunc.core.torch_versions import load_tangents_of_compositions
 from xfunc.core.types import AutogradContext
-from xfunc.torchlib import switches
+from xfunc.torchlib import global_flags
 from xfunc.tree import Leaf
 
 Tensor = torch.Tensor
@@ -207,7 +207,7 @@ def own_gradient() -> Iterator[None]:
     """A block in which xfunc itself, not the user's code, takes a gradient."""
     before = takes_own_gradient()
     _thread.own_gradient = True
-    switches.put_filters_first()  # Another thread may have left a `catch_warnings` meanwhile.
+    global_flags.put_filters_first()  # Another thread may have left a `catch_warnings` meanwhile.
     try:
         yield
     finally:

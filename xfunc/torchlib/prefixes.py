@@ -27,7 +27,7 @@ def prefixes(combine: Combine, xs: Sequence[Tensor]) -> list[Tensor]:
         return list(xs)
     # The prefixes of the pairs are those at odd positions; the ones in between take a step more.
     paired = combine([x[0 : n - 1 : 2] for x in xs], [x[1:n:2] for x in xs])
-    # See NOTE [a barrier at each level]; to flip nothing is one (`xfunc.ops.settled`).
+    # See NOTE [a barrier at each level]; to flip nothing is one (`xfunc.ops.single_evaluation`).
     odd = prefixes(combine, [torch.ops.aten.flip.default(p, []) for p in paired])
     if n == 2:
         even = [x[:1] for x in xs]

@@ -133,7 +133,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 SOME: Mapping[str, str] = {
     "torch._C._set_storage_data_ptr_access_error_msg": (
         "in builds with CUDA; else `_set_throw_on_mutable_data_ptr`, and reads of `x.data` are "
-        "refused by `xfunc.core.releases`"
+        "refused by `xfunc.core.torch_versions`"
     ),
     "torch._dynamo.OptimizedModule._orig_mod": "that of a module; only recognised",
     "torch._dynamo.disable._torchdynamo_disable": "that of a function; torch.compile reads it",

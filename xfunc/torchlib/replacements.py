@@ -13,16 +13,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from xfunc.torchlib.expanding import EXPANSIONS
-from xfunc.torchlib.filling import FILLING
-from xfunc.torchlib.fitting import fitting
+from xfunc.torchlib.data_dependent import READING
+from xfunc.torchlib.expand import EXPANSIONS
+from xfunc.torchlib.fill import FILLING
 from xfunc.torchlib.gradients import gradients
 from xfunc.torchlib.in_place import IN_PLACE, changing
 from xfunc.torchlib.indexing import INDEXING
 from xfunc.torchlib.losses import LOSSES
 from xfunc.torchlib.operands import OPERANDS
+from xfunc.torchlib.overflow_checks import fitting
 from xfunc.torchlib.quantiles import QUANTILES
-from xfunc.torchlib.reading import READING
 from xfunc.torchlib.unbatched import UNBATCHED
 from xfunc.torchlib.unit_vectors import UNIT_VECTORS
 

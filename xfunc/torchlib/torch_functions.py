@@ -15,7 +15,7 @@ import torch
 from torch.utils._device import _device_constructors
 
 from xfunc.core import device
-from xfunc.core.releases import properties
+from xfunc.core.torch_versions import properties
 
 
 class Kind(enum.Enum):
@@ -245,7 +245,7 @@ def sizes_read(func: object, args: tuple[object, ...]) -> int:
     if func is torch.full:
         return 1
     if func in (torch.linspace, torch.logspace) and torch.Tensor in map(type, args[:2]):
-        return 0  # See `xfunc.torchlib.reading`.
+        return 0  # See `xfunc.torchlib.data_dependent`.
     return len(args) if getattr(func, "__name__", "") in _READING_FACTORIES else 0
 
 

@@ -12,7 +12,7 @@ from xfunc.core import device
 from xfunc.core.avals import short
 from xfunc.core.types import Shaped
 from xfunc.errors import UnsupportedOpError, report
-from xfunc.torchlib import dataless, functorch
+from xfunc.torchlib import functorch, storageless
 
 FLOAT8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
 """Dtypes that are held, but hardly computed with: see `xfunc.torchlib.float8`."""
@@ -58,7 +58,7 @@ def check_array(x: Shaped, name: str | None, label: str = "a captured tensor") -
         problem = f"its layout {x.layout} is not supported"
     elif isinstance(x, torch.Tensor) and x.device.type == "meta":
         problem = "it is on the meta device and has no data"
-    elif isinstance(x, torch.Tensor) and (found := dataless.why_no_data(x)) is not None:
+    elif isinstance(x, torch.Tensor) and (found := storageless.why_no_data(x)) is not None:
         raise _refused(f"{label} ({short(x)}) cannot be used: {found[0]}", name, found[1])
     if problem:
         raise _not_an_array(f"{label} ({short(x)}) cannot be used: {problem}", name)

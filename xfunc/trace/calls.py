@@ -23,10 +23,10 @@ from xfunc.torchlib.indexing import part_of
 from xfunc.torchlib.replacements import REPLACEMENTS
 from xfunc.torchlib.torch_functions import Kind
 from xfunc.torchlib.values import FLOAT8, SUPPORTED, check_dtype, tensors_in
-from xfunc.trace import empty, recorder, rules
+from xfunc.trace import empty_reductions, recorder, rules
+from xfunc.trace.error_translation import explain, refusal_of
 from xfunc.trace.leaks import Leaked, Token
 from xfunc.trace.literals import literal
-from xfunc.trace.refusals import explain, refusal_of
 
 if TYPE_CHECKING:
     from xfunc.trace.tracing import Trace
@@ -76,7 +76,7 @@ def _planned(func: Callable[..., Any]) -> _Plan:
         REPLACEMENTS.get(func) or func,
         bounds.checks(func),
         func in torch_functions.ARITHMETIC,
-        empty.is_reduction(func),
+        empty_reductions.is_reduction(func),
         func in _SHAPED_LIKE,
         func not in _SAME_VALUE,
         torch_functions.is_in_place_elementwise(func),
@@ -153,7 +153,7 @@ class Mode(TorchFunctionMode):
         if plan.is_arithmetic and functorch.JVP in functorch.levels():
             args = rules.typed_numbers(trace, args)
         try:
-            out = empty.reduce(func, args, kwargs) if plan.reduces else NotImplemented
+            out = empty_reductions.reduce(func, args, kwargs) if plan.reduces else NotImplemented
             if out is NotImplemented:
                 run = plan.run
                 if func is torch.autograd.grad and trace.around.region is not None:

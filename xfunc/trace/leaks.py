@@ -16,11 +16,11 @@ from xfunc.core.avals import short
 from xfunc.core.locations import Location, in_user_code, line_of
 from xfunc.errors import LeakError, report
 from xfunc.torchlib import functorch, torch_functions
-from xfunc.torchlib.references import held
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import tensors_in
+from xfunc.torchlib.weak_references import held
 from xfunc.trace import recorder
-from xfunc.trace.holders import owner_of
+from xfunc.trace.leak_holders import owner_of
 
 
 class Leaked(torch.Tensor):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from xfunc.backends.host_calls import refuse_host_calls
-from xfunc.backends.prepare import UNUSED
+from xfunc.backends.target_passes import UNUSED
 from xfunc.core.avals import Aval, array_of
 from xfunc.graph import build
 from xfunc.graph.graph import Graph
@@ -15,7 +15,7 @@ from xfunc.graph.node import Node, unattributed
 from xfunc.hlo import Module
 from xfunc.hlo.spmd.annotations import constrained
 from xfunc.hlo.spmd.tiles import Tiles
-from xfunc.trace.finalise import finished
+from xfunc.trace.final_passes import finished
 from xfunc.trace.lowering import Lowering
 
 

@@ -14,9 +14,9 @@ from xfunc.backends import forks
 from xfunc.backends.lock import lock
 from xfunc.core.types import Shaped
 from xfunc.graph import build
-from xfunc.graph.absent import ABSENT, drop_absent
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node, array_type
+from xfunc.graph.symbolic_zeros import ABSENT, drop_absent
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.shape import Shape
@@ -74,7 +74,7 @@ def literal(value: torch.Tensor) -> torch.Tensor:
 
 
 def absent(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that are absent: see `xfunc.graph.absent`."""
+    """Zeros that are absent: see `xfunc.graph.symbolic_zeros`."""
     return placeholders.placeholder(Node(ABSENT, array_type(dtype, tuple(size))))
 
 

@@ -20,9 +20,9 @@ from xfunc.torchlib.promotion import number
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import FLOAT8, check_dtype, find_traced, on_device, tensors_in
 from xfunc.trace import array_operands, constants
+from xfunc.trace.error_translation import OF_JAX
 from xfunc.trace.leaks import Leaked
 from xfunc.trace.literals import literal
-from xfunc.trace.refusals import OF_JAX
 
 if TYPE_CHECKING:
     from xfunc.trace.tracing import Trace

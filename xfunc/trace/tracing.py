@@ -46,15 +46,15 @@ from xfunc.core.counted import Counted
 from xfunc.core.locations import Location, raised_at, user_location
 from xfunc.core.types import Shaped
 from xfunc.errors import PurityError, XfuncError, fail, kind_of
-from xfunc.torchlib import batching, bounds, functorch, initialisers, switches
+from xfunc.torchlib import batching, bounds, functorch, global_flags, initialisers
 from xfunc.torchlib.eager import disable_jit
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import FLOAT8, check_array, is_tracked
 from xfunc.trace import array_operands, recorder, scopes
+from xfunc.trace.aliasing import Overlaps
 from xfunc.trace.calls import Mode
+from xfunc.trace.error_translation import STATE, explain_usage, module_running_with, refusal_of
 from xfunc.trace.leaks import Leaked, Made, error_of
-from xfunc.trace.overlaps import Overlaps
-from xfunc.trace.refusals import STATE, explain_usage, module_running_with, refusal_of
 from xfunc.tracer import placeholders
 
 if TYPE_CHECKING:
@@ -250,9 +250,9 @@ class Trace:
             if self._parent is None:
                 recorder.start()
                 placeholders.forget_unstamped()
-                stack.enter_context(switches.while_tracing(_changes))
+                stack.enter_context(global_flags.while_tracing(_changes))
                 stack.enter_context(drawing)
-            stack.enter_context(switches.no_saved_tensors_hooks())
+            stack.enter_context(global_flags.no_saved_tensors_hooks())
             stack.enter_context(functorch.bottom_level())
             stack.callback(ambient.restore, ambient.restore(self.around))
             # A backward pass may trace, in the thread of a `disable_jit`, which is not about it.

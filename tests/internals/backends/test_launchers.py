@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.fresh import Server
 from tests.support.processes import free_port
-from xfunc.backends import launchers
+from xfunc.backends import cluster_env
 from xfunc.backends.pjrt import client
 
 pytestmark = pytest.mark.quick
@@ -71,20 +71,20 @@ def test_launchers_local_device_ids(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(client, "kind_of_devices", lambda: "accelerators")
-    assert launchers.find(None, None, None, given, 1)[1] == expected
+    assert cluster_env.find(None, None, None, given, 1)[1] == expected
 
 
 def test_launchers_cpu_is_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in SECOND.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(client, "kind_of_devices", lambda: "the CPU")
-    assert launchers.find(None, None, None, None, 1)[1] is None
+    assert cluster_env.find(None, None, None, None, 1)[1] is None
 
 
 def test_launchers_invalid_jax_local_device_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "0,b")
     with pytest.raises(ValueError, match=r"JAX_LOCAL_DEVICE_IDS is '0,b'(.|\n)*Hint: set it to"):
-        launchers.find(None, None, None, None, 1)
+        cluster_env.find(None, None, None, None, 1)
 
 
 JOINED = """

@@ -7,7 +7,7 @@ import torch
 
 import xfunc as xf
 from tests.support.functions import vector
-from xfunc.backends import active, maps
+from xfunc.backends import active, memory_maps
 
 pytestmark = pytest.mark.usefixtures("alive_afterwards")
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("alive_afterwards")
 def test_memory_maps_exhausted_by_programs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a bound the process would end with SIGSEGV after some thousand programs."""
     xf.jit(torch.sin)(vector())
-    limit = maps.map_limit()
+    limit = memory_maps.map_limit()
     kept = os.environ.get("XLA_COMPILATION_CACHE_SIZE")  # of torch_xla, where it is loaded
     assert kept is None or int(kept) <= limit // 100
 
@@ -24,7 +24,7 @@ def test_memory_maps_exhausted_by_programs_is_refused(monkeypatch: pytest.Monkey
             xf.jit(lambda x, n=n: x + n)(vector())
 
     compile_many()
-    monkeypatch.setattr(maps, "map_limit", lambda: 100)
+    monkeypatch.setattr(memory_maps, "map_limit", lambda: 100)
     xf.clear_caches()
     repair = "clear_caches" if active.runtime().name == "pjrt" else "CACHE_SIZE"
     with pytest.raises(xf.errors.CompileError, match=rf"(?s)holds \d+ memory maps.*{repair}"):

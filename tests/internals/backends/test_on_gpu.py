@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import xfunc as xf
-from xfunc.backends.pjrt import on_gpu
+from xfunc.backends.pjrt import gpu_arrays
 from xfunc.backends.pjrt.shardings import sharding
 
 pytestmark = pytest.mark.usefixtures("pjrt")
-DTYPES = [getattr(torch, name) for name in sorted(on_gpu._OF_DLPACK)]
+DTYPES = [getattr(torch, name) for name in sorted(gpu_arrays._OF_DLPACK)]
 OF: dict[str, Any] = {
     "whole": lambda x: x,
     "strided": lambda x: x[:, ::2],
@@ -37,7 +37,7 @@ def values(dtype: torch.dtype) -> torch.Tensor:
 def test_on_gpu_copied_every_dtype(kind: str, dtype: torch.dtype) -> None:
     given = OF[kind](values(dtype))
     before = given.clone().resolve_conj().resolve_neg()
-    back = torch.from_dlpack(on_gpu.copied(given, sharding(None)))
+    back = torch.from_dlpack(gpu_arrays.copied(given, sharding(None)))
     if kind != "expanded":
         given.zero_()
     assert back.dtype is given.dtype
@@ -63,7 +63,7 @@ def test_on_gpu_is_shared_on_same_gpu_only(expected: bool, changes: dict[str, An
     ]
     where: Any = SimpleNamespace(device_set=devices)
     device = torch.device("cuda", case["index"])
-    assert on_gpu._is_shared(case["dtype"], device, where) is expected
+    assert gpu_arrays._is_shared(case["dtype"], device, where) is expected
 
 
 def test_result_to_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_result_to_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         moved.append(device)
         return torch.from_dlpack(array).clone()
 
-    monkeypatch.setattr(on_gpu, "get", get)
+    monkeypatch.setattr(gpu_arrays, "get", get)
     y: Any = xf.jit(lambda x: x + 1)(torch.zeros(3))
     to: Any = torch.ops.aten._to_copy.default
     found = to(y, device=gpu)
@@ -102,9 +102,9 @@ def test_jit_argument_on_gpu_is_copied_there(monkeypatch: pytest.MonkeyPatch) ->
         if tensor.ndim == 0:
             return None
         taken.append(tensor)
-        return on_gpu.copied(tensor, where)
+        return gpu_arrays.copied(tensor, where)
 
-    monkeypatch.setattr(on_gpu, "put", put)
+    monkeypatch.setattr(gpu_arrays, "put", put)
     x, f = torch.arange(3.0), xf.jit(lambda x, y: x * y)
     first = f(x, torch.tensor(2.0))
     x.zero_()

@@ -17,9 +17,9 @@ import xfunc as xf
 from examples.llama import allocation, aot
 from tests.backends.test_lapack import RECTANGULAR, check
 from tests.support.fresh import ROOT
-from xfunc.backends import fortran, lapack, maps
-from xfunc.backends.pjrt import stored
-from xfunc.cache import watch
+from xfunc.backends import lapack, memory_maps, scipy_lapack
+from xfunc.backends.pjrt import executable_cache
+from xfunc.cache import mutation_guard
 
 FORK = """
 import os, signal
@@ -57,17 +57,17 @@ def without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_proc")
 def test_memory_maps_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(maps, "map_limit", maps.map_limit.__wrapped__)
-    assert maps.map_limit() == 0
+    monkeypatch.setattr(memory_maps, "map_limit", memory_maps.map_limit.__wrapped__)
+    assert memory_maps.map_limit() == 0
     for limit in (lambda: 0, lambda: 100):  # the limit may be there without the maps
-        monkeypatch.setattr(maps, "map_limit", limit)
+        monkeypatch.setattr(memory_maps, "map_limit", limit)
         for _ in range(17):
-            maps.check_maps("f", "call xf.clear_caches()")
+            memory_maps.check_maps("f", "call xf.clear_caches()")
 
 
 @pytest.mark.usefixtures("without_proc")
 def test_kept_programs_without_proc_are_of_this_machine() -> None:
-    assert stored._cpu() == platform.node()
+    assert executable_cache._cpu() == platform.node()
 
 
 def test_kept_programs_are_of_the_instructions_of_arm(
@@ -75,10 +75,10 @@ def test_kept_programs_are_of_the_instructions_of_arm(
 ) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text("processor\t: 0\nBogoMIPS\t: 243.75\nFeatures\t: fp asimd aes\n")
-    monkeypatch.setattr(stored, "_CPUS", str(file))
-    assert stored._cpu() == "Features\t: fp asimd aes\n"
+    monkeypatch.setattr(executable_cache, "_CPUS", str(file))
+    assert executable_cache._cpu() == "Features\t: fp asimd aes\n"
     file.write_text("processor\t: 0\n")
-    assert stored._cpu() == platform.node()
+    assert executable_cache._cpu() == platform.node()
 
 
 @pytest.mark.usefixtures("pjrt")
@@ -95,9 +95,9 @@ def test_fork_exit_status_without_on_exit() -> None:
 def test_lapack_without_openmp_and_openblas(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads of macOS's own library cannot be set; those of torch may be out of reach."""
     monkeypatch.setattr(lapack, "_openmp", object())
-    monkeypatch.setattr(fortran, "_thread_count", fortran._thread_count.__wrapped__)
-    monkeypatch.setattr(fortran.ctypes, "PyDLL", lambda _: object())
-    count, put = fortran._thread_count()
+    monkeypatch.setattr(scipy_lapack, "_thread_count", scipy_lapack._thread_count.__wrapped__)
+    monkeypatch.setattr(scipy_lapack.ctypes, "PyDLL", lambda _: object())
+    count, put = scipy_lapack._thread_count()
     put(5)
     assert count() == 1
     check(RECTANGULAR[name], torch.randn(5, 4, dtype=torch.float64))
@@ -128,9 +128,9 @@ def test_changes_of_functions_without_known_layout(
 ) -> None:
     """Elsewhere than in CPython, nothing is read from an object's memory."""
     for name in ("_class_versions", "_dict_versions", "_has_pointers"):
-        monkeypatch.setattr(watch, name, known and getattr(watch, name))
+        monkeypatch.setattr(mutation_guard, name, known and getattr(mutation_guard, name))
     if not known:
-        monkeypatch.setattr(watch, "_place", None)
+        monkeypatch.setattr(mutation_guard, "_place", None)
     rate = 2.0
 
     def scaled(x: torch.Tensor, shift: float = 1.0) -> torch.Tensor:

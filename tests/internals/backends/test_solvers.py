@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from xfunc.backends import fortran, solvers
+from xfunc.backends import scipy_lapack, solvers
 from xfunc.backends.host_calls import Memory
 
 Tensor = torch.Tensor
@@ -158,8 +158,8 @@ def test_solvers_first_calls_in_threads(
                 case = kinds.get(name.split()[0].removesuffix("_adjoint"), ([a, rhs], [rhs]))
                 wanted = run(name, *case)
                 for _ in range(3):
-                    fortran.scalar.cache_clear()
-                    fortran.routine.cache_clear()
+                    scipy_lapack.scalar.cache_clear()
+                    scipy_lapack.routine.cache_clear()
                     for found in devices.map(
                         lambda _, name=name, case=case: run(name, *case), range(8)
                     ):
@@ -183,11 +183,11 @@ def test_solvers_empty_matrices(batch: tuple[int, ...], n: int, columns: int) ->
 
 
 def test_fortran_one_thread_restores_count() -> None:
-    count, put = fortran._thread_count()
+    count, put = scipy_lapack._thread_count()
     before = count()
     put(2)
-    with fortran.one_thread:
-        with fortran.one_thread:
+    with scipy_lapack.one_thread:
+        with scipy_lapack.one_thread:
             assert count() == 1
         assert count() == 1
     assert count() == 2

@@ -1,4 +1,4 @@
-"""`xfunc.backends.pjrt.stored`: damaged files of compiled programs."""
+"""`xfunc.backends.pjrt.executable_cache`: damaged files of compiled programs."""
 
 import hashlib
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 from tests.backends.test_pjrt_compilations import X, run
 from tests.backends.test_pjrt_compilations import folder as folder
-from xfunc.backends.pjrt import stored
+from xfunc.backends.pjrt import executable_cache
 
 pytestmark = pytest.mark.usefixtures("pjrt")
 
@@ -21,7 +21,7 @@ def test_stored_unreadable_file_is_rewritten(folder: Path) -> None:
     (file,) = folder.iterdir()
     data = b"{}\n\x80\x04\x8e" + b"\xff" * 8  # a pickle of bytes, longer than memory
     file.write_bytes(hashlib.sha256(file.stem.encode() + data).digest() + data)
-    assert stored.load(file, [], []) is None
+    assert executable_cache.load(file, [], []) is None
     for wanted in (1, 0):
         compiles, found = run(fun, X)
         assert compiles == wanted

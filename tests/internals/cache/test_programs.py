@@ -11,7 +11,7 @@ import torch
 
 import xfunc as xf
 from tests.support.functions import Model, double, power, vector
-from xfunc.cache import programs, volatile
+from xfunc.cache import mutated, programs
 from xfunc.core import locations
 from xfunc.program.program import Program
 from xfunc.trace import scopes
@@ -82,7 +82,7 @@ def test_recreated_function_traces_once(name: str, monkeypatch: pytest.MonkeyPat
 
 
 def test_volatile_objects_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(volatile, "MOST", 3)
+    monkeypatch.setattr(mutated, "MOST", 3)
     logs: list[list[int]] = [[] for _ in range(5)]
     for log in logs:
 
@@ -91,7 +91,7 @@ def test_volatile_objects_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             return x * 2
 
         xf.jit(lambda x, f=f: f(x))(vector())
-    assert 0 < volatile.count() <= 3
+    assert 0 < mutated.count() <= 3
 
 
 def test_clear_caches_forgets_source_lines() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from xfunc.cache import identity, watch
+from xfunc.cache import identity, mutation_guard
 
 X = torch.tensor([1.0, 2.0, 3.0])
 
@@ -52,23 +52,25 @@ def test_watch_without_cpython_version_numbers(
     versions: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Contents are compared where CPython's numbers do not do what is expected."""
-    assert watch._class_versions
-    assert watch._dict_versions or sys.version_info >= (3, 13)
-    monkeypatch.setattr(watch, "_class_versions", versions)
-    monkeypatch.setattr(watch, "_dict_versions", versions and watch._dict_versions)
+    assert mutation_guard._class_versions
+    assert mutation_guard._dict_versions or sys.version_info >= (3, 13)
+    monkeypatch.setattr(mutation_guard, "_class_versions", versions)
+    monkeypatch.setattr(
+        mutation_guard, "_dict_versions", versions and mutation_guard._dict_versions
+    )
     space: dict[str, object] = {"a": 1, "b": 2}
-    names = watch.Namespace(space, ["a", "missing"])
+    names = mutation_guard.Namespace(space, ["a", "missing"])
     assert names.same()
     space["b"] = 3
     assert names.same()
     space["missing"] = 1
     assert not names.same()
     cls: Any = type("C", (), {"k": 1})
-    found = watch.Watch([], [cls])
+    found = mutation_guard.Watch([], [cls])
     assert found.same()
     cls.k = 2
     assert not found.same()
     base: Any = type("B", (), {"k": 1})
-    found = watch.Watch([], [type("D", (base,), {})])
+    found = mutation_guard.Watch([], [type("D", (base,), {})])
     base.k = 2
     assert not found.same()

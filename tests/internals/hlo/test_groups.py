@@ -9,7 +9,7 @@ from xfunc.hlo.contents import Contents
 from xfunc.hlo.spmd.annotations import is_tie
 from xfunc.hlo.spmd.groups import settle_groups
 from xfunc.hlo.write import write
-from xfunc.sharding.border import without_ties
+from xfunc.sharding.manual_region import without_ties
 
 pytestmark = pytest.mark.quick
 

@@ -18,7 +18,7 @@ from examples.llama.plan import Plan
 from examples.llama.recipe import Recipe
 from examples.llama.sharding import Sharding
 from xfunc.errors import ShardingError
-from xfunc.symbolic import seen
+from xfunc.symbolic import call_cache
 
 P = xf.P
 MESH = ((4, 2), ("data", "model"))
@@ -33,7 +33,7 @@ def mesh():
 
 @pytest.fixture(autouse=True)
 def nan_in_the_padding(monkeypatch):
-    widened = seen.widened
+    widened = call_cache.widened
 
     def with_nan(x, shape):
         wide = widened(x, shape)
@@ -44,7 +44,7 @@ def nan_in_the_padding(monkeypatch):
             return found
         return wide
 
-    monkeypatch.setattr(seen, "widened", with_nan)
+    monkeypatch.setattr(call_cache, "widened", with_nan)
 
 
 def check(f, spec, calls, buckets, reason=None, **options):

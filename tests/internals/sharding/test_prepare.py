@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import xfunc as xf
-from xfunc.backends.prepare import prepare_to_run
+from xfunc.backends.target_passes import prepare_to_run
 from xfunc.sharding import P
 
 

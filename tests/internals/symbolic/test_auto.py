@@ -8,7 +8,7 @@ import torch
 
 import xfunc as xf
 from xfunc.symbolic.auto import MOST_PROGRAMS, Auto
-from xfunc.symbolic.box import Box, Range
+from xfunc.symbolic.shape_domain import Box, Range
 
 pytestmark = pytest.mark.quick
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 import xfunc as xf
 from xfunc.hlo.estimate.liveness import peak
-from xfunc.symbolic.box import Box, Range
-from xfunc.symbolic.envelope import SymbolicPeak, prepared, upper
+from xfunc.symbolic.peak_bound import SymbolicPeak, prepared, upper
 from xfunc.symbolic.polynomial import Polynomial
-from xfunc.symbolic.tracked import Basis, Facts, Tracked
+from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.symbolic_int import Basis, Facts, Tracked
 
 B, S = Polynomial.symbol("B"), Polynomial.symbol("S")
 BOX = Box({"B": Range(1, 16), "S": Range(2, 512)})

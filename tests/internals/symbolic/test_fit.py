@@ -3,10 +3,10 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
-from xfunc.symbolic.box import Box, Range
-from xfunc.symbolic.fit import NoFit, fit
+from xfunc.symbolic.interpolation import NoFit, fit
 from xfunc.symbolic.polynomial import Polynomial
-from xfunc.symbolic.probes import probes
+from xfunc.symbolic.sample_sizes import probes
+from xfunc.symbolic.shape_domain import Box, Range
 
 pytestmark = pytest.mark.quick
 

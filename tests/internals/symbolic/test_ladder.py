@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xfunc.symbolic import ladder
-from xfunc.symbolic.refit import Refit
+from xfunc.symbolic import bucket_search
+from xfunc.symbolic.adaptive_buckets import Refit
 
 Ladders = tuple[tuple[int, ...], ...]
 
@@ -59,7 +59,7 @@ def test_best_ladder_costs_least(cost: Callable[..., int], compiling: int) -> No
     for n in (1, 2, 3, 5):
         sizes = draw.sample(range(1, 90), 9)
         counts = Counter({(s,): draw.randint(1, 40) for s in sizes})
-        found = ladder.best(counts, n, cost, compiling)
+        found = bucket_search.best(counts, n, cost, compiling)
         least = min(total(counts, other, cost, compiling) for other in every(counts, n))
         assert total(counts, found, cost, compiling) == least
         assert len(found[0]) <= n
@@ -71,7 +71,7 @@ def test_best_grid_costs_least(compiling: int) -> None:
     for n in (1, 2, 4, 6):
         points = [(draw.choice((1, 2, 3, 8)), draw.choice((5, 9, 11, 30, 64))) for _ in range(40)]
         counts = Counter(points)
-        found = ladder.best(counts, n, tokens, compiling)
+        found = bucket_search.best(counts, n, tokens, compiling)
         least = min(total(counts, other, tokens, compiling) for other in every(counts, n))
         assert total(counts, found, tokens, compiling) == least
 
@@ -79,22 +79,22 @@ def test_best_grid_costs_least(compiling: int) -> None:
 def test_best_large_grid_no_worse_than_each_dim_alone() -> None:
     draw = random.Random(0)
     counts = Counter((draw.randint(1, 60), draw.randint(1, 500)) for _ in range(600))
-    found = ladder.best(counts, 12, tokens)
+    found = bucket_search.best(counts, 12, tokens)
     apart = []
     for a, n in ((0, 3), (1, 4)):
         own = Counter[Any]()
         for sizes, times in counts.items():
             own[(sizes[a],)] += times
-        apart += ladder.best(own, n, int)
+        apart += bucket_search.best(own, n, int)
     assert total(counts, found, tokens, 0) <= total(counts, tuple(apart), tokens, 0)
     assert len(found[0]) * len(found[1]) <= 12
 
 
 def test_waste_is_share_of_padding() -> None:
     counts = Counter({(6,): 1, (10,): 3})
-    assert ladder.waste(counts, ((10,),)) == 1 - 36 / 40
-    assert ladder.waste(counts, ((6, 10),)) == 0
-    assert ladder.bucket_of([11], ((6, 10),)) is None
+    assert bucket_search.waste(counts, ((10,),)) == 1 - 36 / 40
+    assert bucket_search.waste(counts, ((6, 10),)) == 0
+    assert bucket_search.bucket_of([11], ((6, 10),)) is None
 
 
 def test_refit_waits_until_it_pays() -> None:

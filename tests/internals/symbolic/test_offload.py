@@ -16,10 +16,10 @@ from xfunc.hlo.estimate.cost import CHIPS
 from xfunc.hlo.estimate.liveness import peak
 from xfunc.hlo.passes.offload import without_offload
 from xfunc.remat.offloaded import Offloaded
-from xfunc.remat.same_cut import SameCut
-from xfunc.symbolic.box import Box, Range
+from xfunc.remat.symbolic_cut import SameCut
 from xfunc.symbolic.plan import Plan
 from xfunc.symbolic.plans import Plans
+from xfunc.symbolic.shape_domain import Box, Range
 
 BF16, LAYERS, N = torch.bfloat16, 8, 1024
 TPU = "tpu:v6e:1x1"

@@ -8,7 +8,7 @@ import torch
 
 import xfunc as xf
 from tests.support.dynamic_programs import EXACT, INEXACT, random_program
-from xfunc.symbolic import seen
+from xfunc.symbolic import call_cache
 
 B, S = xf.Dim("B", max=8), xf.Dim("S", min=2, max=16)
 SPEC = ((B, S), (S, None))
@@ -27,7 +27,7 @@ def garbage_in_the_padding(monkeypatch):
         wide[tuple(slice(0, n) for n in x.shape)] = x
         return wide
 
-    monkeypatch.setattr(seen, "widened", widened)
+    monkeypatch.setattr(call_cache, "widened", widened)
 
 
 def arguments(b, s, seed=0):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import xfunc as xf
 from xfunc.errors import OutOfMemoryError, ShapeError
-from xfunc.symbolic import seen
+from xfunc.symbolic import call_cache
 
 D = torch.float64
 S, B = xf.Dim("S", min=2, max=32), xf.Dim("B", min=2, max=8)
@@ -20,7 +20,7 @@ E = xf.Dim("S", min=2, max=32, multiple_of=2)
 @pytest.fixture(autouse=True)
 def garbage_in_the_padding(monkeypatch):
     """NaN, True or the largest number, where the library puts zeros."""
-    widened = seen.widened
+    widened = call_cache.widened
 
     def wide(x, shape):
         found = widened(x, shape)
@@ -36,7 +36,7 @@ def garbage_in_the_padding(monkeypatch):
         full[inside] = found[inside]
         return full
 
-    monkeypatch.setattr(seen, "widened", wide)
+    monkeypatch.setattr(call_cache, "widened", wide)
 
 
 def rows(n):

@@ -10,8 +10,8 @@ import torch
 import xfunc as xf
 from xfunc.errors import OutOfMemoryError
 from xfunc.hlo.estimate.liveness import peak
-from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.plans import Plans, candidates, offloading
+from xfunc.symbolic.shape_domain import Box, Range
 
 BOX = Box({"B": Range(1, 16), "S": Range(2, 512)})
 WEIGHTS: Any = xf.ShapeDtypeStruct((6, 16, 16), torch.float32)

@@ -4,8 +4,8 @@ from fractions import Fraction
 
 import pytest
 
-from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.polynomial import Polynomial, Ratio, product, simplest, value
+from xfunc.symbolic.shape_domain import Box, Range
 
 pytestmark = pytest.mark.quick
 

@@ -18,8 +18,7 @@ from xfunc.hlo.estimate import liveness
 from xfunc.hlo.estimate.buffers import Buffer, Flow, Step
 from xfunc.hlo.estimate.liveness import peak
 from xfunc.hlo.estimate.occupancy import Task, held
-from xfunc.symbolic.box import Box, Range
-from xfunc.symbolic.envelope import prepared
+from xfunc.symbolic.peak_bound import prepared
 from xfunc.symbolic.schedule import (
     arranged,
     candidates,
@@ -28,6 +27,7 @@ from xfunc.symbolic.schedule import (
     reordered,
     schedule,
 )
+from xfunc.symbolic.shape_domain import Box, Range
 
 BOX = Box({"B": Range(1, 16), "S": Range(2, 512)})
 

@@ -9,9 +9,9 @@ import torch
 
 import xfunc as xf
 from xfunc.hlo import Module
-from xfunc.symbolic.box import Box, Range
-from xfunc.symbolic.fit import fit
+from xfunc.symbolic.interpolation import fit
 from xfunc.symbolic.polynomial import Env
+from xfunc.symbolic.shape_domain import Box, Range
 
 BOX = Box({"S": Range(1, 64)})
 SAME: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

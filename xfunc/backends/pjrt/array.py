@@ -25,13 +25,13 @@ from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 
 from xfunc.backends.donated import fail_donated
-from xfunc.backends.pjrt import client, on_gpu
+from xfunc.backends.pjrt import client, gpu_arrays
 from xfunc.backends.pjrt.shardings import sharding
 from xfunc.core.avals import AvalKey
-from xfunc.core.releases import refusing_reads
+from xfunc.core.torch_versions import refusing_reads
 from xfunc.errors import fail
 from xfunc.torchlib.functorch import never_compile
-from xfunc.torchlib.switches import lazy_conjugates
+from xfunc.torchlib.global_flags import lazy_conjugates
 
 if TYPE_CHECKING:
     import jax
@@ -91,7 +91,7 @@ class Data:
         """The data in a new tensor on this device, if it is a GPU and they are there already."""
         if device is None or device.type != "cuda" or self._array is None:
             return None
-        return on_gpu.get(self.array(), device)
+        return gpu_arrays.get(self.array(), device)
 
     def written(self) -> torch.Tensor:
         """The data as a plain tensor, which takes its place from now on."""

@@ -14,13 +14,13 @@ from xfunc.backends import ffi, host_calls
 from xfunc.backends.host_calls import add_end, call_once, has_host_calls, refuse_host_calls
 from xfunc.backends.lapack import use_lapack
 from xfunc.backends.lock import once
-from xfunc.backends.pjrt import callbacks, client, on_gpu, profile
+from xfunc.backends.pjrt import callbacks, client, gpu_arrays, profile
 from xfunc.backends.pjrt.array import Array, array_of, make, sharding_of
 from xfunc.backends.pjrt.executable import Executable
 from xfunc.backends.pjrt.shardings import moved, placement_of, sharding
 from xfunc.backends.placement import Placement
-from xfunc.backends.prepare import UNUSED, add_parameter, prepare_to_run
 from xfunc.backends.protocol import Runtime
+from xfunc.backends.target_passes import UNUSED, add_parameter, prepare_to_run
 from xfunc.core.avals import Aval, AvalKey
 from xfunc.core.weak import WeakTable
 from xfunc.hlo import Module
@@ -28,8 +28,8 @@ from xfunc.hlo.edit import renumber_parameters
 from xfunc.hlo.flat import inline_calls
 from xfunc.hlo.passes.precise import ask_for_float32
 from xfunc.hlo.passes.shardy import to_shardy
-from xfunc.torchlib.dataless import HELD_ELSEWHERE, with_memory
 from xfunc.torchlib.functorch import is_wrapped, top_level
+from xfunc.torchlib.storageless import HELD_ELSEWHERE, with_memory
 
 if TYPE_CHECKING:
     import jax
@@ -124,7 +124,7 @@ class Pjrt:
         if tensor.device.type != "xla":
             tensor = with_memory(tensor) if is_wrapped(tensor) else tensor
             where = sharding(None)
-            shared = on_gpu.put(tensor, where)
+            shared = gpu_arrays.put(tensor, where)
             return _made(client.put(tensor.detach(), where) if shared is None else shared, tensor)
         # What a trace made, and a program holds: it never changes.
         found = self._moved.get(tensor)

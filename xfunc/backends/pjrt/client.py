@@ -26,7 +26,7 @@ from xfunc.core.counted import Counted
 from xfunc.core.garbage import uncollected
 from xfunc.errors import ShardingError, fail
 from xfunc.torchlib.arrays import BITS, copied
-from xfunc.torchlib.dataless import is_without_memory, with_memory
+from xfunc.torchlib.storageless import is_without_memory, with_memory
 
 if TYPE_CHECKING:
     import jax as jax_

@@ -22,9 +22,9 @@ from xfunc.backends.donated import check_given_once, fail_given_twice
 from xfunc.backends.errors import compile_error, run_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.lock import launches
-from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
-from xfunc.backends.pjrt import callbacks, client, meeting, printer, stored
+from xfunc.backends.memory_maps import check_maps
+from xfunc.backends.pjrt import callbacks, client, executable_cache, printer, run_barrier
 from xfunc.backends.pjrt.array import Array, array_of
 from xfunc.backends.pjrt.donated import Results
 from xfunc.backends.pjrt.shardings import partitioner, sharding, sharding_on
@@ -33,7 +33,7 @@ from xfunc.core.avals import Aval
 from xfunc.errors import XfuncError
 from xfunc.hlo import Module
 from xfunc.hlo.spmd.common_mesh import CommonMesh
-from xfunc.torchlib.switches import while_loading
+from xfunc.torchlib.global_flags import while_loading
 
 if TYPE_CHECKING:
     import jax
@@ -104,8 +104,10 @@ class Executable:
             of_jax = calls_host and callbacks.through_jax()
             place = None  # JAX does not serialize its callbacks.
             if not of_jax:
-                place = stored.place_of(module, where, tuple(donated), options, mesh is not None)
-            loaded = stored.load(place, shapes, returned)
+                place = executable_cache.place_of(
+                    module, where, tuple(donated), options, mesh is not None
+                )
+            loaded = executable_cache.load(place, shapes, returned)
             run: Any = loaded and loaded[0]
             found: Any = run
             self._sizes = loaded and loaded[1]
@@ -122,17 +124,19 @@ class Executable:
                     found = run.lower(*shapes).compile()
                     if place is not None:
                         self._sizes = _sizes(found)
-                        stored.keep(place, found, self._sizes)
+                        executable_cache.keep(place, found, self._sizes)
             except Exception as error:  # of many classes, by what goes wrong
                 raise compile_error(name, str(error)) from error
         self._compiled = found
         described = avals, placements, tuple(donated), options, mesh
-        self._run = meeting.together(name, found if placements else run, found, module, described)
+        self._run = run_barrier.together(
+            name, found if placements else run, found, module, described
+        )
         # XLA finds an array that it is given twice when some of several devices run the program
         # already, and the next one to donate an array waits for ever.
         self._checked = frozenset(donated) if placements else frozenset[int]()
         # With JAX 0.7.1 programs of several processes hang on the CPU if one overtakes another.
-        self._calls_host, self._waits = calls_host, calls_host or meeting.is_needed()
+        self._calls_host, self._waits = calls_host, calls_host or run_barrier.is_needed()
         self._is_alone = self._waits or bool(placements)  # See `launches`.
 
     def __call__(self, inputs: Sequence[Any]) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from xfunc.backends.pjrt import meeting
+from xfunc.backends.pjrt import run_barrier
 from xfunc.backends.pjrt.client import jax, x64
 from xfunc.backends.placement import Placement, read
 from xfunc.hlo.spmd.tiles import Tiles
@@ -63,7 +63,7 @@ def moved(array: Array, to: Placement | None) -> Array:
     """The same array, resharded."""
     array = _on_no_mesh(array)
     with partitioner(shardy=False), x64()(True):
-        if meeting.is_needed():
+        if run_barrier.is_needed():
             return _mover_between(to, array.sharding, array.shape, array.dtype)(array)
         return _mover(to)(array)
 
@@ -86,7 +86,7 @@ def _mover_between(
 ) -> Callable[[Array], Array]:
     run = _mover(to).lower(jax().ShapeDtypeStruct(shape, dtype, sharding=where)).compile()
     described = str(where._to_xla_hlo_sharding(len(shape))), to, shape, dtype
-    return meeting.together("device_put", run, run, None, described)
+    return run_barrier.together("device_put", run, run, None, described)
 
 
 @functools.lru_cache(maxsize=1024)

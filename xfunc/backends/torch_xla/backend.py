@@ -16,8 +16,8 @@ from xfunc.backends.host_calls import (
 )
 from xfunc.backends.lapack import use_lapack
 from xfunc.backends.placement import Placement
-from xfunc.backends.prepare import UNUSED, add_parameter, prepare_to_run
 from xfunc.backends.protocol import Runtime
+from xfunc.backends.target_passes import UNUSED, add_parameter, prepare_to_run
 from xfunc.backends.torch_xla import placement, recorder, registry, runtime, uploads
 from xfunc.backends.torch_xla.executable import Executable
 from xfunc.core.avals import Aval, AvalKey

@@ -14,9 +14,9 @@ from xfunc.backends import donated
 from xfunc.backends.analysis import Optimised
 from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
-from xfunc.backends.maps import check_maps
 from xfunc.backends.memory import check_results
-from xfunc.backends.prepare import UNUSED
+from xfunc.backends.memory_maps import check_maps
+from xfunc.backends.target_passes import UNUSED
 from xfunc.backends.torch_xla import analysis
 from xfunc.backends.torch_xla.runtime import (
     block,

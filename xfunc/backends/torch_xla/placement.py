@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from xfunc.backends.placement import Placement, read
-from xfunc.backends.prepare import prepare_to_run
+from xfunc.backends.target_passes import prepare_to_run
 from xfunc.backends.torch_xla import runtime, uploads
 from xfunc.backends.torch_xla.executable import Executable
 from xfunc.core.avals import Aval, array_of

@@ -17,7 +17,7 @@ from types import ModuleType
 
 import torch
 
-from xfunc.backends import flags, forks, maps
+from xfunc.backends import flags, forks, memory_maps
 from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.backends.lock import once
 from xfunc.backends.torch_xla.loading import load
@@ -30,9 +30,9 @@ def xla() -> ModuleType:
     """torch_xla's C++ module; the first call loads torch_xla and starts the device client."""
     os.environ["PJRT_DEVICE"] = _kind_of_device()
     set_flags()
-    if os.environ["PJRT_DEVICE"] == "CPU" and maps.map_limit():
-        # See NOTE [memory maps] in `xfunc.backends.maps`.
-        size = max(maps.map_limit() // maps.MAPS_OF_A_PROGRAM, 64)
+    if os.environ["PJRT_DEVICE"] == "CPU" and memory_maps.map_limit():
+        # See NOTE [memory maps] in `xfunc.backends.memory_maps`.
+        size = max(memory_maps.map_limit() // memory_maps.MAPS_OF_A_PROGRAM, 64)
         os.environ.setdefault("XLA_COMPILATION_CACHE_SIZE", str(size))
     if not {"PT_XLA_DEBUG", "PT_XLA_DEBUG_LEVEL"} & os.environ.keys():
         # torch_xla reports each refused read there; by default, on stderr.

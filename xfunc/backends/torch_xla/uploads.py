@@ -9,8 +9,8 @@ import torch
 
 from xfunc.backends.torch_xla.runtime import device, xla
 from xfunc.core.types import AutogradContext
-from xfunc.torchlib.dataless import is_without_memory, with_memory
 from xfunc.torchlib.functorch import top_level
+from xfunc.torchlib.storageless import is_without_memory, with_memory
 
 # torch_xla would make these signed, unless torch's dispatcher moves them.
 _BY_DISPATCHER = frozenset({torch.uint16, torch.uint32, torch.uint64})

@@ -13,8 +13,8 @@ from xfunc.hlo.edit import fresh_ids, instruction, renamed
 from xfunc.hlo.passes.common import dead_code_elimination
 from xfunc.hlo.passes.offload import is_placement
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair, is_region, is_tie
-from xfunc.symbolic.fit import SymbolicModule
-from xfunc.symbolic.folded import is_folded
+from xfunc.symbolic.folded_cumulative import is_folded
+from xfunc.symbolic.interpolation import SymbolicModule
 from xfunc.symbolic.padding import pooling, reductions, regions, rules, sorting, windows
 from xfunc.symbolic.padding.convolution import convolution
 from xfunc.symbolic.padding.emit import S64, Emitter, array

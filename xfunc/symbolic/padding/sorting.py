@@ -10,7 +10,7 @@ from __future__ import annotations
 from xfunc.hlo import Instruction
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import copied, instruction
-from xfunc.symbolic.folded import dimension
+from xfunc.symbolic.folded_cumulative import dimension
 from xfunc.symbolic.padding.emit import PRED, Emitter, array
 from xfunc.symbolic.padding.layouts import own
 from xfunc.symbolic.padding.rules import remade, results

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from xfunc.hlo import Instruction
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.symbolic.fit import SymbolicModule
+from xfunc.symbolic.interpolation import SymbolicModule
 from xfunc.symbolic.padding.emit import S32, S64, Emitter, array, message
 from xfunc.symbolic.padding.layouts import Factor, Layout, MaybeLayout, is_padded, own, split
 from xfunc.symbolic.polynomial import Size, as_polynomial, product

@@ -17,7 +17,7 @@ import sys
 import weakref
 from collections.abc import Mapping
 
-from xfunc.cache.watch import end_watches
+from xfunc.cache.mutation_guard import end_watches
 
 Place = tuple[int, str | None]
 

@@ -28,9 +28,9 @@ import torch
 from torch._decomp import decomposition_table
 from torch.autograd import forward_ad
 
+from xfunc.ops.cumulative import scan_along
 from xfunc.ops.linalg import sign_of
 from xfunc.ops.registry import composition, differentiable
-from xfunc.ops.running import scan_along
 from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor

@@ -11,10 +11,10 @@ from xfunc.program.annotation import Tie
 from xfunc.program.bind import or_zeros
 from xfunc.program.primitive import Dims, Pair, Tensor, placed
 from xfunc.program.program import Joint
-from xfunc.remat.split import Halves, Source, gathered
+from xfunc.remat.partition import Halves, Source, gathered
 from xfunc.trace.lowering import Lowering
-from xfunc.transforms.scan.counted import LoopSpec, Param, Result, loop_graph
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
+from xfunc.transforms.scan.loop_graph import LoopSpec, Param, Result, loop_graph
 
 if TYPE_CHECKING:
     from xfunc.transforms.scan.primitive import Scan

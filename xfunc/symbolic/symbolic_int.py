@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from xfunc.hlo import Module, Shape
-from xfunc.symbolic.box import Box
-from xfunc.symbolic.fit import SymbolicModule
+from xfunc.symbolic.interpolation import SymbolicModule
 from xfunc.symbolic.polynomial import Env, Monomial, Polynomial, Size, as_polynomial
+from xfunc.symbolic.shape_domain import Box
 from xfunc.symbolic.shapes import SymbolicShape
 
 Terms = tuple[Any, ...]

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from xfunc.cache import classes, views, volatile, watch
+from xfunc.cache import classes, mutated, mutation_guard, snapshots
+from xfunc.cache.builtin_types import BUILTIN_METHODS, RULES, Same
 from xfunc.cache.largest import largest
-from xfunc.cache.own_classes import BUILTIN_METHODS, RULES, Same
 from xfunc.core.displays import is_display
 from xfunc.core.guards import State
 from xfunc.core.locations import is_of_user
@@ -58,7 +58,7 @@ class Walk:
         classes: the user's classes that were found, directly or through an instance, and the
             states in which they count.
         modules: the Python modules found.
-        things: the mutable objects found; see `xfunc.cache.watch`.
+        things: the mutable objects found; see `xfunc.cache.mutation_guard`.
         skipped: whether a place was found that does not count; see NOTE [volatile places].
         places: for each mutable place, its owner and its current content.
         refuses: whether to refuse what cannot be compared, as for objects that a user's function
@@ -135,12 +135,12 @@ class Walk:
         self.modules += other.modules
         self.classes.update(other.classes)
 
-    def watch(self, namespaces: Iterable[watch.Namespace] = ()) -> watch.Watch:
+    def watch(self, namespaces: Iterable[mutation_guard.Namespace] = ()) -> mutation_guard.Watch:
         """A watch on everything that was found, and on some namespaces."""
         states = {c: None for cls in self.classes for c in classes.known(cls).everything}
         things = [t for state in states for t in state.things]
         kinds = [k for c in states for k in c.kinds]
-        return watch.Watch([*self.things, *things], kinds, namespaces)
+        return mutation_guard.Watch([*self.things, *things], kinds, namespaces)
 
     def all(self, xs: Iterable[object]) -> tuple[Hashable, ...]:
         return tuple([self.value(x) for x in xs])
@@ -148,12 +148,12 @@ class Walk:
     def state(self, x: object) -> Hashable:
         """The attributes of an object, by value."""
         named = getattr(x, "__dict__", None) or {}
-        slots = views.all_slots(type(x))
+        slots = snapshots.all_slots(type(x))
         if slots:
             named = {**named, **{n: getattr(x, n) for n in slots if hasattr(x, n)}}
         before, self.refuses = self.refuses, False
         try:
-            if self.places is None and not volatile.count():
+            if self.places is None and not mutated.count():
                 return tuple([(n, self._attribute(v)) for n, v in named.items()])
             return tuple([(n, self.place(x, n, [v], attribute=True)) for n, v in named.items()])
         finally:
@@ -171,7 +171,7 @@ class Walk:
         self, owner: object, label: str | None, contents: Iterable[object], attribute: bool = False
     ) -> Hashable:
         """The value of the content of a mutable place."""
-        mark = volatile.mark_of(owner, label)
+        mark = mutated.mark_of(owner, label)
         if mark is not None:
             self.skipped = True
             return mark
@@ -232,7 +232,7 @@ def is_transparent(cls: type) -> bool:
 
     `object.__reduce_ex__` uses the same sum to decide what it may pickle.
     """
-    pointers = sum(len(views.slots_of(c)) for c in cls.__mro__)
+    pointers = sum(len(snapshots.slots_of(c)) for c in cls.__mro__)
     pointers += (cls.__dictoffset__ > 0) + (getattr(cls, "__weakrefoffset__", 0) > 0)
     size = object.__basicsize__ + tuple.__itemsize__ * pointers
     return cls.__basicsize__ == size and cls.__itemsize__ == 0

@@ -9,7 +9,7 @@ import numpy as np
 from xfunc.graph.opcodes import FREE
 from xfunc.hlo import Computation, Instruction, Module, Shape
 from xfunc.hlo.estimate.cost import CHIPS, running, trip_count
-from xfunc.symbolic.fit import SymbolicModule
+from xfunc.symbolic.interpolation import SymbolicModule
 from xfunc.symbolic.polynomial import Env, Polynomial, as_polynomial
 from xfunc.symbolic.shapes import SymbolicShape
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.polynomial import Env, Monomial, monomials
+from xfunc.symbolic.shape_domain import Box, Range
 from xfunc.symbolic.solve import independent
 
 _FIRST = 5  # times the step: very small sizes coincide with other numbers

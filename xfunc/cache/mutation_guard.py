@@ -31,7 +31,7 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.parameter import is_lazy
 
-from xfunc.cache.views import MISSING, Look, View, content, views
+from xfunc.cache.snapshots import MISSING, Look, View, content, views
 
 T = TypeVar("T")
 

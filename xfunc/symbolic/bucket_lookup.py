@@ -8,8 +8,8 @@ from typing import Any
 
 from xfunc.errors import ShapeError, fail, shown
 from xfunc.symbolic.auto import Auto, power_of_2
-from xfunc.symbolic.box import Box, Range
 from xfunc.symbolic.dim import Dim
+from xfunc.symbolic.shape_domain import Box, Range
 
 
 class Rungs:

@@ -17,7 +17,7 @@ from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.symbolic.binding import Declared
 from xfunc.symbolic.bucket import Bucket, Ends
-from xfunc.symbolic.cut import widened
+from xfunc.symbolic.pad import widened
 from xfunc.symbolic.polynomial import Env
 from xfunc.tree import Leaf
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from xfunc.hlo import Instruction, Module
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.symbolic.box import Box
 from xfunc.symbolic.numbers import Numbers, digits, is_close, taken_apart
 from xfunc.symbolic.polynomial import Env, Polynomial, Ratio, Size, value
 from xfunc.symbolic.printing import text_of
-from xfunc.symbolic.probes import probes
+from xfunc.symbolic.sample_sizes import probes
+from xfunc.symbolic.shape_domain import Box
 from xfunc.symbolic.shapes import SymbolicShape
 from xfunc.symbolic.solve import Solver
 from xfunc.symbolic.value_numbering import Program, Table
@@ -158,7 +158,7 @@ def fit(trace: Callable[[Env], Module], box: Box, known: Env | None = None) -> S
 def _fitted_at(
     at: Callable[[Env], Module], varying: Box, box: Box, check: Env | None
 ) -> SymbolicModule:
-    """See `fit` and `probes`."""
+    """See `fit` and `sample_sizes`."""
     error: NoFit | None = None
     for highest in (1, 2):
         chosen = probes(varying, highest, check)

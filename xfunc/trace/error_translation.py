@@ -14,7 +14,7 @@ from xfunc.core.avals import short
 from xfunc.core.locations import Location, in_user_code, raised_at
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError, XfuncError, report
 from xfunc.graph.node import NoSuchTypeError
-from xfunc.torchlib import functorch, switches, torch_functions
+from xfunc.torchlib import functorch, global_flags, torch_functions
 from xfunc.torchlib.derivatives import no_derivative
 from xfunc.torchlib.in_place import REPLACED
 from xfunc.torchlib.torch_functions import Kind, operation_name
@@ -133,7 +133,7 @@ def refusal_of(
     if isinstance(error, XfuncError) or not isinstance(error, (RuntimeError, UserWarning)):
         return None
     message = str(error)
-    without = re.match(switches.NO_RULE, message)
+    without = re.match(global_flags.NO_RULE, message)
     if without is not None:
         return no_derivative(without[1], name, at)
     if isinstance(error, UserWarning):

@@ -25,10 +25,10 @@ from xfunc.stages.entry import Entry
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, counting_compiles
 from xfunc.symbolic.binding import Dims, sizes_at
-from xfunc.symbolic.box import Box
 from xfunc.symbolic.plans import Measure, Plans, Trace
 from xfunc.symbolic.polynomial import Env
-from xfunc.trace.finalise import finished
+from xfunc.symbolic.shape_domain import Box
+from xfunc.trace.final_passes import finished
 
 
 def check(limit: object, name: str) -> None:

@@ -15,7 +15,7 @@ import torch
 from xfunc.core.avals import short
 from xfunc.core.weak import WeakTable
 from xfunc.errors import UnsupportedOpError, fail
-from xfunc.torchlib.expanding import EXPANDING, ONE_FOR_EACH, has_rest
+from xfunc.torchlib.expand import EXPANDING, ONE_FOR_EACH, has_rest
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import tensors_in
 

@@ -13,9 +13,9 @@ from typing import Literal, TypeVar
 
 from xfunc.core.avals import Aval
 from xfunc.graph import build
-from xfunc.graph.absent import without
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node
+from xfunc.graph.symbolic_zeros import without
 from xfunc.hlo.flat import inlined
 from xfunc.hlo.passes.offload import place
 from xfunc.remat.joint_graph import joint_graph

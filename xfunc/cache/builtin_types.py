@@ -1,4 +1,4 @@
-"""What objects of Python's own classes consist of: a rule for each, for `xfunc.cache.valuation`."""
+"""The parts of objects of Python's own classes, for `xfunc.cache.fingerprint`: a rule for each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xfunc.cache import views
-from xfunc.cache.views import MISSING
+from xfunc.cache import snapshots
+from xfunc.cache.snapshots import MISSING
 from xfunc.core.locations import in_user_code
 
 if TYPE_CHECKING:
-    from xfunc.cache.valuation import Walk
+    from xfunc.cache.fingerprint import Walk
 
 
 BUILTIN_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType)
@@ -73,7 +73,7 @@ def _function_value(
 
 
 def _content(cell: types.CellType) -> object:
-    found = views.content(cell)
+    found = snapshots.content(cell)
     return Ellipsis if found is MISSING else found
 
 
@@ -114,7 +114,7 @@ def _array(walk: Walk, x: np.ndarray) -> Hashable:
 
 
 def _bytes(walk: object, x: object) -> Hashable:
-    return (type(x), getattr(x, "typecode", getattr(x, "format", None)), views.bytes_of(x))
+    return (type(x), getattr(x, "typecode", getattr(x, "format", None)), snapshots.bytes_of(x))
 
 
 def _range(walk: Walk, x: slice | range) -> Hashable:
@@ -148,11 +148,13 @@ RULES: dict[type, Callable[[Any, Any], Hashable]] = {
     types.MappingProxyType: lambda walk, x: ("proxy", walk.all((*x.keys(), *x.values()))),
     **dict.fromkeys(_VIEWS, lambda walk, x: (type(x).__name__, walk.all(x))),
     _CACHED: _cached,
-    contextvars.ContextVar: lambda walk, x: (Same(x), walk.value(views.context_value(x))),
+    contextvars.ContextVar: lambda walk, x: (Same(x), walk.value(snapshots.context_value(x))),
     threading.local: lambda walk, x: (Same(x), walk.state(x)),
     _UNION: lambda walk, x: ("union", walk.all(x.__args__)),
     _ALIAS: lambda walk, x: ("alias", walk.value(x.__origin__), walk.all(x.__args__)),
     weakref.ref: lambda walk, x: ("reference", walk.value(x())),
-    **dict.fromkeys(weakref.ProxyTypes, lambda walk, x: ("proxy", walk.value(views.referent(x)))),
+    **dict.fromkeys(
+        weakref.ProxyTypes, lambda walk, x: ("proxy", walk.value(snapshots.referent(x)))
+    ),
     **dict.fromkeys((str, bytes, int, float, complex), _atom),
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from xfunc.core import releases
+from xfunc.core import torch_versions
 from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail, report
 from xfunc.torchlib.promotion import result_type, wrapped
@@ -137,7 +137,7 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
             _check_alpha(kwargs["alpha"], dtype)
         real = not dtype.is_complex
         nan = places is _BOUNDS and real and None in numbers and any(n != n for n in numbers)
-        if nan and releases.clamp_ignores_nan():  # except in derivatives, which are zero
+        if nan and torch_versions.clamp_ignores_nan():  # except in derivatives, which are zero
             x: Tensor = args[0] if args else kwargs["input"]
             if plain == name:
                 return x.detach().to(dtype, copy=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from xfunc.symbolic.ladder import Cost, Ladders, Sizes, best, expected_cost
+from xfunc.symbolic.bucket_search import Cost, Ladders, Sizes, best, expected_cost
 
 _FIRST = 16  # calls before the first check
 

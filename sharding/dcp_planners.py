@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from xfunc.sharding.checkpoint_tree import Keys
-from xfunc.sharding.parts import Start, Target, assemble
+from xfunc.sharding.local_parts import Start, Target, assemble
 
 Parts = Mapping[Start, torch.Tensor]
 

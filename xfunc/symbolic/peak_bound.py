@@ -22,10 +22,10 @@ from xfunc.hlo.estimate import liveness
 from xfunc.hlo.estimate.buffers import Step
 from xfunc.hlo.estimate.occupancy import STARTS, Found, Task, held
 from xfunc.hlo.estimate.schedule import just_in_time
-from xfunc.symbolic.box import Box
-from xfunc.symbolic.fit import SymbolicModule, fit
+from xfunc.symbolic.interpolation import SymbolicModule, fit
 from xfunc.symbolic.polynomial import Env, Polynomial
-from xfunc.symbolic.tracked import (
+from xfunc.symbolic.shape_domain import Box
+from xfunc.symbolic.symbolic_int import (
     Basis,
     Conditions,
     Judge,

@@ -17,8 +17,8 @@ from typing import NoReturn
 
 from torch.distributed import PrefixStore, Store
 
-from xfunc.backends import calls, exits
-from xfunc.backends.watch import Watch
+from xfunc.backends import calls, exit_status
+from xfunc.backends.heartbeat import Watch
 
 LOST = os.EX_UNAVAILABLE  # the exit status of a process that has lost another one
 _PATIENCE = 300.0  # seconds at exit, as JAX's own clean-up waits
@@ -38,7 +38,7 @@ def begin(store: Store, index: int, count: int) -> None:
     calls.reset()
     _watch = Watch(PrefixStore("watch", store), index, count, _lost)
     _before, sys.excepthook = sys.excepthook, _uncaught
-    exits.begin()
+    exit_status.begin()
     atexit.register(_at_exit)
 
 
@@ -50,7 +50,7 @@ def end() -> None:
 
 def _at_exit() -> None:
     """Wait for the others, but not for ever: they may be waiting for this process."""
-    watch, status = _stopped(), exits.status()
+    watch, status = _stopped(), exit_status.status()
     error = getattr(sys, "last_value", None)  # Whose hook may not be this module's.
     if watch is not None and error is not _last and not _is_interactive():
         _exit(watch.index, watch.fail(text := _line(error)), text, 1)
@@ -109,7 +109,7 @@ def _stopped() -> Watch | None:
         return None
     _watch = None
     atexit.unregister(_at_exit)
-    exits.end()
+    exit_status.end()
     if sys.excepthook is _uncaught:
         sys.excepthook = _before
     return watch
