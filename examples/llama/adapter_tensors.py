@@ -40,7 +40,7 @@ def names(config: Config) -> dict[str, str]:
         FormatError: the family keeps several weights in one tensor, which has one adapter there.
     """
     if fused := FAMILIES[config.family].fused:
-        several = ", ".join(name for each in fused.values() for name in each)
+        several = ", ".join(name for each in fused.values() for name in each.weights)
         raise FormatError(
             f"models of the family {config.family} keep {several} in tensors for several of them, "
             "for which PEFT has one adapter: leave out --adapter, and export merged weights"

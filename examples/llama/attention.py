@@ -2,7 +2,8 @@
 
 All take queries ``[batch, heads, seq, head_dim]``, keys and values with as many heads or a
 divisor of that many, and the number of each token's document, or None if each row is one. A token
-sees those before it and itself, in all `reach` of them, or all if that is None.
+sees those before it and itself, in all `reach` of them, or all if that is None. `sinks` are scores
+of a key that each query of a head sees besides, whose value is zero.
 """
 
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import xfunc as xf
 Heads: TypeAlias = Float[Tensor, "batch heads seq head_dim"]
 Segments: TypeAlias = Int[Tensor, "batch seq"] | None
 Reach: TypeAlias = int | Int[Tensor, ""] | None
+Sinks: TypeAlias = Float[Tensor, " heads"] | None
 
 _MASKED = -1e30  # Finite, because the difference of two infinities is not a number.
 
@@ -51,13 +53,14 @@ def dense(
     *,
     reach: Reach = None,
     scores: Scores = Scores(),
+    sinks: Sinks = None,
 ) -> Heads:
     """Attention with all scores, ``[batch, heads, seq, seq]``, at once."""
     position = torch.arange(q.shape[-2], device=q.device)
     seen = visible(position, position[:, None], reach)[None]
     if segments is not None:
         seen = seen & (segments[:, None, :] == segments[:, :, None])
-    return masked(q, k, v, seen, scores)
+    return masked(q, k, v, seen, scores, sinks)
 
 
 def visible(keys: Tensor, queries: Tensor, reach: Reach) -> Tensor:
@@ -72,12 +75,17 @@ def masked(
     v: Heads,
     seen: Bool[Tensor, "#batch queries keys"],
     scores: Scores = Scores(),
+    sinks: Sinks = None,
 ) -> Heads:
     """Attention of each query to the keys that it sees."""
     q = q.unflatten(1, (k.shape[1], -1))  # queries that share keys form a group
     made = scores.scaled(torch.einsum("bkgqd,bksd->bkgqs", q, k), q.shape[-1])
     made = wide(scores.capped(made)).masked_fill(~seen[:, None, None], _MASKED)
-    weights = made.softmax(-1).to(v.dtype)
+    if sinks is None:
+        weights = made.softmax(-1).to(v.dtype)
+    else:
+        sink = wide(sinks).unflatten(0, (k.shape[1], -1))[:, :, None, None].expand_as(made[..., :1])
+        weights = torch.cat([made, sink], -1).softmax(-1)[..., :-1].to(v.dtype)
     return torch.einsum("bkgqs,bksd->bkgqd", weights, v).flatten(1, 2)
 
 
@@ -90,6 +98,7 @@ def blockwise(
     block: int = 512,
     reach: Reach = None,
     scores: Scores = Scores(),
+    sinks: Sinks = None,
 ) -> Heads:
     """The same values, with the scores of `block` queries and `block` keys at a time.
 
@@ -110,7 +119,8 @@ def blockwise(
         segments = blocks(F.pad(segments, (0, padding)), 1)
     grouped = blocks(q, 2).unflatten(2, (k.shape[1], -1))
     reach = None if reach is None else torch.as_tensor(reach, device=q.device)
-    out = _attend(grouped, blocks(k, 2), blocks(v, 2), segments, reach, scores)
+    sinks = None if sinks is None else sinks.unflatten(0, (k.shape[1], -1))
+    out = _attend(grouped, blocks(k, 2), blocks(v, 2), segments, reach, sinks, scores)
     return out.flatten(2, 3).movedim(0, 2).flatten(2, 3)[:, :, :seq]
 
 
@@ -120,9 +130,15 @@ def blockwise(
 
 
 def _primal(
-    q: Tensor, k: Tensor, v: Tensor, segments: Segments, reach: Tensor | None, kind: Scores
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    segments: Segments,
+    reach: Tensor | None,
+    sinks: Tensor | None,
+    kind: Scores,
 ) -> Tensor:
-    return _forward(q, k, v, segments, reach, kind)[0]
+    return _forward(q, k, v, segments, reach, sinks, kind)[0]
 
 
 class Part(NamedTuple):
@@ -134,10 +150,15 @@ class Part(NamedTuple):
     segments: Tensor | None
 
 
-def begun(q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The state of queries that have seen no key: what they mixed, their top score, the total."""
+def begun(q: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The state of queries that have seen no key: what they mixed, their top score, the total.
+
+    The sinks of `kv_heads` times `group` heads count as keys with values of zero.
+    """
     zero = torch.zeros_like(wide(q))
-    return zero, zero[..., 0] + _MASKED, zero[..., 0]
+    if sinks is None:
+        return zero, zero[..., 0] + _MASKED, zero[..., 0]
+    return zero, zero[..., 0] + wide(sinks)[..., None], zero[..., 0] + 1
 
 
 def finished(state: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -207,24 +228,30 @@ def backward(
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, segments: Segments, reach: Tensor | None, kind: Scores
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    segments: Segments,
+    reach: Tensor | None,
+    sinks: Tensor | None,
+    kind: Scores,
 ) -> tuple[Tensor, Any]:
     part = Part(torch.arange(q.shape[0], device=q.device), k, v, segments)
 
     def row(_: None, x: Any) -> Any:
         i, q, documents = x
-        state = forward(i, q, documents, begun(q), part, reach, kind)
+        state = forward(i, q, documents, begun(q, sinks), part, reach, kind)
         return None, finished(state, q.dtype)
 
     _, found = xf.scan(row, None, (part.number, q, segments))
     out, log_total = xf.checkpoint_name(found, "attention")
-    return out, (q, k, v, segments, reach, out, log_total)
+    return out, (q, k, v, segments, reach, sinks, out, log_total)
 
 
 def _backward(
     kind: Scores, residuals: Any, ct: Tensor
-) -> tuple[Tensor, Tensor, Tensor, None, None]:
-    q, k, v, segments, reach, out, log_total = residuals
+) -> tuple[Tensor, Tensor, Tensor, None, None, Tensor | None]:
+    q, k, v, segments, reach, sinks, out, log_total = residuals
     part = Part(torch.arange(q.shape[0], device=q.device), k, v, segments)
 
     def row(grads: Any, x: Any) -> Any:
@@ -234,10 +261,14 @@ def _backward(
     zeros = torch.zeros_like(wide(k)), torch.zeros_like(wide(v))
     rows = part.number, q, ct, out, log_total, segments
     (dk, dv), dq = xf.scan(row, zeros, rows)
-    return dq, dk.to(k.dtype), dv.to(v.dtype), None, None
+    dsinks = None
+    if sinks is not None:
+        weights = (wide(sinks)[..., None] - log_total).exp()
+        dsinks = -(weights * (wide(ct) * wide(out)).sum(-1)).sum((0, 1, 4)).to(sinks.dtype)
+    return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, dsinks
 
 
-_attend = xf.custom_vjp(_primal, nondiff_argnums=5)
+_attend = xf.custom_vjp(_primal, nondiff_argnums=6)
 _attend.defvjp(_forward, _backward)
 
 

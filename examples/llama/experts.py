@@ -25,6 +25,7 @@ from .sizes import Experts
 from .weights import Params
 
 Activation = Callable[[Tensor], Tensor]
+Gated = Callable[[Tensor, Tensor], Tensor]
 Matrices: TypeAlias = Weight | Adapted
 
 
@@ -54,13 +55,23 @@ def feed(
 ) -> tuple[Float[Tensor, "batch seq hidden"], Routed]:
     """The experts' output for each token of a layer, and the statistics of its router."""
     logits = linear(wide(x), xf.tree.map(wide, layer["router"]))
+    logits = logits + wide(layer["b_router"]) if "b_router" in layer else logits
     chances = logits.softmax(-1)
     shares, chosen = chances.topk(settings.active, -1)
     if settings.normalised:
         shares = shares / shares.sum(-1, keepdim=True)
     weights = layer["e_gate"], layer["e_up"], layer["e_down"]
-    made = _spread(x, chosen, shares, weights, activation, plan)
+    biases = tuple(layer[name] for name in ("be_gate", "be_up", "be_down") if name in layer)
+    gated = functools.partial(_gated, activation=activation, settings=settings)
+    made = _spread(x, chosen, shares, weights, biases, gated, plan)
     return made, _routed(logits, chances, chosen, segments)
+
+
+def _gated(gate: Tensor, made: Tensor, activation: Activation, settings: Experts) -> Tensor:
+    if (limit := settings.limit) is None:
+        return activation(gate) * made
+    gate = gate.clamp(max=limit)
+    return gate * (settings.slope * gate).sigmoid() * (made.clamp(-limit, limit) + 1)
 
 
 def _routed(logits: Tensor, chances: Tensor, chosen: Tensor, segments: Tensor | None) -> Routed:
@@ -92,13 +103,14 @@ def _spread(
     chosen: Tensor,
     shares: Tensor,
     weights: tuple[Matrices, Matrices, Matrices],
-    activation: Activation,
+    biases: tuple[Tensor, ...],
+    gated: Gated,
     plan: Plan,
 ) -> Tensor:
-    local = functools.partial(_local, activation=activation, most=plan.block)
+    local = functools.partial(_local, gated=gated, most=plan.block)
     sharding = plan.sharding
     if sharding is None:
-        return local(x, chosen, shares, *weights)
+        return local(x, chosen, shares, *weights, *biases)
     rows = sharding.fitting(x, sharding.tokens)
     down = _base(weights[2])
     # In NF4 no block is divided: there are as many scales as blocks.
@@ -110,8 +122,9 @@ def _spread(
     # A policy around a region keeps or recomputes the region as a whole, so it is needed inside.
     fun = xf.checkpoint(fun, policy=POLICIES[plan.policy])
     matrices = [_specs(w, spec) for w, spec in zip(weights, (into, into, out_of), strict=True)]
-    specs = rows, rows, rows, *matrices
-    return xf.shard_map(fun, sharding.mesh, specs, rows)(x, chosen, shares, *weights)
+    vectors = [P(into[0], into[1]), P(into[0], into[1]), P(into[0], None)][: len(biases)]
+    specs = rows, rows, rows, *matrices, *vectors
+    return xf.shard_map(fun, sharding.mesh, specs, rows)(x, chosen, shares, *weights, *biases)
 
 
 def _base(weight: Matrices) -> Weight:
@@ -134,8 +147,8 @@ def _local(
     gate: Matrices,
     up: Matrices,
     down: Matrices,
-    *,
-    activation: Activation,
+    *biases: Tensor,
+    gated: Gated,
     most: int,
     experts: Any = None,
     features: Any = None,
@@ -150,7 +163,8 @@ def _local(
         gate: the weights of the experts here, as are `up` and `down`.
         up: see `gate`.
         down: see `gate`.
-        activation: the experts' activation function.
+        biases: of the three, if they have any.
+        gated: the product of the gate's activation and what it gates.
         most: the most rows per block.
         experts: the axis the experts are sharded over, if any.
         features: the axis the features within them are sharded over, if any.
@@ -163,8 +177,14 @@ def _local(
         where = grouped.layout(chosen, count, min(most, -(-chosen.numel() // count)))
         rows = grouped.to_places(tokens, where.places)
         low = _lowered(rows, gate, where)  # Both adapters have the same `down`.
-        made = activation(_product(rows, gate, where, low)) * _product(rows, up, where, low)
+        into = _product(rows, gate, where, low), _product(rows, up, where, low)
+        if biases:
+            into = _biased(into[0], biases[0], where), _biased(into[1], biases[1], where)
+        made = gated(*into)
         made = _product(made, down, where, _lowered(made, down, where))
+        if biases:  # of which one device adds the last one, where several add up features
+            own = 1 if features is None else (xf.axis_index(features) == 0).to(made.dtype)
+            made = _biased(made, biases[2] * own, where)
         return grouped.from_places(made, where.places)
 
     tokens, chosen, shares = (a.flatten(0, 1) for a in (x, chosen, shares))
@@ -177,6 +197,11 @@ def _local(
             made = xf.psum(made, experts)
     made = made.to(x.dtype).unflatten(0, x.shape[:2])
     return made if features is None else xf.psum(made, features)
+
+
+def _biased(made: Tensor, bias: Tensor, where: grouped.Layout) -> Tensor:
+    of_blocks = bias[where.matrix]
+    return (made.unflatten(0, (of_blocks.shape[0], -1)) + of_blocks[:, None]).flatten(0, 1)
 
 
 def _weighted(made: Tensor, shares: Tensor) -> Tensor:

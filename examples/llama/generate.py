@@ -232,10 +232,9 @@ def advance(
             q, *made = model.heads(normed, weights, ropes.of_layer(*kind), config, plan)
             new.extend(made)
             keys, values = (o.index_copy(2, places, n) for o, n in zip(old, made, strict=True))
-            seen = begun & attention.visible(
-                place, places[:, None], model.reach(config, kind.local)
-            )
-            mixed = attention.masked(q, keys, values, seen, model.scores(config))
+            reach, scores = model.reach(config, kind.local), model.scores(config)
+            seen = begun & attention.visible(place, places[:, None], reach)
+            mixed = attention.masked(q, keys, values, seen, scores, weights.get("sinks"))
             return model.joined(mixed, weights)
 
         x, _ = model.add_to(x, weights, mix, config, plan)

@@ -25,7 +25,7 @@ import xfunc as xf
 
 from . import bnb, hosts, model, quantised
 from . import tokenizer as tokenizers
-from .families import FAMILIES, NAMES
+from .families import FAMILIES, NAMES, Fused
 from .files import written
 from .hf_config import config_json as config_json
 from .hf_config import is_text_part
@@ -59,17 +59,28 @@ def hub_names(config: Config) -> dict[str, Any]:
 class _Part(NamedTuple):
     """A weight in the files, or one layer of it, or one expert of one layer.
 
-    It is the named tensor, or the rows of that from `start`.
+    It is the named tensor, or the outputs `outputs` of that, which are its dimension `dim`.
     """
 
     name: str
     shape: tuple[int, ...]
-    at: tuple[int, ...] = ()
-    start: int = 0
+    at: tuple[int, ...]
+    outputs: slice = slice(None)
+    dim: int = 0
+    fused: Fused = Fused(())
 
     def of(self, tensor: Any) -> Tensor:
         """The values in a tensor of the files, or a slice of safetensors."""
-        return tensor[self.start : self.start + self.shape[0]]
+        values = tensor[:].mT if self.fused.transposed else tensor[:]
+        return values[(slice(None),) * self.dim + (self.outputs,)]
+
+    def join(self, values: list[Tensor]) -> Tensor:
+        """A tensor of the files, from the values of this part and the others in it."""
+        dim = self.dim
+        made = torch.cat(values, dim) if len(values) > 1 else values[0]
+        if self.fused.alternating:
+            made = torch.stack(values, dim + 1).flatten(dim, dim + 1)
+        return made.mT.contiguous() if self.fused.transposed else made
 
 
 @dataclass(frozen=True)
@@ -83,19 +94,24 @@ class _FileParts:
 def _layout(config: Config) -> Any:
     """How each weight is stored, in a tree like the parameters."""
     names, shapes = hub_names(config), model.shapes(config)
-    starts = xf.tree.map(lambda _: 0, shapes)
+    within: Any = xf.tree.map(lambda _: (), shapes)
     for name, fused in FAMILIES[config.family].fused.items():
-        rows = itertools.accumulate((shapes["layers"][one].shape[1] for one in fused), initial=0)
-        starts["layers"] |= zip(fused, rows, strict=False)
-        names["layers"] |= dict.fromkeys(fused, name)
+        start, ndim = 0, 1 if fused.weights[0].startswith("b") else 2
+        for i, one in enumerate(fused.weights):
+            shape = shapes["layers"][one].shape
+            size, dim = shape[-ndim], len(shape) - 1 - ndim
+            apart = slice(start, start + size)
+            outputs = slice(i, None, len(fused.weights)) if fused.alternating else apart
+            within["layers"][one] = outputs, dim, fused
+            names["layers"][one], start = name, start + size
 
-    def stored(name: str, shape: xf.ShapeDtypeStruct, start: int) -> _FileParts:
+    def stored(name: str, shape: xf.ShapeDtypeStruct, more: tuple[Any, ...]) -> _FileParts:
         stacked = name.count("{}")
         places = itertools.product(*map(range, shape.shape[:stacked]))
         inner = tuple(shape.shape[stacked:])
-        return _FileParts([_Part(name.format(*at), inner, at, start) for at in places], stacked > 0)
+        return _FileParts([_Part(name.format(*at), inner, at, *more) for at in places], stacked > 0)
 
-    return xf.tree.map(stored, names, shapes, starts)
+    return xf.tree.map(stored, names, shapes, within)
 
 
 # -- reading ----------------------------------------------------------------------------------
@@ -279,10 +295,8 @@ def files(folder: Path) -> list[Path]:
 
 def _check_tensors(folder: Path, stored: Mapping[str, Any], layout: Any) -> None:
     """Raise an error unless the files hold exactly the tensors of the model."""
-    wanted: dict[str, tuple[int, ...]] = {}
-    for part in (part for weight in xf.tree.leaves(layout) for part in weight.parts):
-        rows = part.shape[0] + wanted.get(part.name, (0,))[0]
-        wanted[part.name] = (rows, *part.shape[1:])
+    parts = [(part, None) for weight in xf.tree.leaves(layout) for part in weight.parts]
+    wanted = {name: tensor.shape for name, tensor in _tensors(parts).items()}
     lines = [f"  {name}: missing" for name in wanted if name not in stored]
     for name, tensor in stored.items():
         have, dtype = tuple(tensor.get_shape()), tensor.get_dtype()
@@ -369,27 +383,29 @@ def _write(
 
 
 class FileTensor(NamedTuple):
-    """A tensor of the files: parts of weights, one below the other."""
+    """A tensor of the files: parts of weights."""
 
-    parts: list[tuple[_Part, Tensor]]
+    parts: list[tuple[_Part, Any]]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
-        [first, *_] = shapes = [part.shape for part, _ in self.parts]
-        return sum(shape[0] for shape in shapes), *first[1:]
+        like = [torch.empty(part.shape, device="meta") for part, _ in self.parts]
+        return tuple(self.parts[0][0].join(like).shape)
 
     def fetch(self) -> Tensor:
         """Its values, on the CPU."""
-        found = [_fetch(weight, part.at) for part, weight in self.parts]
-        return found[0] if len(found) == 1 else torch.cat(found)
+        return self.parts[0][0].join([_fetch(weight, part.at) for part, weight in self.parts])
 
 
 def by_name(config: Config, params: Params) -> dict[str, FileTensor]:
     """The tensors that `save` writes, one layer after another."""
     pairs = zip(xf.tree.leaves(_layout(config)), xf.tree.leaves(params), strict=True)
-    parts = [(part, weight) for stored, weight in pairs for part in stored.parts]
-    parts.sort(key=lambda pair: (pair[0].at[:1], pair[0].start))
+    return _tensors([(part, weight) for stored, weight in pairs for part in stored.parts])
+
+
+def _tensors(parts: list[tuple[_Part, Any]]) -> dict[str, FileTensor]:
+    parts.sort(key=lambda pair: (pair[0].at[:1], pair[0].outputs.start or 0))
     found: dict[str, FileTensor] = {}
     for part, weight in parts:
         found.setdefault(part.name, FileTensor([])).parts.append((part, weight))

@@ -80,7 +80,10 @@ def _parsed(path: Path, given: Mapping[str, Any]) -> Config:
         known = ", ".join(map(repr, (*FAMILIES, *within)))
         raise FormatError(f"{path} has model_type {name!r}: give a model of one of {known}")
     family = FAMILIES[name]
-    fields = Fields(path, {**family.defaults, **given})
+    defaults = dict(family.defaults)
+    if given.get("rope_parameters"):  # the newer spelling
+        defaults.pop("rope_scaling", None)
+    fields = Fields(path, defaults | dict(given))
     vocab, hidden, intermediate, layers, heads = fields.all_of(_SIZES)
     if "attention_dropout" not in family.silent:
         fields.only("attention_dropout", 0)

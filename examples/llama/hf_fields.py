@@ -60,7 +60,7 @@ _KINDS: list[tuple[Callable[[Any], bool], str, str]] = [
         rms_norm_eps rope_theta rope_local_base_freq query_pre_attn_scalar attn_logit_softcapping
         final_logit_softcapping factor low_freq_factor high_freq_factor attention_factor beta_fast
         beta_slow original_max_position_embeddings embedding_multiplier residual_multiplier
-        attention_multiplier logits_scaling partial_rotary_factor
+        attention_multiplier logits_scaling partial_rotary_factor swiglu_limit swiglu_alpha
         """,
     ),
     (_is_number, "a number", "mscale mscale_all_dim"),

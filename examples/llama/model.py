@@ -110,13 +110,19 @@ def attend(
 ) -> Float[Tensor, "batch seq hidden"]:
     """Causal self-attention, with several query heads for each head of keys and values."""
     q, k, v = heads(x, layer, rope, config, plan)
-    see = {"reach": reach(config, local), "scores": scores(config)}
+    see: dict[str, Any] = {"reach": reach(config, local), "scores": scores(config)}
+    sinks = layer.get("sinks")
+    if sinks is not None and (plan.context > 1 or plan.attention not in ("dense", "blockwise")):
+        raise ValueError(
+            f"plan.attention is {plan.attention!r}: of models with attention sinks use 'blockwise' "
+            "or 'dense', and leave mesh.context at 1"
+        )
     if plan.attention == "dense":
-        mixed = attention.dense(q, k, v, segments, **see)
+        mixed = attention.dense(q, k, v, segments, sinks=sinks, **see)
     elif plan.sharding is not None and plan.context > 1:
         mixed = ring(q, k, v, segments, sharding=plan.sharding, block=plan.block, **see)
     elif plan.attention == "blockwise":
-        mixed = attention.blockwise(q, k, v, segments, block=plan.block, **see)
+        mixed = attention.blockwise(q, k, v, segments, block=plan.block, sinks=sinks, **see)
     else:
         mixed = _by_kernel(q, k, v, segments, config, plan, local)
     return joined(_lie(mixed, lambda s: s.heads, plan), layer)

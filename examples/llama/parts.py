@@ -70,6 +70,9 @@ class Experts:
         intermediate: intermediate features of each.
         normalised: whether the weights of the experts that a token takes add up to one.
         shared: intermediate features of an expert that all tokens take as well; 0: there is none.
+        limit: for a clamped SwiGLU: gates are at most this, and what they gate is kept within it,
+            plus 1; null: experts have the model's activation function.
+        slope: for a clamped SwiGLU: what the gate is multiplied by in its sigmoid.
     """
 
     count: int = 8
@@ -77,10 +80,13 @@ class Experts:
     intermediate: int = 14336
     normalised: bool = True
     shared: int = 0
+    limit: float | None = None
+    slope: float = 1.702
 
     def __post_init__(self) -> None:
         for name, least in (("count", 1), ("active", 1), ("intermediate", 1), ("shared", 0)):
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"{name} is {value}: use {least} or more")
+        check_above_0(self, "limit slope")
         if self.active > self.count:
             raise ValueError(f"active is {self.active} of count {self.count}: take fewer")

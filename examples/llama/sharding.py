@@ -58,6 +58,8 @@ class Sharding:
     out_of: P = P(None, _FSDP, "tensor")
     into_experts: P = P(None, "expert", "tensor", ("fsdp", "context"))
     out_of_experts: P = P(None, "expert", ("fsdp", "context"), "tensor")
+    expert_features: P = P(None, "expert", "tensor")  # biases within experts
+    expert_biases: P = P(None, "expert", ("fsdp", "context"))  # biases of their outputs
     router: P = P(None, None, _FSDP)  # [layers, experts, hidden]
     layer_norm: P = P(None, _FSDP)
     layer_bias: P = P(None, "tensor")  # of maps into attention and the feed-forward part

@@ -101,6 +101,8 @@ def weights(c: Config) -> Params:
         layers |= {"q_norm": norm(c.head_dim, "whole"), "k_norm": norm(c.head_dim, "whole")}
     elif c.traits.qk_norm == "all":
         layers |= {"q_norm": norm(q, "layer_bias"), "k_norm": norm(kv, "layer_bias")}
+    if c.traits.sinks:
+        layers |= {"sinks": bias(c.heads)}
     if c.traits.norms_after:
         layers |= {"attn_out_norm": norm(c.hidden), "mlp_out_norm": norm(c.hidden)}
     table = Weight((c.vocab, c.hidden), "matrix", "embed")
@@ -114,6 +116,11 @@ def _experts(c: Config, e: Experts) -> Params:
     out_of = Weight((c.layers, e.count, c.hidden, e.intermediate), "matrix", "out_of_experts")
     router = Weight((c.layers, e.count, c.hidden), "matrix", "router")
     found = {"router": router, "e_gate": into, "e_up": into, "e_down": out_of}
+    if c.traits.expert_biases:
+        into_bias = Weight((c.layers, e.count, e.intermediate), "zero", "expert_features")
+        found |= {"b_router": Weight((c.layers, e.count), "zero", "whole")}
+        found |= {"be_gate": into_bias, "be_up": into_bias}
+        found |= {"be_down": Weight((c.layers, e.count, c.hidden), "zero", "expert_biases")}
     if e.shared:
         found |= {"shared_gate": Weight((c.layers, 1, c.hidden), "matrix", "router")}
     return found

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from examples.llama import adapter_tensors, families, generate, hf, model
 from examples.llama import config as settings_of_runs
 from examples.llama.families import FAMILIES
 from examples.llama.plan import Plan
+from examples.llama.sizes import Experts
 from tests.llama.hugging_face import by_hub_name
 
 SEQ = 28
@@ -134,6 +135,15 @@ CASES |= {
     },
     "ernie4_5": {"model_type": "ernie4_5", "head_dim": 8, "use_bias": True},
     "arcee": {"model_type": "arcee", "mlp_bias": True},
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "head_dim": 8,
+        "sliding_window": 7,
+        "swiglu_limit": 0.7,
+        "rope_scaling": YARN | {"truncate": False},
+    },
 }
 
 
@@ -176,7 +186,7 @@ def test_hf_config_defaults_match_transformers(family: str, tmp_path: Path) -> N
     assert hf.load_config(short) == hf.load_config(full)
 
 
-def grads_of(reference: Any) -> dict[str, torch.Tensor]:
+def grads_of(reference: Any, known: Container[str]) -> dict[str, torch.Tensor]:
     """By the names that files have: in the module the experts of a layer are one parameter."""
     found = {}
     mixtral = type(reference).__name__.startswith("Mixtral")
@@ -184,8 +194,8 @@ def grads_of(reference: Any) -> dict[str, torch.Tensor]:
     for name, parameter in reference.named_parameters():
         outer, _, inner = name.partition(".experts.")
         outer = outer.replace(".mlp", ".block_sparse_moe") if mixtral else outer
-        if not inner:
-            found[outer] = parameter.grad
+        if not inner or name in known:
+            found[name if inner else outer] = parameter.grad
             continue
         for i, one in enumerate(parameter.grad):
             parts = one.chunk(2) if inner == "gate_up_proj" else [one]
@@ -231,7 +241,7 @@ def test_family_matches_transformers(case: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits, expected.logits.detach(), rtol=1e-5, atol=1e-5)
     assert_near(our_loss, loss.detach())
     found = by_hub_name(config, grads)
-    for name, grad in grads_of(reference).items():
+    for name, grad in grads_of(reference, found).items():
         assert_near(found.pop(name), grad)
     assert not found
 
@@ -343,6 +353,13 @@ def test_adapters_of_weights_in_one_tensor_raise() -> None:
     config = dataclasses.replace(model.TINY["tiny"], family="phi3")
     with pytest.raises(hf.FormatError, match=r"phi3 keep wq, wk, wv, .* export merged weights"):
         adapter_tensors.names(config)
+
+
+def test_sinks_with_other_attention_raise() -> None:
+    config = dataclasses.replace(model.TINY["tiny"], family="gpt_oss", experts=Experts(4, 2, 8))
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"'splash': of models with .* sinks use 'blockwise' or"):
+        model.forward(model.init(config), tokens, config, Plan(attention="splash"))
 
 
 OUTER = {

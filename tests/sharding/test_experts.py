@@ -27,6 +27,9 @@ CONFIG = model.Config(
     qkv_bias=True,
     experts=Experts(8, 3, intermediate=12, shared=8),
 )
+BIASED = dataclasses.replace(
+    CONFIG, family="gpt_oss", window=5, experts=Experts(8, 3, intermediate=12, limit=0.7)
+)
 ROUTERS = model.Routers(balance=0.3, size=0.1)
 
 
@@ -38,30 +41,44 @@ def batch() -> model.Batch:
     return model.batch_of(windows)._replace(segments=segments)
 
 
-def run(params: Any, given: model.Batch, plan: Plan) -> Any:
-    loss = functools.partial(model.loss, config=CONFIG, plan=plan, routers=ROUTERS)
+def start(config: model.Config) -> Any:
+    """Weights on the host; biases are not zero."""
+    generator = torch.Generator().manual_seed(2)
+
+    def noisy(p: torch.Tensor) -> torch.Tensor:
+        return p + 0.1 * torch.randn(p.shape, generator=generator)
+
+    return xf.tree.map(noisy, xf.device_get(model.init(config)))
+
+
+def run(params: Any, given: model.Batch, plan: Plan, config: model.Config = CONFIG) -> Any:
+    loss = functools.partial(model.loss, config=config, plan=plan, routers=ROUTERS)
     return xf.device_get(xf.jit(xf.value_and_grad(loss))(params, given))
 
 
 @functools.cache
-def on_one_device() -> Any:
-    return run(xf.device_get(model.init(CONFIG)), batch(), Plan(attention="dense", block=4))
+def on_one_device(config: model.Config = CONFIG) -> Any:
+    return run(start(config), batch(), Plan(attention="dense", block=4), config)
 
 
 @pytest.mark.sample(2, seed=0)
+@pytest.mark.parametrize("config", [CONFIG, BIASED], ids=["shared", "biased"])
 @pytest.mark.parametrize(
     "axes",
     [{"expert": 4, "tensor": 2}, {"expert": 2, "fsdp": 2, "data": 2}],
     ids=str,
 )
-def test_experts_loss_and_gradients_equal_one_device(axes: dict[str, int]) -> None:
+def test_experts_loss_and_gradients_equal_one_device(
+    axes: dict[str, int], config: model.Config
+) -> None:
     sharding = Sharding.of(axes)
-    places = sharding.params(model.weights(CONFIG))
-    params = xf.device_put(xf.device_get(model.init(CONFIG)), places)
+    places = sharding.params(model.weights(config))
+    params = xf.device_put(start(config), places)
     given = xf.device_put(batch(), sharding.on_mesh(sharding.batch))
-    found = run(params, given, Plan(attention="dense", block=4, sharding=sharding))
+    found = run(params, given, Plan(attention="dense", block=4, sharding=sharding), config)
+    expected = on_one_device(config)
     xf.tree.map(
-        lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6), found, on_one_device()
+        lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6), found, expected
     )
     parts = axes.get("expert", 1)
     assert places["layers"]["e_up"].shard_shape((2, 8, 12, 16))[1] == 8 // parts

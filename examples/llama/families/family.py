@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from ..hf_fields import Fields
@@ -37,12 +37,31 @@ NAMES = {
     "b_up": "model.layers.{}.mlp.up_proj.bias",
     "b_down": "model.layers.{}.mlp.down_proj.bias",
     "router": "model.layers.{}.mlp.gate.weight",
+    "b_router": "model.layers.{}.mlp.gate.bias",
     "e_gate": "model.layers.{}.mlp.experts.{}.gate_proj.weight",
     "e_up": "model.layers.{}.mlp.experts.{}.up_proj.weight",
     "e_down": "model.layers.{}.mlp.experts.{}.down_proj.weight",
+    "be_gate": "model.layers.{}.mlp.experts.{}.gate_proj.bias",
+    "be_up": "model.layers.{}.mlp.experts.{}.up_proj.bias",
+    "be_down": "model.layers.{}.mlp.experts.{}.down_proj.bias",
+    "sinks": "model.layers.{}.self_attn.sinks",
     "norm": "model.norm.weight",
     "head": "lm_head.weight",
 }
+
+
+class Fused(NamedTuple):
+    """How one tensor on the hub holds weights.
+
+    Attributes:
+        weights: their names.
+        alternating: whether the outputs of two alternate; if not, all of one come after another's.
+        transposed: whether it is ``[in, out]``.
+    """
+
+    weights: tuple[str, ...]
+    alternating: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,6 +77,8 @@ class Traits:
         scaled_embeddings: whether embeddings are multiplied by the square root of their size.
         gated: whether the feed-forward part has a gate.
         interleaved: whether rotary embeddings turn features 2i and 2i + 1 of a head together.
+        sinks: whether each query head also attends to nothing, with a score that is learned.
+        expert_biases: whether experts and their router have biases.
     """
 
     qk_norm: Literal["head", "all"] | None = None
@@ -68,6 +89,8 @@ class Traits:
     scaled_embeddings: bool = False
     gated: bool = True
     interleaved: bool = False
+    sinks: bool = False
+    expert_biases: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +106,7 @@ class Family:
         write: those keys, from a `Config`.
         traits: what it adds to Llama.
         names: names of weights on the hub that differ from `NAMES`.
-        fused: tensors on the hub that hold several weights, the rows of one after another's.
+        fused: tensors on the hub that are not each a weight as it is.
         defaults: values of keys that a `config.json` leaves out, where Llama has others.
         activation: the key that names the activation function.
         silent: keys that do not affect what is computed here.
@@ -97,7 +120,7 @@ class Family:
     write: Callable[[Config], dict[str, Any]]
     traits: Traits = Traits()
     names: Mapping[str, str] = field(default_factory=dict, hash=False)
-    fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    fused: Mapping[str, Fused] = field(default_factory=dict, hash=False)
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
     activation: str = "hidden_act"
     silent: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..hf_fields import Fields
-from .family import Family
+from .family import Family, Fused
 from .keys import read_windows
 
 
@@ -27,8 +27,8 @@ PHI3 = Family(
         ),
     },
     fused={
-        "model.layers.{}.self_attn.qkv_proj.weight": ("wq", "wk", "wv"),
-        "model.layers.{}.mlp.gate_up_proj.weight": ("w_gate", "w_up"),
+        "model.layers.{}.self_attn.qkv_proj.weight": Fused(("wq", "wk", "wv")),
+        "model.layers.{}.mlp.gate_up_proj.weight": Fused(("w_gate", "w_up")),
     },
     defaults={"rms_norm_eps": 1e-5},
     partial_angles=True,

@@ -4,6 +4,7 @@ from .arcee import ARCEE
 from .ernie import ERNIE4_5
 from .family import Family
 from .gemma import GEMMA, GEMMA2, GEMMA3
+from .gpt_oss import GPT_OSS
 from .granite import GRANITE
 from .llama import LLAMA
 from .mistral import MISTRAL, MIXTRAL
@@ -32,6 +33,7 @@ FAMILIES = {
     "seed_oss": SEED_OSS,
     "ernie4_5": ERNIE4_5,
     "arcee": ARCEE,
+    "gpt_oss": GPT_OSS,
 }
 
 
