@@ -1,5 +1,7 @@
 """The Llama example on 8 devices: weights, text, the step that `aot` lowers, and attention."""
 
+import dataclasses
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,23 @@ from examples.llama.attention import dense
 from examples.llama.footprint import Case
 from examples.llama.plan import Plan
 from examples.llama.sharding import Sharding
+from examples.llama.sizes import Experts
 
 CONFIG = model.TINY["tiny"]
+FAMILIES = {  # with every trait of layers, and every form of tensors in files
+    name: dataclasses.replace(CONFIG, family=name, **more)
+    for name, more in {
+        "llama": {},
+        "gemma3_text": {"window": 5, "full_layers": (1,), "local_theta": 100.0, "score_cap": 0.8},
+        "granite": {"embed_scale": 3.0, "residual_scale": 0.3, "logit_scale": 2.0},
+        "olmo3": {"window": 5, "full_layers": (0,)},
+        "smollm3": {"window": 5, "nope_layers": (1,)},
+        "phi3": {"rotary_size": 6},
+        "ernie4_5": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
+        "arcee": {"activation": "relu2", "mlp_bias": True},
+        "gpt_oss": {"intermediate": 12, "experts": Experts(4, 2, 12, limit=0.7)},
+    }.items()
+}
 
 
 @pytest.fixture(params=[{"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 2, "tensor": 4}], ids=str)
@@ -21,10 +38,10 @@ def sharding(request: pytest.FixtureRequest) -> Sharding:
     return Sharding.of(request.param)
 
 
-def random_params() -> model.Params:
+def random_params(config: model.Config = CONFIG) -> model.Params:
     generator = torch.Generator().manual_seed(0)
     return xf.tree.map(
-        lambda a: 0.3 * torch.randn(a.shape, generator=generator), model.shapes(CONFIG)
+        lambda a: 0.3 * torch.randn(a.shape, generator=generator), model.shapes(config)
     )
 
 
@@ -36,15 +53,38 @@ def assert_equal(actual: Any, expected: Any) -> None:
     xf.tree.map(lambda a, e: torch.testing.assert_close(a, e, rtol=0, atol=0), actual, expected)
 
 
-def test_llama_load_and_save_sharded_weights(sharding: Sharding, tmp_path: Path) -> None:
-    params = random_params()
-    hf.save(tmp_path / "one", CONFIG, params)
-    places = sharding.params(model.weights(CONFIG))
+@pytest.mark.parametrize("family", ["llama", "phi3", "gpt_oss"])
+def test_llama_load_and_save_sharded_weights(
+    sharding: Sharding, family: str, tmp_path: Path
+) -> None:
+    config = FAMILIES[family]
+    params = random_params(config)
+    hf.save(tmp_path / "one", config, params)
+    places = sharding.params(model.weights(config))
     _, loaded = hf.load(tmp_path / "one", shardings=places)
     xf.tree.map(lambda x, place: assert_lies(x, place.spec, sharding), loaded, places)
     assert_equal(xf.device_get(loaded), params)
-    hf.save(tmp_path / "two", CONFIG, loaded, max_shard_size=20_000)
+    hf.save(tmp_path / "two", config, loaded, max_shard_size=20_000)
     assert_equal(hf.load(tmp_path / "two")[1], params)
+
+
+@pytest.mark.sample(9, seed=0)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loss_and_gradients_of_families_equal_one_device(sharding: Sharding, family: str) -> None:
+    config, params = FAMILIES[family], random_params(FAMILIES[family])
+    batch = model.batch_of(tokens(4, 13))
+
+    def run(params: Any, batch: model.Batch, plan: Plan) -> Any:
+        loss = functools.partial(model.loss, config=config, plan=plan)
+        return xf.device_get(xf.jit(xf.value_and_grad(loss))(params, batch))
+
+    expected = run(params, batch, Plan(block=4))
+    there = xf.device_put(params, sharding.params(model.weights(config)))
+    put = xf.device_put(batch, sharding.on_mesh(xf.P()))
+    found = run(there, put, Plan(block=4, sharding=sharding))
+    xf.tree.map(
+        lambda a, b: torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5), found, expected
+    )
 
 
 def assert_lies(x: torch.Tensor, spec: xf.P, sharding: Sharding) -> None:

@@ -37,10 +37,11 @@ def _read(fields: Fields, every: int | None = None) -> dict[str, Any]:
 
 def _read_gemma(fields: Fields) -> dict[str, Any]:
     fields.only("use_bidirectional_attention", False)
-    fields.only("hidden_activation", fields.fields.get("hidden_act"))
     # Early files say "gelu" and were trained with the approximation.
-    is_early = fields.take("hidden_act") == "gelu"
-    return read_biases(fields) | ({"activation": "gelu_pytorch_tanh"} if is_early else {})
+    activation = fields.some("hidden_act", "gelu")
+    activation = "gelu_pytorch_tanh" if activation == "gelu" else activation
+    fields.only("hidden_activation", activation)
+    return read_biases(fields) | {"activation": activation}
 
 
 GEMMA = Family(
