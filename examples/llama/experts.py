@@ -98,6 +98,14 @@ def losses(routed: Routed) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     return even, size / tokens
 
 
+def load(taken: Float[Tensor, "layers experts"]) -> Float[Tensor, ""]:
+    """The largest share of a layer's tokens that an expert took, over the even share: 1, if even.
+
+    `taken` is that of `Routed`, stacked over layers.
+    """
+    return (taken.amax(1) / taken.mean(1).clamp(min=1 / taken.shape[1])).amax()
+
+
 def _spread(
     x: Tensor,
     chosen: Tensor,

@@ -96,7 +96,7 @@ class Log:
         """
         found = xf.tree.map(torch.Tensor.tolist, xf.device_get(metrics))
         values = found._asdict() | {"host_ms": host_ms} | self._speed(float(found.tokens))
-        values |= _by_layer(values.pop("norms"))
+        values |= values.pop("details") | _by_layer(values.pop("norms"))
         values |= self._noise(values.pop("noise"))
         if (used := hbm_gib()) is not None:
             values["hbm_gib"] = used

@@ -370,7 +370,18 @@ def loss(
         routers: the weights of the losses added if there are experts, in proportion to the batch's
             share of `count`.
     """
-    found, routed = _losses(params, batch, config, plan)
+    found, routed = losses_and_routed(params, batch, config, plan)
+    return mean_loss(found, routed, batch, count, routers)
+
+
+def mean_loss(
+    found: Float[Tensor, "batch seq"],
+    routed: Routed | None,
+    batch: Batch,
+    count: Float[Tensor, ""] | None,
+    routers: Routers,
+) -> Float[Tensor, ""]:
+    """`loss`, from what `losses_and_routed` returns."""
     own, total = target_count(batch), found.sum()
     count = own if count is None else count
     if routed is None or not any(routers):
@@ -387,12 +398,13 @@ def losses(
     Only the logits of `plan.loss_chunk` positions of each row exist at a time: if a row is longer,
     the backward pass computes them again.
     """
-    return _losses(params, batch, config, plan)[0]
+    return losses_and_routed(params, batch, config, plan)[0]
 
 
-def _losses(
-    params: Params, batch: Batch, config: Config, plan: Plan
+def losses_and_routed(
+    params: Params, batch: Batch, config: Config, plan: Plan = Plan()
 ) -> tuple[Float[Tensor, "batch seq"], Routed | None]:
+    """`losses`, and the statistics of all layers' routers, if there are experts."""
     x, routed = run_layers(params, batch.tokens, config, plan, batch.segments)
     targets = plan.as_divided(batch.targets)
     words = torch.arange(config.vocab, device=x.device)

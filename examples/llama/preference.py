@@ -7,23 +7,42 @@ Source: Rafailov et al., Direct Preference Optimization: Your Language Model is 
 Model, 2023.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from . import model
+from .experts import Routed
 from .model import Batch, Config, Params
 from .plan import Plan
 
 
-def loss(
-    params: Params, reference: Params, batch: Batch, config: Config, plan: Plan, beta: float
-) -> Float[Tensor, ""]:
-    """The sum over all pairs of `-log sigmoid(beta * margin)`.
+class Compared(NamedTuple):
+    """Sums over the pairs of a batch.
 
-    The margin is the difference between the preferred answer and the other one in the log ratio of
-    an answer's probabilities under `params` and under `reference`.
+    Attributes:
+        loss: that is minimized.
+        margin: by how much the implicit reward of the preferred answer exceeds the other's.
+        correct: 1 where it does.
+        routed: the statistics of the model's routers, if it has experts.
+    """
+
+    loss: Float[Tensor, ""]
+    margin: Float[Tensor, ""]
+    correct: Float[Tensor, ""]
+    routed: Routed | None
+
+
+def dpo(
+    params: Params, reference: Params, batch: Batch, config: Config, plan: Plan, beta: float
+) -> Compared:
+    """`-log sigmoid(margin)` of all pairs.
+
+    The implicit reward of an answer is `beta` times the log ratio of its probabilities under
+    `params` and under `reference`.
 
     Args:
         params: the weights.
@@ -33,10 +52,13 @@ def loss(
         plan: how the model is computed.
         beta: the strength of the penalty for moving away from the reference.
     """
-    known = model.losses(params, batch, config, plan)
+    known, routed = model.losses_and_routed(params, batch, config, plan)
     before = model.losses(reference, batch, config, plan).detach()
-    margins, real = _margins(before - known, batch)
-    return -F.logsigmoid(beta * margins).masked_fill(~real, 0.0).sum()
+    differences, real = _differences(before - known, batch)
+    margins = beta * differences
+    losses = -F.logsigmoid(margins).masked_fill(~real, 0.0)
+    correct = (margins > 0).to(margins.dtype)  # 0 where there is no pair, as margins are.
+    return Compared(losses.sum(), margins.detach().sum(), correct.sum(), routed)
 
 
 def pair_count(batch: Batch) -> Float[Tensor, ""]:
@@ -44,21 +66,21 @@ def pair_count(batch: Batch) -> Float[Tensor, ""]:
     return (_segments(batch).amax(1) // 2).sum().clamp(min=1).float()
 
 
-def _margins(
-    ratios: Float[Tensor, "batch seq"], batch: Batch
+def _differences(
+    values: Float[Tensor, "batch seq"], batch: Batch
 ) -> tuple[Float[Tensor, "batch pairs"], Bool[Tensor, "batch pairs"]]:
-    """The margin of each pair of a row, and which pairs exist.
+    """The sum over the preferred answer less that over the other, of each pair of a row.
 
-    `ratios` has one entry for each target, and 0 where there is none.
+    Also which pairs exist. `values` has one entry for each target, and 0 where there is none.
     """
     segments = _segments(batch)
     rows, seq = segments.shape
     most = seq // 4 + 1  # A prompt with its answer has two tokens or more.
     pair = (segments - 1).clamp(min=0) // 2
-    signed = torch.where(segments % 2 == 1, ratios, -ratios)
-    margins = ratios.new_zeros((rows, most)).scatter_add(1, pair.long(), signed)
+    signed = torch.where(segments % 2 == 1, values, -values)
+    found = values.new_zeros((rows, most)).scatter_add(1, pair.long(), signed)
     number = torch.arange(most, device=segments.device)
-    return margins, number < segments.amax(1, keepdim=True) // 2
+    return found, number < segments.amax(1, keepdim=True) // 2
 
 
 def _segments(batch: Batch) -> Tensor:

@@ -13,7 +13,7 @@ from torch.optim import swa_utils
 import xfunc as xf
 from xfunc import NamedSharding, P
 
-from . import float8, lora, model, optimizer, preference, quantised
+from . import experts, float8, lora, model, optimizer, preference, quantised
 from .model import Batch, Params
 from .recipe import OPTIMIZERS, Recipe
 from .sharding import Sharding
@@ -52,6 +52,7 @@ class Metrics(NamedTuple):
     lr: Float[Tensor, ""]
     tokens: Float[Tensor, ""]  # that had a target
     skipped: Bool[Tensor, ""]
+    details: dict[str, Tensor]  # see `Details.metrics`
     norms: dict[str, Tensor] | None = None  # see `Recipe.layer_norms`
     noise: "Noise | None" = None  # see `Recipe.gradient_noise`
 
@@ -69,12 +70,36 @@ class Noise(NamedTuple):
     variance: Float[Tensor, ""]  # of the gradient of one target, summed over weights
 
 
+class Details(NamedTuple):
+    """More about the loss of a batch.
+
+    Those of the parts of a batch add up: means are sums over a part's targets, or pairs, divided by
+    the number in the batch.
+    """
+
+    language: Float[Tensor, ""] | None = None  # the loss without those of routers, if it has them
+    taken: Float[Tensor, "layers experts"] | None = None  # tokens, if there are experts
+    margin: Float[Tensor, ""] | None = None  # the mean of pairs, see `preference.Compared`
+    accuracy: Float[Tensor, ""] | None = None  # the share of pairs with a margin above 0
+
+    def metrics(self) -> dict[str, Tensor]:
+        """What is reported, by name."""
+        found = {
+            "language_loss": self.language,
+            "expert_load": None if self.taken is None else experts.load(self.taken),
+            "margin": self.margin,
+            "accuracy": self.accuracy,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+
 class Gradient(NamedTuple):
     """What `gradient` computes."""
 
     loss: Float[Tensor, ""]
     grads: Params
     scaling: Params | None  # of the next step's products
+    details: Details
     noise: Noise | None = None
 
 
@@ -122,7 +147,7 @@ def train_step(
     """
     recipe.check_warmup()
     points = recipe.points(state.params, state.opt)
-    mean, grads, scaling, noise = gradient(points, batch, recipe, base, state.scaling)
+    mean, grads, scaling, details, noise = gradient(points, batch, recipe, base, state.scaling)
     norms = optimizer.norms(grads) if recipe.layer_norms else None
     norm, clip = xf.optim.global_norm(grads), xf.optim.clip_by_global_norm(recipe.clip)
     grads, _ = clip.update(grads, clip.init(grads))
@@ -140,7 +165,8 @@ def train_step(
         bad = torch.zeros_like(bad)
     if recipe.plan.sharding is not None:  # The next step must find it as this one did.
         new = xf.with_sharding_constraint(new, _shardings(_placed(recipe, new)))
-    return new, Metrics(mean, norm, lr, model.target_count(batch), bad, norms, noise)
+    count, more = model.target_count(batch), details.metrics()
+    return new, Metrics(mean, norm, lr, count, bad, more, norms, noise)
 
 
 def averaged(
@@ -192,12 +218,12 @@ def gradient(
     params = recipe.numbers.computing(params)  # So that devices also gather in it.
     parts = plan.microbatches
 
-    def of_part(part: Batch) -> tuple[Tensor, Params, Params | None]:
-        both = xf.value_and_grad(loss, (0, 5))
-        mean, (grads, after) = both(params, base, part, recipe, count, scaling)
+    def of_part(part: Batch) -> tuple[Tensor, Params, Params | None, Details]:
+        both = xf.value_and_grad(loss, (0, 5), has_aux=True)
+        (mean, details), (grads, after) = both(params, base, part, recipe, count, scaling)
         if plan.sharding is not None:  # XLA alone may shard some over fewer axes than the weights.
             grads = xf.with_sharding_constraint(grads, _shardings(_trained(recipe)))
-        return mean, grads, after
+        return mean, grads, after, details
 
     if parts == 1:
         return Gradient(*of_part(batch))
@@ -207,14 +233,14 @@ def gradient(
             f"a batch of {rows} rows cannot be split into {parts} equal parts: change microbatches"
         )
 
-    def add(total: Any, part: Batch) -> tuple[Any, None]:
-        mean, grads, after = of_part(part)
+    def add(total: Any, part: Batch) -> tuple[Any, Details]:
+        mean, grads, after, details = of_part(part)
         added = xf.tree.map(lambda t, x: t + x.to(t.dtype), total[:2], (mean, grads))
         squares = total[3]
         if squares is not None:
             share = target_count(part, recipe) / count
             squares = squares + xf.optim.global_norm(grads).square() / share
-        return (*added, xf.tree.map(torch.maximum, total[2], after), squares), None
+        return (*added, xf.tree.map(torch.maximum, total[2], after), squares), details
 
     # Rows are dealt out in turn, so that each device has rows of all parts.
     split = xf.tree.map(lambda x: x.unflatten(0, (-1, parts)).movedim(1, 0), batch)
@@ -222,9 +248,10 @@ def gradient(
     zeros = xf.tree.map(lambda p: torch.zeros_like(p, dtype=torch.float32), params)
     none_yet = xf.tree.map(torch.zeros_like, scaling)
     start = zero, zeros, none_yet, zero if recipe.gradient_noise else None
-    (total, grads, scaling, squares), _ = xf.scan(add, start, split)
+    (total, grads, scaling, squares), details = xf.scan(add, start, split)
+    details = xf.tree.map(lambda x: x.sum(0), details)
     noise = None if squares is None else _noise(squares, grads, count, parts)
-    return Gradient(total, grads, scaling, noise)
+    return Gradient(total, grads, scaling, details, noise)
 
 
 def _noise(squares: Tensor, grads: Params, count: Tensor, parts: int) -> Noise:
@@ -241,8 +268,10 @@ def loss(
     recipe: Recipe,
     count: Float[Tensor, ""],
     scaling: Params | None = None,
-) -> Float[Tensor, ""]:
+) -> tuple[Float[Tensor, ""], Details]:
     """The loss of a batch: the sum over its targets, or its pairs, divided by `count`.
+
+    With it, what metrics say about it.
 
     Args:
         params: the weights that are trained, in the form the model computes with.
@@ -256,11 +285,17 @@ def loss(
     params = params if scaling is None else float8.scaled(params, scaling)
     joined = lora.join(params, base, recipe.tune)
     if not recipe.pairs:
-        return model.loss(joined, batch, recipe.model, recipe.plan, count, recipe.routers)
+        found, routed = model.losses_and_routed(joined, batch, recipe.model, recipe.plan)
+        mean = model.mean_loss(found, routed, batch, count, recipe.routers)
+        if routed is None:
+            return mean, Details()
+        return mean, Details(found.detach().sum() / count, routed.taken)
     if base is None:
         raise ValueError("pairs are compared with a base, but there is none: give one")
     plan, beta = recipe.plan, recipe.dpo_beta
-    return preference.loss(joined, base, batch, recipe.model, plan, beta) / count
+    found = preference.dpo(joined, base, batch, recipe.model, plan, beta)
+    taken = None if found.routed is None else found.routed.taken
+    return found.loss / count, Details(None, taken, found.margin / count, found.correct / count)
 
 
 def target_count(batch: Batch, recipe: Recipe) -> Float[Tensor, ""]:
@@ -296,7 +331,7 @@ def eval_loss(
     """The mean loss of a batch, computed as in training, but without products in 8 bits."""
     params = recipe.numbers.computing(params)
     recipe = dataclasses.replace(recipe, router_balance=0.0, router_size=0.0)
-    return loss(params, base, batch, recipe, target_count(batch, recipe))
+    return loss(params, base, batch, recipe, target_count(batch, recipe))[0]
 
 
 # -- where the state is placed

@@ -1,6 +1,7 @@
 """Fine-tuning from end to end: on answers, with adapters, on pairs; what is exported."""
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def test_preference_loss_matches_torch(tmp_path: Path) -> None:
     policy, reference = (load(folder, dtype=torch.float32) for folder in folders)
     rows = [[(3, 4, 6), (2, 5, 2)], [(1, 1, 1)], []]  # prompt, chosen, rejected
     tokens, segments = (torch.zeros(3, 32, dtype=torch.int64) for _ in range(2))
-    targets, beta, expected = torch.full((3, 32), IGNORE), 0.3, torch.zeros(())
+    targets, beta, margins = torch.full((3, 32), IGNORE), 0.3, []
 
     def log_probability(theirs: Any, text: torch.Tensor, prompt: int) -> torch.Tensor:
         found = theirs(text[None]).logits[0].log_softmax(-1)
@@ -93,14 +94,22 @@ def test_preference_loss_matches_torch(tmp_path: Path) -> None:
                 with torch.no_grad():
                     before = log_probability(reference, text, prompt)
                 ratios.append(log_probability(policy, text, prompt) - before)
-            expected = expected - F.logsigmoid(beta * (ratios[0] - ratios[1]))
+            margins.append(beta * (ratios[0] - ratios[1]))
+    margins = torch.stack(margins)
+    expected = -F.logsigmoid(margins).sum()
     expected.backward()
     batch, plan = Batch(tokens, targets, segments), Plan(attention="dense")
     assert preference.pair_count(batch) == 3
-    loss, grads = xf.jit(
-        xf.value_and_grad(lambda p, r, batch: preference.loss(p, r, batch, SIZES, plan, beta))
-    )(params[0], params[1], batch)
-    torch.testing.assert_close(loss.cpu(), expected.detach(), rtol=1e-5, atol=0.0)
+
+    def sums(params: Any, reference: Any, batch: Batch) -> Any:
+        found = preference.dpo(params, reference, batch, SIZES, plan, beta)
+        return found.loss, found
+
+    (_, found), grads = xf.jit(xf.value_and_grad(sums, has_aux=True))(params[0], params[1], batch)
+    torch.testing.assert_close(found.loss.cpu(), expected.detach(), rtol=1e-5, atol=0.0)
+    torch.testing.assert_close(found.margin.cpu(), margins.detach().sum(), rtol=1e-4, atol=1e-6)
+    assert found.correct == (margins > 0).sum()
+    assert 0 < found.correct < 3
     for ours, theirs in (
         (grads["layers"]["wq"][0], policy.model.layers[0].self_attn.q_proj.weight),
         (grads["embed"], policy.model.embed_tokens.weight),
@@ -126,3 +135,14 @@ def test_preference_gradient_of_microbatches_adds_up(made: Path, begun: Callable
             for parts in (1, 2)
         )
     xf.tree.map(lambda a, b: torch.testing.assert_close(a, b), whole, added)
+
+
+def test_margin_and_accuracy_in_metrics(begun: Callable[..., Run]) -> None:
+    """At first the model is its base; after a few steps it prefers the same answers as the data."""
+    run = begun("a", "pairs", "data.batch=8")
+    fit.fit(run)
+    text = Path(run.folder, "metrics.jsonl").read_text()
+    first, *_, last = (line for line in map(json.loads, text.splitlines()) if "loss" in line)
+    assert (first["margin"], first["accuracy"]) == (0.0, 0.0)
+    assert last["margin"] > 0
+    assert last["accuracy"] == 1.0
