@@ -1,7 +1,9 @@
 """Conversations and pairs of answers, from records to tokens.
 
-A record of `chat` has `messages`, or a `prompt` and a `completion`; one of `pairs` has a `prompt`,
-and a `chosen` and a `rejected` answer to it. Each of the latter is a text or a list of messages.
+A record of `chat` has `messages`; `conversations`, as in ShareGPT; a `prompt` and a `completion`;
+or an `instruction`, perhaps an `input` to it, and an `output`, as in Alpaca. One of `pairs` has a
+`prompt`, and a `chosen` and a `rejected` answer to it. Prompts and the answers to them, except
+Alpaca's, are texts or lists of messages.
 Messages become text by the template of the tokenizer; a prompt and an answer that are texts follow
 on each other as they are, between the tokens that begin and end a document.
 """
@@ -23,7 +25,19 @@ from .data_config import DataConfig
 from .documents import BadRecordError
 from .tokenizer import Tokenizer
 
-FIELDS = ("messages", "prompt", "completion", "chosen", "rejected", "tools")
+FIELDS = (
+    "messages",
+    "conversations",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "instruction",
+    "input",
+    "output",
+    "tools",
+)
+_ROLES = {"human": "user", "gpt": "assistant", "system": "system"}  # of ShareGPT
 _MEND = ": mend it, or set data.skip_bad=true"
 
 
@@ -61,8 +75,14 @@ class Encoder:
             found = tuple(self._answered(row, field, where) for field in ("chosen", "rejected"))
         elif row.get("messages") is not None:
             found = (self._conversation(_messages(row, "messages", where), row, where),)
+        elif row.get("conversations") is not None:
+            messages = _sharegpt(row, where)
+            found = (self._conversation(messages, row, where, field="conversations"),)
+        elif row.get("instruction") is not None and row.get("completion") is None:
+            found = (self._conversation(_alpaca(row, where), row, where, field="output"),)
         elif row.get("prompt") is None:
-            raise _lacks(row, "messages", where, ", nor 'prompt' and 'completion'")
+            others = "'conversations', 'prompt' and 'completion', nor 'instruction' and 'output'"
+            raise _lacks(row, "messages", where, f", {others}")
         else:
             found = (self._answered(row, "completion", where),)
         if not all(any(example.learned[1:]) for example in found):
@@ -161,6 +181,39 @@ def _messages(row: dict[str, Any], field: str, where: str) -> list[Message]:
                 kind = type(message[name]).__name__
                 raise BadRecordError(f"{place} has a {kind} for {name!r}", _MEND)
     return list(found)
+
+
+def _sharegpt(row: dict[str, Any], where: str) -> list[Message]:
+    """The messages in `conversations`: those with `from` and `value` get a role and content."""
+    found = row["conversations"]
+    if not isinstance(found, list | tuple):
+        return _messages(row, "conversations", where)
+    renamed: list[Any] = []
+    for i, message in enumerate(found):
+        if isinstance(message, dict) and "from" in message:
+            place, said_by = f"{where}: conversations[{i}]", message["from"]
+            if said_by not in _ROLES:
+                known = ", ".join(_ROLES)
+                raise BadRecordError(f"{place} is 'from' {said_by!r}, not one of {known}", _MEND)
+            if not isinstance(message.get("value"), str):
+                raise BadRecordError(f"{place} has no text for 'value'", _MEND)
+            message = {"role": _ROLES[said_by], "content": message["value"]}
+        renamed.append(message)
+    return _messages({"conversations": renamed}, "conversations", where)
+
+
+def _alpaca(row: dict[str, Any], where: str) -> list[Message]:
+    """A question and its answer; an `input` follows the `instruction` after an empty line."""
+    for name in ("instruction", "input", "output"):
+        if name != "input" and row.get(name) is None:
+            raise _lacks(row, name, where)
+        if not isinstance(row.get(name), str | None):
+            kind = type(row[name]).__name__
+            raise BadRecordError(f"{where} has a {kind} for {name!r}, not a text", _MEND)
+    if not row["output"]:
+        raise BadRecordError(f"{where} has an empty 'output'", _MEND)
+    asked = "\n\n".join(text for text in (row["instruction"], row.get("input")) if text)
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": row["output"]}]
 
 
 def _lacks(row: dict[str, Any], field: str, where: str, more: str = "") -> BadRecordError:

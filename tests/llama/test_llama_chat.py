@@ -203,6 +203,35 @@ def test_encoder_learns_answers_only(
     ]
 
 
+def test_encoder_reads_sharegpt_and_alpaca(
+    folder: Path, encoder: Callable[..., conversations.Encoder]
+) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs.chat_template = MARKED
+    names = {"system": "system", "user": "human", "assistant": "gpt"}
+    sharegpt = [{"from": names[m["role"]], "value": m["content"]} for m in TALK]
+    asked = {"role": "user", "content": "Translate.\n\ndog"}
+    alone = {"role": "user", "content": "Translate."}
+    said = {"role": "assistant", "content": "cat"}
+    alpaca = {"instruction": "Translate.", "output": "cat"}
+    for row, messages in (
+        ({"conversations": sharegpt, "messages": None, "id": "7"}, TALK),
+        ({"conversations": TALK}, TALK),
+        (alpaca | {"input": "dog", "prompt": "Below is an instruction"}, [asked, said]),
+        (alpaca | {"input": ""}, [alone, said]),
+        (alpaca, [alone, said]),
+    ):
+        expected = theirs.apply_chat_template(
+            messages, return_dict=True, return_assistant_tokens_mask=True
+        )
+        (example,) = encoder(MARKED).examples(row, "here")
+        assert example.tokens == expected["input_ids"]
+        assert [int(yes) for yes in example.learned] == expected["assistant_masks"]
+    both = {"prompt": "say", "completion": " yes", "instruction": "a", "output": "b"}
+    plain = {"prompt": "say", "completion": " yes"}
+    assert encoder().examples(both, "") == encoder().examples(plain, "")
+
+
 def test_reader_rows_hold_whole_conversations(folder: Path, tmp_path: Path) -> None:
     file, template = tmp_path / "chat.jsonl", tmp_path / "plain.jinja"
     template.write_text(PLAIN)
@@ -254,6 +283,7 @@ def test_best_fit_packs_bins() -> None:
 # -- bad records ----------------------------------------------------------------------------------
 
 ASKED, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+HUMAN, GPT = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
 
 
 @pytest.mark.parametrize(
@@ -262,9 +292,28 @@ ASKED, SAID = {"role": "user", "content": "a"}, {"role": "assistant", "content":
         (
             "chat",
             {"text": "a"},
-            r"has no 'messages', nor 'prompt' and 'completion'; its fields are",
+            r"has no 'messages', 'conversations', 'prompt' and 'completion', nor 'instruction' and "
+            "'output'; its fields are text",
         ),
-        ("chat", {"messages": None, "id": 1}, "has no 'messages', nor"),
+        ("chat", {"messages": None, "id": 1}, "has no 'messages', 'conversations', "),
+        ("chat", {"conversations": "a"}, "has a str for 'conversations', not a list of messages"),
+        ("chat", {"conversations": []}, "has an empty list for 'conversations'"),
+        ("chat", {"conversations": ["a"]}, r"conversations\[0\] is a str, not an object"),
+        (
+            "chat",
+            {"conversations": [HUMAN, GPT | {"from": "bard"}]},
+            r"conversations\[1\] is 'from' 'bard', not one of human, gpt, system",
+        ),
+        (
+            "chat",
+            {"conversations": [{"from": "gpt"}]},
+            r"conversations\[0\] has no text for 'value'",
+        ),
+        ("chat", {"conversations": [HUMAN]}, "has no assistant message in 'conversations'"),
+        ("chat", {"instruction": "a"}, "has no 'output'; its fields are instruction"),
+        ("chat", {"instruction": "a", "output": ""}, "has an empty 'output'"),
+        ("chat", {"instruction": ["a"], "output": "b"}, "has a list for 'instruction', not a text"),
+        ("chat", {"instruction": "a", "input": 3, "output": "b"}, "has a int for 'input', not"),
         ("chat", {"prompt": "a"}, "has no 'completion'; its fields are prompt"),
         ("chat", {"messages": []}, "has an empty list for 'messages'"),
         ("chat", {"messages": "a"}, "has a str for 'messages', not a list of messages"),
