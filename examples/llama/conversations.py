@@ -46,11 +46,11 @@ class Encoder:
 
     Attributes:
         settings: what decides, besides the tokenizer, which they are.
-        rewritten: the number of answers from which nothing is learned; see `Template.answers`.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: DataConfig):
-        self._tokenizer, self._config, self.rewritten = tokenizer, config, 0
+        self._tokenizer, self._config = tokenizer, config
+        self._answers = self._rewritten = self._skipped = self._truncated = 0
         folder = tokenizer.files[0].parent
         self._template: Template | TemplateError
         try:
@@ -62,13 +62,53 @@ class Encoder:
         found = self._template
         source = [found.source, found.special] if isinstance(found, Template) else None
         self.settings = [config.kind, config.seq, source]
+        if config.too_long != "error":
+            self.settings.append(config.too_long)
 
     def examples(self, row: Any, where: str) -> tuple[Example, ...]:
         """What there is to learn from in a record: a conversation, or the two of a pair.
 
+        One that is longer than a row is empty, or cut, if the settings say so.
+
         Raises:
             BadRecordError: the record lacks something, or is longer than a row.
         """
+        found = self._record(row, where)
+        if not all(any(example.learned[1:]) for example in found):
+            raise BadRecordError(f"{where} has an empty answer", _MEND)
+        if (size := sum(len(example.tokens) for example in found)) > self._config.seq:
+            if self._config.too_long == "error":
+                raise BadRecordError(
+                    f"{where} has {size} tokens, and a row {self._config.seq}",
+                    ": raise data.seq, or set data.too_long to skip or truncate",
+                )
+            cut = _cut(found, self._config.seq)
+            if self._config.too_long == "skip" or not all(any(e.learned[1:]) for e in cut):
+                self._skipped += 1
+                return ()
+            self._truncated, found = self._truncated + 1, cut
+        self._answers += sum(example.answers for example in found)
+        self._rewritten += sum(example.rewritten for example in found)
+        return found
+
+    def notes(self) -> list[str]:
+        """What became of the answers and of long records so far."""
+        learned = f"{self._answers - self._rewritten:,} of {self._answers:,} answers are learned"
+        if self._rewritten:
+            learned += (
+                f": {self._rewritten:,} are not, because the chat template writes them differently "
+                "once other messages follow"
+            )
+        found = [learned]
+        longer = f"longer than a row of {self._config.seq} tokens"
+        if self._truncated:
+            found.append(f"{self._truncated:,} records are truncated: {longer}")
+        if self._skipped:
+            why = ", before any answer" if self._config.too_long == "truncate" else ""
+            found.append(f"{self._skipped:,} records are skipped: {longer}{why}")
+        return found
+
+    def _record(self, row: Any, where: str) -> tuple[Example, ...]:
         if not isinstance(row, dict):
             raise BadRecordError(f"{where} is not an object with fields", _MEND)
         if self._config.kind == "pairs":
@@ -85,13 +125,6 @@ class Encoder:
             raise _lacks(row, "messages", where, f", {others}")
         else:
             found = (self._answered(row, "completion", where),)
-        if not all(any(example.learned[1:]) for example in found):
-            raise BadRecordError(f"{where} has an empty answer", _MEND)
-        if (size := sum(len(example.tokens) for example in found)) > self._config.seq:
-            raise BadRecordError(
-                f"{where} has {size} tokens, and a row {self._config.seq}",
-                ": raise data.seq, or skip such records with data.skip_bad=true",
-            )
         return found
 
     def _answered(self, row: dict[str, Any], field: str, where: str) -> Example:
@@ -135,8 +168,8 @@ class Encoder:
             )
         except TemplateError as error:
             raise BadRecordError(f"{where}: {error}", _MEND) from error
-        self.rewritten += left
-        return self.encode(text, spans)
+        encoded = self.encode(text, spans)
+        return encoded._replace(answers=len(spans) + left, rewritten=left)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """The tokens of a conversation, up to what the assistant says next.
@@ -162,6 +195,13 @@ class Encoder:
         made = tokenizers.Tokenizer.from_str(self._tokenizer.model.to_str())
         made.encode_special_tokens = False
         return made
+
+
+def _cut(found: Sequence[Example], room: int) -> tuple[Example, ...]:
+    """The beginnings of the examples, which together have `room` tokens at most."""
+    shortest = min(len(example.tokens) for example in found)
+    each = max(room // len(found), room - shortest * (len(found) - 1))
+    return tuple(e._replace(tokens=e.tokens[:each], learned=e.learned[:each]) for e in found)
 
 
 def _messages(row: dict[str, Any], field: str, where: str) -> list[Message]:

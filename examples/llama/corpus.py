@@ -29,10 +29,16 @@ class Part(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A document that consists of tokens already, and which of them are learned."""
+    """A document that consists of tokens already, and which of them are learned.
+
+    It has so many answers, and from some of them, `rewritten`, nothing is learned: see
+    `Template.answers`.
+    """
 
     tokens: Sequence[int]
     learned: Sequence[bool]
+    answers: int = 1
+    rewritten: int = 0
 
 
 class Corpus(NamedTuple):

@@ -21,6 +21,9 @@ class DataConfig:
         field: the field that holds the text in JSON and parquet files.
         skip_bad: whether to skip and report records that cannot be read or have no text; otherwise
             the first one is an error.
+        too_long: what becomes of a conversation or pair that is longer than a row: `error`, it is a
+            record like those of `skip_bad`; `skip`, it is left out; or `truncate`, it is cut at the
+            end of the row, and left out if that leaves no answer.
         tokenizer: a tokenizer.json, or a folder with one; None: one is trained on the data.
         vocab: vocabulary size of a tokenizer trained on the data; null: the model's.
         batch: rows per batch, across all hosts.
@@ -41,6 +44,7 @@ class DataConfig:
     template: str | None = None
     field: str = "text"
     skip_bad: bool = False
+    too_long: Literal["error", "skip", "truncate"] = "error"
     tokenizer: str | None = None
     vocab: int | None = None
     batch: int = 8

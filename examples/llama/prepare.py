@@ -16,7 +16,7 @@ Say = Callable[[str], object]
 
 _EVERY = 10.0  # seconds between lines about progress
 _LEFT_OUT = "left_out.txt"  # beside the tokens: records that could not be read, one per line
-_NOTE = "note.txt"  # beside the tokens: a message about them
+_NOTE = "note.txt"  # beside the tokens: messages about them, one per line
 _SHOWN = 5  # of the records left out
 
 
@@ -61,12 +61,7 @@ def prepare(
             folder,
             lambda examples, tokens: tell(f"{examples:,} texts, {tokens:,} tokens so far"),
         )
-        if encoder.rewritten:
-            note = (
-                f"{encoder.rewritten} answers are not learned, because the chat template writes "
-                "them differently once other messages follow"
-            )
-            (folder / _NOTE).write_text(note, "utf-8")
+        (folder / _NOTE).write_text("\n".join(encoder.notes()), "utf-8")
         (folder / _LEFT_OUT).write_text("".join(f"{line}\n" for line in left_out), "utf-8")
 
     if config.kind != "text" and config.tokenizer is None:
@@ -83,9 +78,7 @@ def prepare(
         encoder = conversations.Encoder(known, config)
         tokens = made([known.digest, *encoder.settings], write_examples)
     found = corpus.load(tokens)
-    _tell_left_out(tokens / _LEFT_OUT, found, say)
-    if (tokens / _NOTE).exists():
-        say((tokens / _NOTE).read_text("utf-8"))
+    _tell(tokens, found, say)
     return known, found
 
 
@@ -138,7 +131,7 @@ class _Source:
         """Each conversation or answer, and whether it is held out."""
         told = leave_out if self._config.skip_bad else None
         train, validation = (
-            documents.records(files, conversations.FIELDS, encoder.examples, told)
+            filter(None, documents.records(files, conversations.FIELDS, encoder.examples, told))
             for files in (self._train, self._validation)
         )
         if self._validation:
@@ -171,11 +164,20 @@ def _told(texts: Iterator[str], say: Say) -> Iterator[str]:
         tell(f"{number:,} documents, {characters:,} characters so far")
 
 
-def _tell_left_out(file: Path, found: Corpus, say: Say) -> None:
-    if not (lines := file.read_text("utf-8").splitlines()):
-        return
-    shown = "; ".join(lines[:_SHOWN])
+def _tell(folder: Path, found: Corpus, say: Say) -> None:
+    """Say what became of the records; raise an error if none is left."""
+    left_out, notes = (
+        (folder / name).read_text("utf-8").splitlines() if (folder / name).exists() else []
+        for name in (_LEFT_OUT, _NOTE)
+    )
+    shown = "; ".join(left_out[:_SHOWN])
     if not len(found.train.ends) + len(found.held_out.ends):
-        raise DataError(f"all {len(lines)} records are skipped: {shown}")
-    rest = f"; and others, see {file}" if len(lines) > _SHOWN else ""
-    say(f"{len(lines)} records are skipped: {shown}{rest}")
+        if left_out:
+            raise DataError(f"all {len(left_out)} records are skipped: {shown}")
+        if notes[1:]:
+            raise DataError(f"{notes[-1]}, and no others are left: raise data.seq")
+    for note in notes:
+        say(note)
+    if left_out:
+        rest = f"; and others, see {folder / _LEFT_OUT}" if len(left_out) > _SHOWN else ""
+        say(f"{len(left_out)} records are skipped: {shown}{rest}")

@@ -186,7 +186,10 @@ def test_encoder_learns_answers_only(
         assert found == [first + end, last + end]
     thinking = encoder(THINKING)
     assert learned(thinking, {"messages": TALK}) == ["<think></think>Bye bye<|im_end|>"]
-    assert thinking.rewritten == 1
+    assert thinking.notes() == [
+        "1 of 2 answers are learned: 1 are not, because the chat template writes them differently "
+        "once other messages follow"
+    ]
     for template in (PLAIN, MARKED):
         row = {"prompt": TALK[:4], "completion": TALK[4:]}
         assert [text.strip() for text in learned(encoder(template), row)] == ["Bye bye<|im_end|>"]
@@ -363,6 +366,63 @@ def test_reader_bad_records_raise_or_are_skipped(
     )
     assert "1 records are skipped: line 4 of " in told[-1]
     assert len(trained_on(reader, tmp_path).ends) == (6 if kind == "pairs" else 3)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_encoder_too_long(encoder: Callable[..., conversations.Encoder], skip: bool) -> None:
+    talk = {"prompt": "a", "completion": "yes and no " * 9}
+    pair = {"prompt": "a", "chosen": "yes and no " * 9, "rejected": "no"}
+    even = pair | {"rejected": "no and yes " * 9}
+    hopeless = {"prompt": "a" * 400, "completion": "b"}
+    for kind, row in (("chat", talk), ("pairs", pair), ("pairs", even)):
+        whole = encoder(kind=kind).examples(row, "")
+        shortest = min(len(example.tokens) for example in whole)
+        if skip:
+            made = encoder(kind=kind, seq=20, too_long="skip")
+            assert made.examples(row, "") == ()
+            assert made.notes()[1:] == ["1 records are skipped: longer than a row of 20 tokens"]
+            assert made.examples({"prompt": "a", "completion": "b", **_both("b")}, "") != ()
+            continue
+        made = encoder(kind=kind, seq=20, too_long="truncate")
+        rooms = {"chat": [20]}.get(kind) or ([10, 10] if row is even else [20 - shortest, shortest])
+        for cut, example, room in zip(made.examples(row, ""), whole, rooms, strict=True):
+            assert cut.tokens == example.tokens[:room]
+            assert cut.learned == example.learned[:room]
+        assert made.notes()[1:] == ["1 records are truncated: longer than a row of 20 tokens"]
+    made = encoder(seq=20, too_long="truncate")
+    assert made.examples(hopeless, "") == ()
+    assert made.notes() == [
+        "0 of 0 answers are learned",
+        "1 records are skipped: longer than a row of 20 tokens, before any answer",
+    ]
+    with pytest.raises(DataError, match=r"raise data\.seq, or set data\.too_long to skip or"):
+        encoder(seq=20).examples(talk, "")
+
+
+def _both(answer: str) -> dict[str, str]:
+    return {"chosen": answer, "rejected": answer}
+
+
+def test_reader_too_long_is_told_again(folder: Path, tmp_path: Path) -> None:
+    file, template = tmp_path / "f.jsonl", tmp_path / "plain.jinja"
+    template.write_text(PLAIN)
+    good, long = (json.dumps({"messages": [ASKED, SAID | {"content": t}]}) for t in ("b", "b" * 99))
+    file.write_text("\n".join([good, long, good, good]))
+    given = {"files": (str(file),), "template": str(template), "tokenizer": str(folder)}
+    cases: Any = (("skip", "skipped", 2), ("truncate", "truncated", 3))
+    for too_long, done, count in cases:
+        config = DataConfig(kind="chat", **given, seq=40, too_long=too_long)
+        for _ in range(2):
+            told: list[str] = []
+            reader = Reader(config, tmp_path, 300, say=told.append)
+            assert told[-2] == f"{count + 1} of {count + 1} answers are learned"
+            assert told[-1].startswith(f"1 records are {done}: longer than a row of 40 tokens")
+            assert len(trained_on(reader, tmp_path).ends) == count
+    config = DataConfig(kind="chat", **given, seq=8, too_long="skip")
+    with pytest.raises(
+        DataError, match=r"4 records are skipped: .* 8 tokens, and no others are left: raise"
+    ):
+        Reader(config, tmp_path, 300)
 
 
 def test_reader_chat_setting_errors(folder: Path, tmp_path: Path) -> None:
