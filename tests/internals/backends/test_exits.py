@@ -12,9 +12,9 @@ import xfunc
 
 PROGRAM = """
 import atexit, contextlib, sys, threading
-import exits
-exits.begin()
-atexit.register(lambda: print(exits.status()))
+import exit_status
+exit_status.begin()
+atexit.register(lambda: print(exit_status.status()))
 {}
 """
 CAUGHT = """
@@ -57,7 +57,7 @@ thread.join()
         ("with contextlib.suppress(SystemExit): sys.exit(3)", 0),
         (IN_CALLS, 5),
         (IN_A_THREAD, 0),
-        ("exits.end(); assert sys.exit.__module__ == 'sys'", 0),
+        ("exit_status.end(); assert sys.exit.__module__ == 'sys'", 0),
     ],
 )
 def test_exits_status_equals_process_status(code: str, status: int) -> None:
