@@ -87,9 +87,20 @@ def _size(dtype: str, dims: str) -> float:
 
 
 def _group(attributes: str) -> int:
-    """The chips of a group, of groups such as ``{{0,2},{1,3}}`` or ``[64,4]<=[256]``."""
+    """The chips of a group.
+
+    Groups are written as ``{{0,2},{1,3}}``, as ``[64,4]<=[256]``, or as the axes of a mesh, of which
+    some may be a part: ``mesh['a'=64,'b'=8] {'a','b':(2)4}``.
+    """
     listed = re.search(r"replica_groups=\{\{([\d,]+)\}", attributes)
     if listed:
         return len(listed[1].split(","))
     counted = re.search(r"replica_groups=\[\d+,(\d+)\]", attributes)
-    return int(counted[1]) if counted else 1
+    if counted:
+        return int(counted[1])
+    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", attributes)
+    if mesh is None:
+        return 1
+    sizes = {name: int(size) for name, size in re.findall(r"('[^']*')=(\d+)", mesh[1])}
+    axes = re.findall(r"('[^']*')(?::\(\d+\)(\d+))?", mesh[2])
+    return math.prod(int(part) if part else sizes[name] for name, part in axes)

@@ -172,6 +172,21 @@ ENTRY %main (p: f32[64]) -> f32[32] {
 """
 
 
+@pytest.mark.parametrize(
+    ("groups", "size"),
+    [
+        ("{{0,2},{1,3}}", 2),
+        ("[64,4]<=[256]", 4),
+        ("mesh['axis_0'=1,'axis_1'=8,'axis_2'=1] {'axis_1'}", 8),
+        ("mesh['a'=4,'b'=8]{'a','b':(2)4}, device_ids=([32])", 16),
+    ],
+)
+def test_traffic_knows_every_form_of_groups(groups: str, size: int) -> None:
+    line = f"  %g = f32[64]{{0}} all-gather(%p), channel_id=5, replica_groups={groups}"
+    text = f"ENTRY %main (p: f32[8]) -> f32[64] {{\n{line}\n}}\n"
+    assert collectives.traffic(text) == {"all-gather": Traffic(1, 64 * 4 * (size - 1) / size)}
+
+
 def test_traffic_counts_bytes_received_by_each_chip() -> None:
     assert collectives.traffic(HLO) == {
         "all-gather": Traffic(3 + 1, 3 * (16 * 8 * 2) * 3 / 4 + 16 * 4 / 2),
