@@ -89,8 +89,8 @@ def _size(dtype: str, dims: str) -> float:
 def _group(attributes: str) -> int:
     """The chips of a group.
 
-    Groups are written as ``{{0,2},{1,3}}``, as ``[64,4]<=[256]``, or as the axes of a mesh, of which
-    some may be a part: ``mesh['a'=64,'b'=8] {'a','b':(2)4}``.
+    Groups are written as ``{{0,2},{1,3}}``, as ``[64,4]<=[256]``, or as axes of a mesh, or parts of
+    them: ``mesh['a'=64,'b'=8] {'a','b':(2)4}``.
     """
     listed = re.search(r"replica_groups=\{\{([\d,]+)\}", attributes)
     if listed:
