@@ -22,6 +22,8 @@ Message = Mapping[str, Any]
 Span = tuple[int, int]
 
 FILE = "chat_template.jinja"
+TRAINING = "training"  # in place of a file: see `training`
+_SHIPPED = Path(__file__).parent / "templates"
 _REFUSALS = (  # what a template may raise when given messages that it was not written for
     jinja2.TemplateError,
     TypeError,
@@ -159,14 +161,57 @@ def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
+def training(stock: Template) -> Template:
+    """A template that writes an answer the same whether or not others follow, to learn from all.
+
+    That is `stock` itself if it does so, or else a shipped one that writes chats with one answer as
+    `stock` does.
+    """
+    if not stock.answers([*_CHATS[0], *_CHATS[0]])[2]:
+        return stock
+    shipped = sorted(_SHIPPED.glob("*.jinja"))
+    for file in shipped:
+        found = Template(file.read_text("utf-8"), stock.special)
+        if _samples(found) == _samples(stock):
+            return found
+    raise TemplateError(
+        f"no training template is known for this tokenizer, only for those of "
+        f"{', '.join(file.stem for file in shipped)}: give a file in data.template"
+    )
+
+
+_ASKED: Message = {"role": "user", "content": "Is it so?"}
+_SAID: Message = {"role": "assistant", "content": "Yes."}
+_CHATS: tuple[list[Message], ...] = (
+    [_ASKED, _SAID],
+    [{"role": "system", "content": "Be short."}, _ASKED, _SAID],
+    [_ASKED, {**_SAID, "content": "<think>\nIs it?\n</think>\n\nYes."}],
+    [_ASKED, {**_SAID, "reasoning_content": "Is it?"}],
+)
+
+
+def _samples(template: Template) -> list[str | None]:
+    """Texts of chats with one answer, each with its prompt; None for what the template rejects."""
+    found: list[str | None] = []
+    for chat in _CHATS:
+        for messages, prompt in ((chat, False), (chat[:-1], True)):
+            try:
+                found.append(template.render(messages, prompt=prompt))
+            except TemplateError:
+                found.append(None)
+    return found
+
+
 def load(folder: Path, file: str | None = None) -> Template:
     """The template of a tokenizer.
 
     Args:
         folder: has the tokenizer; the template is in `chat_template.jinja` there, or in
             `tokenizer_config.json`.
-        file: has another template; None: that one.
+        file: has another template, or is `TRAINING`; None: that one.
     """
+    if file == TRAINING:
+        return training(load(folder))
     settings = folder / "tokenizer_config.json"
     try:
         named = json.loads(settings.read_bytes()) if settings.is_file() else {}

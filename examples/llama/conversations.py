@@ -96,8 +96,8 @@ class Encoder:
         learned = f"{self._answers - self._rewritten:,} of {self._answers:,} answers are learned"
         if self._rewritten:
             learned += (
-                f": {self._rewritten:,} are not, because the chat template writes them differently "
-                "once other messages follow"
+                f": {self._rewritten:,} are not, for the chat template writes them differently "
+                f"once other messages follow{self._remedy()}"
             )
         found = [learned]
         longer = f"longer than a row of {self._config.seq} tokens"
@@ -107,6 +107,15 @@ class Encoder:
             why = ", before any answer" if self._config.too_long == "truncate" else ""
             found.append(f"{self._skipped:,} records are skipped: {longer}{why}")
         return found
+
+    def _remedy(self) -> str:
+        if self._config.template is not None or isinstance(self._template, TemplateError):
+            return ""
+        try:
+            chat_template.training(self._template)
+        except TemplateError:
+            return ""
+        return ": to learn all, set data.template=training"
 
     def _record(self, row: Any, where: str) -> tuple[Example, ...]:
         if not isinstance(row, dict):

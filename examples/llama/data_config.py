@@ -17,7 +17,9 @@ class DataConfig:
             the language reference inside Python.
         validation: files to evaluate on, given like `files`, which are then all used for training;
             if empty, a fraction of the documents is held out.
-        template: a file with a chat template; null: the tokenizer's.
+        template: a file with a chat template; `training`: one that writes an answer the same
+            whether or not others follow, and a single answer as the tokenizer's does; null: the
+            tokenizer's.
         field: the field that holds the text in JSON and parquet files.
         skip_bad: whether to skip and report records that cannot be read or have no text; otherwise
             the first one is an error.

@@ -171,6 +171,79 @@ def test_chat_template_sandbox_refuses_unsafe_code() -> None:
         chat_template.Template("{% if %}")
 
 
+# -- a template for training ----------------------------------------------------------------------
+
+SHIPPED = (Path(chat_template.__file__).parent / "templates" / "qwen3.jinja").read_text()
+LIKE_QWEN = SHIPPED.replace(  # It leaves out the thoughts of earlier answers.
+    "{{- '<think>\\n'",
+    "{{- said if 'user' in messages[loop.index0:] | map(attribute='role') else '<think>\\n'",
+)
+LIKE_QWEN = LIKE_QWEN.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
+THOUGHTS = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "<think>\nhm\n</think>\n\nb"},
+    {"role": "user", "content": "c"},
+    {"role": "assistant", "content": "d"},
+]
+
+
+def in_qwen3s_format(messages: list[dict[str, str]]) -> tuple[str, list[str]]:
+    """The text of a chat without tools, and what the assistant says."""
+    text, answers = "", []
+    for message in messages:
+        before, _, after = message["content"].rpartition("\n</think>\n\n")
+        thoughts = before.removeprefix("<think>\n")
+        said = f"<think>\n{thoughts}\n</think>\n\n{after}<|im_end|>\n"
+        if message["role"] == "assistant":
+            answers.append(said)
+        else:
+            said = message["content"] + "<|im_end|>\n"
+        text += f"<|im_start|>{message['role']}\n{said}"
+    return text, answers
+
+
+def test_training_template_learns_every_answer(
+    folder: Path,
+    tmp_path: Path,
+    learned: Callable[[conversations.Encoder, dict[str, Any]], list[str]],
+) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs.chat_template = LIKE_QWEN
+    theirs.save_pretrained(tmp_path)
+    known = tokenizer.load(tmp_path)
+    stock = conversations.Encoder(known, DataConfig(kind="chat", seq=400))
+    ours = conversations.Encoder(known, DataConfig(kind="chat", seq=400, template="training"))
+    assert len(learned(stock, {"messages": THOUGHTS})) == 1
+    assert stock.notes() == [
+        "1 of 2 answers are learned: 1 are not, for the chat template writes them differently "
+        "once other messages follow: to learn all, set data.template=training"
+    ]
+    text, answers = in_qwen3s_format(THOUGHTS)
+    assert learned(ours, {"messages": THOUGHTS}) == answers
+    assert ours.notes() == ["2 of 2 answers are learned"]
+    for messages in (THOUGHTS[:2], THOUGHTS[2:], [TALK[0], *THOUGHTS[:2]]):
+        (single,) = ours.examples({"messages": messages}, "")
+        expected = theirs.apply_chat_template(messages, return_dict=True)["input_ids"]
+        assert (single,) == stock.examples({"messages": messages}, "")
+        assert single.tokens == expected
+    theirs.chat_template = SHIPPED
+    found = theirs.apply_chat_template(
+        THOUGHTS, return_dict=True, return_assistant_tokens_mask=True
+    )
+    (whole,) = ours.examples({"messages": THOUGHTS}, "")
+    assert theirs.apply_chat_template(THOUGHTS, tokenize=False) == text
+    assert whole.tokens == found["input_ids"]
+    assert [int(yes) for yes in whole.learned] == found["assistant_masks"]
+
+
+def test_training_template_is_the_tokenizers_own_or_an_error() -> None:
+    for source in (PLAIN, MARKED, LIKE_LLAMA):
+        own = chat_template.Template(source, {"bos_token": "<s>", "eos_token": "</s>"})
+        assert chat_template.training(own) is own
+    with pytest.raises(chat_template.TemplateError, match=r"for those of qwen3: give a file in"):
+        chat_template.training(chat_template.Template(THINKING))
+
+
 # -- what is learned ------------------------------------------------------------------------------
 
 
@@ -187,7 +260,7 @@ def test_encoder_learns_answers_only(
     thinking = encoder(THINKING)
     assert learned(thinking, {"messages": TALK}) == ["<think></think>Bye bye<|im_end|>"]
     assert thinking.notes() == [
-        "1 of 2 answers are learned: 1 are not, because the chat template writes them differently "
+        "1 of 2 answers are learned: 1 are not, for the chat template writes them differently "
         "once other messages follow"
     ]
     for template in (PLAIN, MARKED):

@@ -1,0 +1,73 @@
+"""Templates for training, against TRL's copies of the models' own templates and of its own."""
+
+import importlib.util
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.llama import chat_template
+from examples.llama.chat_template import Message, Template
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": {"é": "<x>"}}}
+TOOLS = [{"name": "é", "parameters": {"type": "<object>"}}]
+
+
+def said(content: str | None, **fields: Any) -> Message:
+    return {"role": "assistant", "content": content, **fields}
+
+
+ANSWERS: list[Message] = [
+    said("yes"),
+    said("<think>\n\nhm\n\n</think>\n\nyes\n"),
+    said("\n\nyes", reasoning_content="\nhm\n"),
+    said("x", tool_calls=[CALL["function"], {"function": {"name": "g", "arguments": "{}"}}]),
+]
+ASKED: list[list[Message]] = [
+    [{"role": "user", "content": "<tool_call>a"}],
+    [{"role": "system", "content": "s"}, {"role": "user", "content": ""}],
+]
+
+
+def theirs(name: str) -> Template:
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None
+    assert spec.origin is not None
+    file = Path(spec.origin).parent / "chat_templates" / f"{name}.jinja"
+    return Template(file.read_text("utf-8"), {"bos_token": "<s>", "eos_token": "</s>"})
+
+
+def test_training_template_writes_single_answers_as_qwen3_does() -> None:
+    stock = theirs("qwen3")
+    ours = chat_template.training(stock)
+    for asked, answer, tools in itertools.product(ASKED, ANSWERS, [None, TOOLS]):
+        text, spans, _ = stock.answers([*asked, answer], tools=tools)
+        assert ours.answers([*asked, answer], tools=tools)[:2] == (text, spans)
+        expected = stock.render(asked, prompt=True, tools=tools)
+        assert ours.render(asked, prompt=True, tools=tools) == expected
+
+
+def test_training_template_learns_every_answer_as_trl_does() -> None:
+    stock, trl = theirs("qwen3"), theirs("qwen3_training")
+    ours = chat_template.training(stock)
+    results: list[Message] = [{"role": "tool", "content": "1"}, {"role": "tool", "content": "2"}]
+    for asked, first, second in itertools.product(ASKED, ANSWERS, ANSWERS):
+        for between in (results, asked[-1:]):
+            chat = [*asked, first, *between, second]
+            text, spans, left = ours.answers(chat, tools=TOOLS)
+            assert text == trl.render(chat, tools=TOOLS)
+            assert (len(spans), left) == (2, 0)
+            if between is not results:
+                assert stock.answers(chat, tools=TOOLS)[2] == 1
+
+
+@pytest.mark.parametrize("name", ["llama3_1", "qwen2_5", "qwen3_instruct_2507", "gemma", "gemma3"])
+def test_training_template_of_other_families_is_their_own(name: str) -> None:
+    stock = theirs(name)
+    assert chat_template.training(stock) is stock
+
+
+def test_training_template_unknown_raises() -> None:
+    with pytest.raises(chat_template.TemplateError, match="no training template is known for"):
+        chat_template.training(theirs("deepseek_r1_distill"))
