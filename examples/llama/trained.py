@@ -10,7 +10,7 @@ import torch
 
 import xfunc as xf
 
-from . import adapters, base, config, hf, hosts, lora, options, tokenizer, train
+from . import adapters, base, config, documents, hf, hosts, lora, options, tokenizer, train
 from .checkpoints import Checkpoints
 from .config import Run
 from .finite import check_finite
@@ -131,6 +131,8 @@ def load_published(
     pairs = tuple(pairs)
     run = config.read(source, pairs, config.tuned(config.read(source, pairs, start), start))
     hosts.check_same_settings(run)
+    for files in (run.data.files, run.data.validation):
+        documents.find(files)  # An error before the weights are read, which takes long.
     hosts.check_same_files(folder, [folder / "config.json", *hf.files(folder)])
     _check_same_tokenizer(folder)
     if adapter is not None:

@@ -156,6 +156,9 @@ def test_commands_refuse_non_finite_imported_weights(
         assert status == 2
         assert told.startswith(said)
         assert "--step" not in told
+    for setting in ("files", "validation"):  # Found missing before the weights are read.
+        argv = ("import-hf", hub, f"folder={tmp_path}/run", f"data.{setting}={tmp_path}/*.jsonl")
+        assert command(*argv)[1].startswith(f"error: no data at '{tmp_path}/*.jsonl': give a file")
     assert not (tmp_path / "run").exists()
 
     tune, whole = lora.Tune(("layers.wq",)), model.shapes(tuned.SIZES)
