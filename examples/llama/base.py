@@ -30,7 +30,7 @@ def about(run: Run, recipe: Recipe) -> dict[str, Any] | None:
     if not recipe.has_base:
         return None
     if run.base is None:
-        why = "data.kind is pairs" if recipe.pairs else "train.tune leaves weights as they are"
+        why = "data.kind is pairs" if recipe.compared else "train.tune leaves weights as they are"
         raise SettingError(
             f"{why}, but there is no base: start the run with import-hf from the weights to tune"
         )
@@ -95,7 +95,7 @@ def every_sharding(recipe: Recipe) -> Params:
 
 def frozen(params: Params, recipe: Recipe) -> Params | None:
     """The weights that are not trained: plain ones in the dtype of the arithmetic."""
-    kept = lora.frozen(params, recipe.model, recipe.tune, whole=recipe.pairs)
+    kept = lora.frozen(params, recipe.model, recipe.tune, whole=recipe.compared)
     dtype = recipe.numbers.arithmetic
 
     def cast(leaf: Any) -> Any:

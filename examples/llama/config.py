@@ -79,7 +79,7 @@ class Run:
         mesh: the mesh of devices.
         base: a folder in Hugging Face's format with the weights that the run started from. Frozen
             ones are read from there (see `train.tune`), and pairs are compared with them (see
-            `data.kind`); null: it did not start from any.
+            `train.preference`); null: it did not start from any.
         seed: of the weights before the first step.
         average: whether evaluation, samples, generation and export use the running mean of the
             weights, see `train.ema`, in place of the weights.
@@ -264,11 +264,13 @@ def tuned(found: Run, start: Run) -> Run:
     """The defaults for tuning what `found` says: all weights, adapters, or with pairs.
 
     Sources of the rates: Touvron et al., "Llama 2", 2023, for all weights; Dettmers et al.,
-    "QLoRA", 2023, for adapters; Tunstall et al., "Zephyr", 2023, for pairs, and ten times that for
-    adapters, as in Schulman et al., "LoRA Without Regret", 2025.
+    "QLoRA", 2023, for adapters; Tunstall et al., "Zephyr", 2023, for pairs, and the scripts of Hong
+    et al., "ORPO", 2024, for its loss of pairs; ten times these for adapters, as in Schulman et
+    al., "LoRA Without Regret", 2025.
     """
-    rates = (2e-5, 2e-4), (5e-7, 5e-6)
-    rate = rates[found.data.kind == "pairs"][bool(found.train.tune.lora)]
+    loss = found.train.preference if found.data.kind == "pairs" else "tokens"
+    rates = {"tokens": (2e-5, 2e-4), "dpo": (5e-7, 5e-6), "orpo": (5e-6, 5e-5)}
+    rate = rates[loss][bool(found.train.tune.lora)]
     return dataclasses.replace(start, train=dataclasses.replace(start.train, peak_lr=rate))
 
 

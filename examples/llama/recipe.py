@@ -20,6 +20,7 @@ OPTIMIZERS = {
     "muon": (muon.muon_init, muon.muon_update),
     "schedule_free": (schedule_free.schedule_free_init, schedule_free.schedule_free_update),
 }
+PREFERENCES = ("dpo", "orpo")
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 # The settings that only some optimizers have.
 _OPTIONS = {
@@ -70,8 +71,10 @@ class Recipe:
         router_balance: the weight of the load-balancing loss of experts in training.
         router_size: the weight of the loss for large router logits.
         tune: which weights are trained, and with which adapters.
-        dpo_beta: the strength of the penalty for moving away from the base, in the loss of pairs;
-            see `data.kind`.
+        preference: the loss of pairs, see `data.kind`: `dpo`, which compares the model with its
+            base; or `orpo`, which needs none, and teaches the preferred answers too.
+        dpo_beta: the strength of the penalty for moving away from the base, in `dpo`.
+        orpo_weight: the weight of the comparison of the two answers, in `orpo`.
         pairs: whether to train on pairs of answers, one of which is preferred.
         skip_bad: whether to skip steps whose loss or gradient is not finite or is a spike.
         spike: a loss or gradient norm this many standard deviations above the mean of about the
@@ -102,21 +105,24 @@ class Recipe:
     router_balance: float = 0.001
     router_size: float = 0.0
     tune: Tune = Tune()
+    preference: str = "dpo"
     dpo_beta: float = 0.1
+    orpo_weight: float = 0.1
     pairs: bool = False
     skip_bad: bool = True
     spike: float | None = None
 
     def __post_init__(self) -> None:
-        tables = ("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)
-        for name, table in tables:
+        tables: dict[str, Any] = {"precision": PRECISIONS, "optimizer": OPTIMIZERS}
+        tables |= {"schedule": SCHEDULES, "preference": PREFERENCES}
+        for name, table in tables.items():
             if getattr(self, name) not in table:
                 known = ", ".join(table)
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}: use one of {known}")
         for name, least in (("steps", 1), ("warmup", 0)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise ValueError(f"{name} is {value}: use {least} or more")
-        for name in ("peak_lr", "clip", "spike", "eps", "dpo_beta"):
+        for name in ("peak_lr", "clip", "spike", "eps", "dpo_beta", "orpo_weight"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}: use a number above 0")
@@ -145,6 +151,9 @@ class Recipe:
                 f"{', '.join(given)}: not an option of the optimizer, {self.optimizer}. Leave it "
                 "out"
             )
+        other = {"dpo": "orpo_weight", "orpo": "dpo_beta"}[self.preference]
+        if getattr(self, other) != usual[other]:
+            raise ValueError(f"{other}: not for preference {self.preference}. Leave it out")
         if self.optimizer == "schedule_free" and self.schedule != "constant":
             raise ValueError(
                 f"schedule is {self.schedule}, and schedule_free averages the weights in place of "
@@ -155,7 +164,7 @@ class Recipe:
             lora.forms(self.model, self.tune)
         except ValueError as error:
             raise ValueError(f"tune: {error}") from None
-        if self.numbers.products == "float8" and self.pairs:
+        if self.numbers.products == "float8" and self.compared:
             raise ValueError(
                 "precision float8 is not for pairs: the model would be compared with its base in "
                 "another precision. Use mixed"
@@ -181,16 +190,21 @@ class Recipe:
         return Routers(self.router_balance, self.router_size)
 
     @property
+    def compared(self) -> bool:
+        """Whether the model is compared with its base, in the loss of pairs."""
+        return self.pairs and self.preference == "dpo"
+
+    @property
     def has_base(self) -> bool:
         """Whether there are weights that no step changes: those that are not trained, or those of
         the model that pairs are compared with.
         """
-        return self.pairs or not lora.is_all(self.model, self.tune)
+        return self.compared or not lora.is_all(self.model, self.tune)
 
     @property
     def extent(self) -> Extent:
         """How much of the model is trained, for `flops`."""
-        return Extent(lora.learned_part(self.model, self.tune), self.pairs)
+        return Extent(lora.learned_part(self.model, self.tune), self.compared)
 
     @property
     def rising(self) -> int:

@@ -290,10 +290,13 @@ def loss(
         if routed is None:
             return mean, Details()
         return mean, Details(found.detach().sum() / count, routed.taken)
-    if base is None:
+    sizes, plan = recipe.model, recipe.plan
+    if recipe.preference == "orpo":
+        found = preference.orpo(joined, batch, sizes, plan, recipe.orpo_weight)
+    elif base is None:
         raise ValueError("pairs are compared with a base, but there is none: give one")
-    plan, beta = recipe.plan, recipe.dpo_beta
-    found = preference.dpo(joined, base, batch, recipe.model, plan, beta)
+    else:
+        found = preference.dpo(joined, base, batch, sizes, plan, recipe.dpo_beta)
     taken = None if found.routed is None else found.routed.taken
     return found.loss / count, Details(None, taken, found.margin / count, found.correct / count)
 
@@ -376,7 +379,7 @@ def abstract_base(recipe: Recipe) -> Params | None:
     every = abstract_params(recipe, recipe.numbers.arithmetic)
     forms = lora.forms(recipe.model, recipe.tune)
     stored = xf.tree.map(quantised.abstract, every, forms)
-    return lora.frozen(stored, recipe.model, recipe.tune, whole=recipe.pairs)
+    return lora.frozen(stored, recipe.model, recipe.tune, whole=recipe.compared)
 
 
 def abstract_params(recipe: Recipe, dtype: torch.dtype) -> Params:

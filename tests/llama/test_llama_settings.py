@@ -129,8 +129,9 @@ def test_defaults_of_a_named_model_are_not_the_demos(
         (["train.tune.lora=[layers.w*]"], 2e-4),
         (["data.kind=pairs"], 5e-7),
         (["data.kind=pairs", "train.tune.lora=[layers.w*]"], 5e-6),
+        (["data.kind=pairs", "train.preference=orpo"], 5e-6),
     ],
-    ids=["all weights", "adapters", "pairs", "pairs with adapters"],
+    ids=["all weights", "adapters", "pairs", "pairs with adapters", "pairs by orpo"],
 )
 def test_rates_of_tuning_are_those_of_its_purpose(pairs: list[str], rate: float) -> None:
     found = config.tuned(config.read(pairs=pairs, run=config.TUNING), config.TUNING)

@@ -62,7 +62,8 @@ def test_export_published_changes_trained_weights_only(
 # -- pairs ----------------------------------------------------------------------------------------
 
 
-def test_preference_loss_matches_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["dpo", "orpo"])
+def test_preference_loss_matches_torch(kind: str, tmp_path: Path) -> None:
     """Of packed pairs, against one answer at a time in transformers' model, with gradients."""
     generator = torch.Generator().manual_seed(0)
     folders, params = [tmp_path / "policy", tmp_path / "reference"], []
@@ -74,7 +75,8 @@ def test_preference_loss_matches_torch(tmp_path: Path) -> None:
     policy, reference = (load(folder, dtype=torch.float32) for folder in folders)
     rows = [[(3, 4, 6), (2, 5, 2)], [(1, 1, 1)], []]  # prompt, chosen, rejected
     tokens, segments = (torch.zeros(3, 32, dtype=torch.int64) for _ in range(2))
-    targets, beta, margins = torch.full((3, 32), IGNORE), 0.3, []
+    targets, beta = torch.full((3, 32), IGNORE), 0.3
+    margins, losses = [], []
 
     def log_probability(theirs: Any, text: torch.Tensor, prompt: int) -> torch.Tensor:
         found = theirs(text[None]).logits[0].log_softmax(-1)
@@ -83,7 +85,8 @@ def test_preference_loss_matches_torch(tmp_path: Path) -> None:
     for row, pairs in enumerate(rows):
         at = number = 0
         for prompt, *answers in pairs:
-            begin, ratios = torch.randint(SIZES.vocab, (prompt,), generator=generator), []
+            begin = torch.randint(SIZES.vocab, (prompt,), generator=generator)
+            ratios, means, odds = [], [], []
             for size in answers:
                 answer = torch.randint(SIZES.vocab, (size,), generator=generator)
                 text, number = torch.cat([begin, answer]), number + 1
@@ -93,16 +96,26 @@ def test_preference_loss_matches_torch(tmp_path: Path) -> None:
                 at = end
                 with torch.no_grad():
                     before = log_probability(reference, text, prompt)
-                ratios.append(log_probability(policy, text, prompt) - before)
-            margins.append(beta * (ratios[0] - ratios[1]))
-    margins = torch.stack(margins)
-    expected = -F.logsigmoid(margins).sum()
+                after = log_probability(policy, text, prompt)
+                ratios.append(beta * (after - before))
+                means.append(after / size)
+                odds.append(means[-1].exp() / (1 - means[-1].exp()))
+            if kind == "dpo":
+                margins.append(ratios[0] - ratios[1])
+                losses.append(-F.logsigmoid(margins[-1]))
+            else:
+                margins.append((odds[0] / odds[1]).log())
+                losses.append(-means[0] - beta * margins[-1].sigmoid().log())
+    margins, expected = torch.stack(margins), torch.stack(losses).sum()
     expected.backward()
     batch, plan = Batch(tokens, targets, segments), Plan(attention="dense")
     assert preference.pair_count(batch) == 3
 
     def sums(params: Any, reference: Any, batch: Batch) -> Any:
-        found = preference.dpo(params, reference, batch, SIZES, plan, beta)
+        if kind == "dpo":
+            found = preference.dpo(params, reference, batch, SIZES, plan, beta)
+        else:
+            found = preference.orpo(params, batch, SIZES, plan, beta)
         return found.loss, found
 
     (_, found), grads = xf.jit(xf.value_and_grad(sums, has_aux=True))(params[0], params[1], batch)
@@ -135,6 +148,31 @@ def test_preference_gradient_of_microbatches_adds_up(made: Path, begun: Callable
             for parts in (1, 2)
         )
     xf.tree.map(lambda a, b: torch.testing.assert_close(a, b), whole, added)
+
+
+def test_orpo_needs_no_base(begun: Callable[..., Run]) -> None:
+    run = begun("a", "pairs-full", "data.batch=8", "train.preference=orpo")
+    recipe = run.recipe(1)
+    assert not recipe.has_base
+    assert not recipe.extent.compared
+    fit.fit(run)
+    text = Path(run.folder, "metrics.jsonl").read_text()
+    first, *_, last = (line for line in map(json.loads, text.splitlines()) if "loss" in line)
+    assert last["loss"] < first["loss"] - 0.5
+    assert last["margin"] > first["margin"] + 0.5
+    assert last["accuracy"] == 1.0
+    with pytest.raises(ValueError, match="dpo_beta: not for preference orpo"):
+        config.read(pairs=["train.preference=orpo", "train.dpo_beta=0.2"])
+    with pytest.raises(ValueError, match="unknown preference 'kto': use one of dpo, orpo"):
+        config.read(pairs=["train.preference=kto"])
+
+
+def test_orpo_of_certain_answers_is_finite() -> None:
+    """Where a probability is 1 its odds are infinite; torch's gradient would not be finite."""
+    p = torch.tensor([0.0, -1e-3], requires_grad=True)
+    preference.log_odds(p).sum().backward()
+    assert p.grad is not None
+    assert p.grad.isfinite().all()
 
 
 def test_margin_and_accuracy_in_metrics(begun: Callable[..., Run]) -> None:
