@@ -86,6 +86,8 @@ class Run:
         on_bad: what to do at a step whose loss or gradient is not finite, or is a spike (see
             `train.spike`). `skip` leaves the weights unchanged, `stop` also saves and ends the run,
             `ignore` takes the step.
+        watchdog: when a step takes this many times as long as the last ones did, and more than a
+            minute, print where each thread is; null: never.
         save_every: steps between checkpoints.
         keep: the number of newest checkpoints to keep.
         keep_every: steps between checkpoints that are never deleted; null: there are none.
@@ -109,6 +111,7 @@ class Run:
     seed: int = 0
     average: bool = False
     on_bad: Literal["skip", "stop", "ignore"] = "skip"
+    watchdog: float | None = 20.0
     save_every: int = 500
     keep: int = 3
     keep_every: int | None = None
@@ -132,6 +135,8 @@ class Run:
         ):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise SettingError(f"{name} is {value}: use 1 or more")
+        if self.watchdog is not None and not 1 < self.watchdog < math.inf:
+            raise SettingError(f"watchdog is {self.watchdog}: use a number above 1, or null")
         for name in ("seed", "context"):
             if (value := getattr(self, name)) < 0:
                 raise SettingError(f"{name} is {value}: use 0 or more")

@@ -24,6 +24,7 @@ from .metrics import Log
 from .model import Batch, Params
 from .options import SettingError
 from .owner import owned
+from .pace import Pace, Watchdog
 from .precision import LOSSY, PRECISIONS
 from .reader import Reader, prefetch
 from .recipe import Recipe
@@ -93,7 +94,7 @@ def fit(run: Run, console: Console | None = None, *, new_data: bool = False) -> 
 
 
 def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> Outcome:
-    folder = Path(run.folder)
+    folder, pace = Path(run.folder), Pace()
     if console is None or not hosts.is_first():
         console = Console(highlight=False, markup=False, quiet=not hosts.is_first())
     say = functools.partial(console.print, soft_wrap=True)
@@ -113,6 +114,7 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
             "names": run.trackers,
             "settings": options.plain(run),
             "counted": run.data.dynamic,
+            "pace": pace,
         }
         with Log(folder, recipe, first, rows, seq, console, **how) as log:
             # The first process alone starts trackers, which may take longer than XLA waits for it:
@@ -125,13 +127,22 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
             log.say(f"{first} of {recipe.steps} steps are done; everything is kept in {folder}")
             if told:
                 log.say(told)
-            loop = _Loop(run, recipe, reader, checkpoints, log, frozen, based)
-            outcome = loop.go(first, state)
+            loop = _Loop(run, recipe, reader, checkpoints, log, pace, frozen, based)
+            with _watched(run, pace, log):
+                outcome = loop.go(first, state)
     text = _ENDINGS[outcome.ended].format(outcome.step)
     if outcome.ended == "bad":
         text += _AFTER_BAD[run.on_bad].format(_HOPELESS, outcome.step - _HOPELESS + 1)
+    if (share := pace.goodput()) is not None:
+        text += f" ({share:.0%} of the time went into steps)"
     say(text)
     return outcome
+
+
+def _watched(run: Run, pace: Pace, log: Log) -> AbstractContextManager[object]:
+    if run.watchdog is None:
+        return contextlib.nullcontext()
+    return Watchdog(pace, run.watchdog, log.stuck)
 
 
 def _size(params: Params | None) -> int:
@@ -225,6 +236,7 @@ class _Loop:
     reader: Reader
     checkpoints: Checkpoints
     log: Log
+    pace: Pace
     frozen: Params | None  # the weights that are not trained
     based: dict[str, Any] | None
 
@@ -236,6 +248,7 @@ class _Loop:
         with contextlib.closing(batches), Interrupts() as interrupts:
             for step, batch in enumerate(batches, first + 1):
                 with self._recording(step, state):
+                    self.pace.begin()
                     started = time.thread_time()  # The thread's CPU time, without waiting.
                     state, metrics = make_step(state, batch)
                     host_ms = (time.thread_time() - started) * 1e3
@@ -245,6 +258,7 @@ class _Loop:
 
                 if step % run.eval_every == 0 or step == steps:
                     late.read()
+                    self.pace.pause()
                     held_out = evaluate.held_out_loss(
                         self._used(state), self.reader, self.recipe, run.eval_batches, self.frozen
                     )
@@ -254,6 +268,7 @@ class _Loop:
                 interrupted = hosts.agree(interrupts.noted) and step < steps
                 if self._is_saved(step) or interrupted or late.hopeless:
                     late.read()
+                    self.pace.pause()
                     self._save(step, state)
                 if interrupted or late.hopeless:
                     return Outcome(step, held_out, "bad" if late.hopeless else "interrupted")

@@ -1,9 +1,12 @@
 """What a run reports: lines of JSON, trackers such as TensorBoard, and a progress bar."""
 
 import contextlib
+import faulthandler
 import json
 import math
 import shutil
+import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +21,7 @@ import xfunc as xf
 
 from . import flops, hosts, trackers
 from .files import write_text
+from .pace import Pace
 from .recipe import Recipe
 from .train import Metrics
 
@@ -42,6 +46,7 @@ class Log:
         names: the trackers.
         settings: the run's settings, for the trackers.
         counted: whether rates count only tokens that had a target; otherwise all places of a batch.
+        pace: is told when steps end, and when what follows is no step.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Log:
         names: Sequence[trackers.Name] = ("tensorboard",),
         settings: Mapping[str, Any] = {},
         counted: bool = False,
+        pace: Pace | None = None,
     ):
         self._recipe, self._rows, self._seq, self._console = recipe, rows, seq, console
         self._chip, self._times = chip(), deque[float](maxlen=_WINDOW + 1)
@@ -67,7 +73,8 @@ class Log:
         )
         self._task = self._progress.add_task("compiling", total=recipe.steps, completed=first)
         self._file, self._trackers = None, list[trackers.Tracker]()
-        self._failure = ""
+        self._failure, self._pace, self._last = "", pace or Pace(), first
+        self._writing = threading.Lock()  # A watchdog has a thread of its own.
         if hosts.is_first():
             self._trackers = trackers.begin(names, folder, first, settings)
             path = folder / "metrics.jsonl"
@@ -95,6 +102,8 @@ class Log:
             host_ms: what the host spent on launching it.
         """
         found = xf.tree.map(torch.Tensor.tolist, xf.device_get(metrics))
+        self._pace.end()
+        self._last = step
         values = found._asdict() | {"host_ms": host_ms} | self._speed(float(found.tokens))
         values |= values.pop("details") | _by_layer(values.pop("norms"))
         values |= self._noise(values.pop("noise"))
@@ -120,12 +129,30 @@ class Log:
                 tracker.text(step, "samples", "\n\n".join(texts))
         self.pause()
 
+    def stuck(self, seconds: float, usual: float) -> None:
+        """Log that a step does not end, and where each thread of this process is."""
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            where = file.read()
+        # Every process tells: the one that holds up the others may be any.
+        name = f" in process {xf.process_index()}" if hosts.are_several() else ""
+        console = self._console if hosts.is_first() else Console(stderr=True, highlight=False)
+        console.print(
+            f"no step has ended for {seconds:.0f} seconds{name} since step {self._last}, and the "
+            f"last ones took {usual:.2f}. Where its threads are:\n{where}",
+            soft_wrap=True,
+            markup=False,
+        )
+        self._write(self._last, {"stuck_seconds": seconds})
+
     def say(self, text: str) -> None:
         """Print a line."""
         self._console.print(text, soft_wrap=True)
 
     def pause(self) -> None:
         """Leave the time until the next step out of the rate."""
+        self._pace.pause()
         self._times.clear()
         self._tokens.clear()
 
@@ -161,7 +188,7 @@ class Log:
             return
         # JSON has no infinities and no NaN.
         finite = {key: x if math.isfinite(x) else None for key, x in values.items()}
-        with self._going_on():
+        with self._writing, self._going_on():
             self._file.write(json.dumps({"step": step} | finite) + "\n")
             self._file.flush()  # What cannot be written yet stays in the buffer, and is written
         for tracker in self._trackers:  # once there is room again.
