@@ -416,12 +416,11 @@ def losses_and_routed(
         found = scores.logsumexp(-1) - chosen
         return found.masked_fill(targets == IGNORE, 0.0)
 
-    seq, size = x.shape[1], plan.loss_chunk
+    devices, size = plan.context, plan.loss_chunk
+    seq = x.shape[1] // devices  # of each device, which has a part of every chunk
     if seq <= size:
         return plan.in_order(of(x, targets)), routed
-    devices = plan.context
-    size = -(-size // devices)  # Each chunk has a part of every device.
-    padding = -(seq // devices) % size
+    padding = -seq % size
 
     def chunks(x: Tensor, filler: int) -> Tensor:
         x = x.unflatten(1, (devices, -1))
@@ -436,7 +435,7 @@ def losses_and_routed(
         checkpoint_policy=xf.checkpoint_policies.nothing_saveable,
     )
     found = found.unflatten(2, (devices, size)).movedim(0, 2).flatten(2)
-    return plan.in_order(found[..., : seq // devices].flatten(1)), routed
+    return plan.in_order(found[..., :seq].flatten(1)), routed
 
 
 def target_count(batch: Batch) -> Float[Tensor, ""]:

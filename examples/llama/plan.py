@@ -43,8 +43,8 @@ class Plan:
         attention: `dense` computes all scores of a layer at once, `blockwise` those of one block at
             a time; `splash` is JAX's kernel for TPUs, `cudnn` NVIDIA's for its GPUs.
         block: queries, and keys, per block of attention.
-        loss_chunk: positions of a sequence whose logits are computed at a time; for a longer one,
-            the backward pass computes them again.
+        loss_chunk: positions of a sequence whose logits a device computes at a time; for a longer
+            one, the backward pass computes them again.
         microbatches: parts of the batch whose gradients are computed one after the other.
         sharding: the shardings of weights and activations; None: all on one device.
     """
