@@ -10,7 +10,7 @@ from typing import Self
 _LAST = 20  # steps that the median is taken over
 _ENOUGH = 3  # steps before it means anything
 _LEAST = 60.0  # seconds: any host may pause for less
-_OFTEN = 1.0  # seconds between two looks of the watchdog
+OFTEN = 1.0  # seconds between two looks of the watchdog
 
 
 class Pace:
@@ -93,5 +93,5 @@ class Watchdog:
             self._tell(*late)
 
     def _watch(self) -> None:
-        while not self._ended.wait(_OFTEN):
+        while not self._ended.wait(OFTEN):
             self.look()

@@ -86,7 +86,7 @@ def test_watchdog_waits_for_a_minute() -> None:
 def test_watchdog_thread_prints_threads_and_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(pace, "_OFTEN", 0.0)
+    monkeypatch.setattr(pace, "OFTEN", 0.0)
     clock, told = Clock(), threading.Event()
     found = Pace(clock)
     steps(found, clock, 9, 1, 1, 1)
