@@ -21,6 +21,12 @@ def sharding_of(x: torch.Tensor) -> NamedSharding | None:
     It refers to the mesh that the tensor, or its inputs, were put on; otherwise to the mesh in use,
     or the latest one that fits. None for a CPU tensor, or if no mesh fits.
 
+    Args:
+        x: a tensor.
+
+    Returns:
+        A `NamedSharding`, or None.
+
     Raises:
         ShardingError: the tensor is traced, or a function that is being traced holds it: its
             sharding is chosen when the program is compiled.

@@ -150,6 +150,9 @@ def load_extra(path: str | os.PathLike[str]) -> Any:
     Args:
         path: the folder.
 
+    Returns:
+        The data: dicts with strings as keys, lists, strings, numbers, booleans and None.
+
     Raises:
         FileNotFoundError: there is no checkpoint at `path`, or it has no `extra`.
         DamagedCheckpointError: a file is missing, cut off or changed.

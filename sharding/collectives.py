@@ -32,6 +32,14 @@ T = TypeVar("T")
 def psum(x: T, axis_name: AxisName) -> T:
     """The sum over devices. Booleans are counted, as int64; a Python number gives a number.
 
+    Args:
+        x: a tree of tensors and Python numbers.
+        axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
+
+    Returns:
+        A tree like `x`, with leaves of the same shapes: the sums, which all devices along the axis
+        share.
+
     Source: ``jax.lax.psum``.
     """
     return _sum("psum", x, axes_of("psum", axis_name))
@@ -39,6 +47,14 @@ def psum(x: T, axis_name: AxisName) -> T:
 
 def pmean(x: T, axis_name: AxisName) -> T:
     """The mean over devices.
+
+    Args:
+        x: a tree of tensors and Python numbers.
+        axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
+
+    Returns:
+        A tree like `x`, with leaves of the same shapes: the means, which all devices along the axis
+        share. Those of integers and booleans are floating.
 
     Source: ``jax.lax.pmean``.
     """
@@ -49,6 +65,14 @@ def pmean(x: T, axis_name: AxisName) -> T:
 def pmax(x: T, axis_name: AxisName) -> T:
     """The elementwise maximum over devices. Its derivative is shared by equal maxima.
 
+    Args:
+        x: a tree of tensors and Python numbers, none of them complex.
+        axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
+
+    Returns:
+        A tree like `x`, with leaves of the same shapes and dtypes, which all devices along the axis
+        share.
+
     Source: ``jax.lax.pmax``.
     """
     return _extremum("pmax", x, axis_name, lambda t: t)
@@ -56,6 +80,14 @@ def pmax(x: T, axis_name: AxisName) -> T:
 
 def pmin(x: T, axis_name: AxisName) -> T:
     """The elementwise minimum over devices. Its derivative is shared by equal minima.
+
+    Args:
+        x: a tree of tensors and Python numbers, none of them complex.
+        axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
+
+    Returns:
+        A tree like `x`, with leaves of the same shapes and dtypes, which all devices along the axis
+        share.
 
     Source: ``jax.lax.pmin``.
     """
@@ -69,11 +101,15 @@ def all_gather(
 
     Args:
         x: a tree.
-        axis_name: see above.
+        axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
         axis: of the result, along which the values are gathered.
         tiled: whether they are concatenated along that axis rather than stacked.
         to: the type of the result: ``"varying"``, so that each device has its own gradient, or
             ``"invarying"``, so that all share one (`all_gather_invariant`).
+
+    Returns:
+        A tree like `x`. A leaf of shape ``[s, ...]`` on each of n devices becomes ``[n, s, ...]``
+        with ``axis=0``, or ``[n * s, ...]`` if `tiled`.
 
     Source: ``jax.lax.all_gather``.
     """
@@ -97,6 +133,15 @@ def all_gather(
 def all_gather_invariant(x: T, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> T:
     """`all_gather`, whose result counts as one that all devices share.
 
+    Args:
+        x: a tree.
+        axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
+        axis: see `all_gather`.
+        tiled: see `all_gather`.
+
+    Returns:
+        A tree like `x`, with leaves of the shapes that `all_gather` gives them.
+
     Source: ``jax.lax.all_gather_invariant``.
     """
     return all_gather(x, axis_name, axis, tiled, to="invarying")
@@ -109,6 +154,13 @@ def pvary(x: T, axis_name: AxisName) -> T:
     of them. Where a value that does not vary is combined with one that does, this happens
     automatically.
 
+    Args:
+        x: a tree of tensors and Python numbers.
+        axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
+
+    Returns:
+        A tree like `x`, with tensors of the same shapes, dtypes and values.
+
     Source: ``jax.lax.pvary``.
     """
     axes = axes_of("pvary", axis_name)
@@ -117,6 +169,14 @@ def pvary(x: T, axis_name: AxisName) -> T:
 
 def pcast(x: T, axis_name: AxisName, *, to: str) -> T:
     """`pvary`, by its newer name: `to` is ``"varying"``.
+
+    Args:
+        x: a tree of tensors and Python numbers.
+        axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
+        to: must be ``"varying"``.
+
+    Returns:
+        A tree like `x`, with tensors of the same shapes, dtypes and values.
 
     Source: ``jax.lax.pcast``.
     """
@@ -139,11 +199,15 @@ def psum_scatter(x: T, axis_name: AxisName, scatter_dimension: int = 0, tiled: b
 
     Args:
         x: a tree.
-        axis_name: see above.
+        axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
         scatter_dimension: along which the sum is cut into parts. Its size is the number of devices,
             and the result does not have it; if `tiled`, it is a multiple of that number, and the
             result keeps it.
         tiled: see `scatter_dimension`.
+
+    Returns:
+        A tree like `x`. With n devices and ``scatter_dimension=0``, a leaf of shape ``[n, ...]``
+        becomes ``[...]``; if `tiled`, one of shape ``[n * s, ...]`` becomes ``[s, ...]``.
 
     Source: ``jax.lax.psum_scatter``.
     """
@@ -165,9 +229,12 @@ def ppermute(x: T, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T:
 
     Args:
         x: a tree.
-        axis_name: see above.
+        axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
         perm: pairs of a source and a target, counted along the axis. No device is a source twice,
             or a target twice.
+
+    Returns:
+        A tree like `x`, with tensors of the same shapes and dtypes.
 
     Source: ``jax.lax.ppermute``.
     """
@@ -183,12 +250,17 @@ def all_to_all(
 
     Args:
         x: a tree.
-        axis_name: see above.
+        axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
         split_axis: along which an array is cut into parts, one for each device. Its size is the
             number of devices; if `tiled`, a multiple of that.
         concat_axis: of the result, along which the received parts are stacked; if `tiled`,
             concatenated.
         tiled: see `split_axis`.
+
+    Returns:
+        A tree like `x`. Each leaf has its axis `split_axis` moved to `concat_axis`; if `tiled`, it
+        has the same axes, and with n devices `split_axis` is n times shorter, `concat_axis` n times
+        longer.
 
     Source: ``jax.lax.all_to_all``.
     """
@@ -210,6 +282,12 @@ def all_to_all(
 def axis_index(axis_name: AxisName) -> Tensor:
     """The index of the device along an axis, from 0: an int64 scalar.
 
+    Args:
+        axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
+
+    Returns:
+        An int64 tensor of shape ``[]``.
+
     Source: ``jax.lax.axis_index``.
     """
     return axes_of("axis_index", axis_name).place()
@@ -217,6 +295,12 @@ def axis_index(axis_name: AxisName) -> Tensor:
 
 def axis_size(axis_name: AxisName) -> int:
     """The number of devices along an axis, a Python int.
+
+    Args:
+        axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
+
+    Returns:
+        The number; for several axes, the product of theirs.
 
     Source: ``jax.lax.axis_size``.
     """

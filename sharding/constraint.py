@@ -50,6 +50,9 @@ def with_sharding_constraint(x: T, shardings: object) -> T:
         shardings: a `NamedSharding`, or a `PartitionSpec` on the mesh in use, for all leaves; or a
             tree prefix of those.
 
+    Returns:
+        A tree like `x`, with tensors of the same shapes, dtypes and values.
+
     Raises:
         ShardingError: a sharding does not fit its array, no mesh is in use, or the call is inside a
             `shard_map`, whose function sees one device's shards.
@@ -130,6 +133,9 @@ def device_put(x: PyTree, sharding: object = None) -> PyTree:
             devices already are resharded; inside a traced function that is a constraint.
         sharding: a `NamedSharding`, a `PartitionSpec` where a mesh is in use, or a tree of them
             that is a prefix of `x`; None: unchanged, and for a CPU tensor replicated.
+
+    Returns:
+        A tree like `x`, with tensors of the same shapes and values.
 
     Raises:
         ShardingError: a sharding does not fit its array, or its mesh is not of these devices.

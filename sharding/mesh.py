@@ -255,6 +255,9 @@ def make_mesh(
             devices. Slices, between which the network (DCN) is slow, are the slowest part of an
             axis. Devices are numbered slice by slice.
 
+    Returns:
+        A `Mesh` with these axes: an array of devices of shape `axis_shapes`.
+
     Raises:
         ShardingError: there are more or fewer devices than the mesh has.
 
@@ -284,7 +287,16 @@ def abstract_mesh(
     *,
     dcn_axes: Mapping[str, int] | None = None,
 ) -> AbstractMesh:
-    """`make_mesh` for devices that need not exist."""
+    """`make_mesh` for devices that need not exist.
+
+    Args:
+        axis_shapes: the number of devices along each axis.
+        axis_names: a name for each axis.
+        dcn_axes: see `make_mesh`.
+
+    Returns:
+        An `AbstractMesh` with these axes.
+    """
     mesh = AbstractMesh(axis_shapes, axis_names)
     if not dcn_axes:
         return mesh
@@ -306,6 +318,12 @@ def abstract_mesh(
 @contextlib.contextmanager
 def use_mesh(mesh: AbstractMesh) -> Iterator[AbstractMesh]:
     """Use this mesh for specs without a mesh, in a block.
+
+    Args:
+        mesh: a `Mesh`, or an `AbstractMesh`.
+
+    Returns:
+        A context manager, for a ``with`` block; ``as`` gives `mesh`.
 
     Raises:
         ShardingError: `mesh` is not a mesh.

@@ -29,6 +29,9 @@ def make_array_from_process_local_data(
         global_shape: of the whole; by default, that of all parts together. Along a dimension in
             which it equals that of `local_data`, `local_data` is the whole.
 
+    Returns:
+        A tensor on the devices, of the global shape and with this sharding.
+
     Nothing is sent: each process is to pass data of the same dtype and global shape.
 
     Raises:

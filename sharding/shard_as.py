@@ -24,6 +24,9 @@ def shard_as(a: ArrayLike, b: ArrayLike) -> tuple[Tensor, Tensor]:
         a: a tensor.
         b: another of the same shape.
 
+    Returns:
+        ``(a, b)``, two tensors of the same shapes, dtypes and values as the arguments.
+
     Raises:
         ShardingError: the shapes differ.
 

@@ -92,6 +92,11 @@ def shard_map(
             gradient is that of the sum of all devices' results with respect to a device's argument.
         check_rep: an older name of `check_vma`.
 
+    Returns:
+        A function of the same arguments that returns the result of `f`, put together: along each
+        dimension, a leaf is as long as a device's part times the number of devices along the axes
+        that its spec names there. Without `f`, a decorator that makes one.
+
     Raises:
         ShardingError: a spec does not fit its array or the mesh; an output is not the same along an
             axis that its spec does not name; or the devices might wait for each other forever.

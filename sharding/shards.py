@@ -42,6 +42,12 @@ def addressable_shards(x: torch.Tensor) -> list[Shard]:
     Nothing is sent: processes may call it alone. Those of all processes with ``replica_id == 0``
     make up the array, each element once. A replicated array has the whole on each device.
 
+    Args:
+        x: a tensor on the devices.
+
+    Returns:
+        A list of `Shard`. Its ``data`` is a CPU tensor of the shape of the part.
+
     Raises:
         ShardingError: the tensor is not on the devices, or is traced.
 

@@ -39,6 +39,13 @@ def typeof(x: ArrayLike | ShapeDtypeStruct) -> ArrayType:
     `pcast` to make another value vary as `x` does. Elsewhere, and with ``check_vma=False``, it is
     empty; and it has no axes of a single device.
 
+    Args:
+        x: a tensor, a number or a `ShapeDtypeStruct`.
+
+    Returns:
+        A `ShapeDtypeStruct` of the shape and dtype of `x`, with one more attribute: ``vma``, a
+        frozenset of names.
+
     Raises:
         UnsupportedOpError: `x` depends on the arguments of a function that is traced separately
             inside the `shard_map`: a loop body, a branch, a jitted function. Its types are only

@@ -41,6 +41,9 @@ def visualize_sharding(x: Shaped | Sequence[int] | int, sharding: object = None)
             of that shape.
         sharding: a `NamedSharding`, or a spec on the mesh in use, which may be an `AbstractMesh`.
 
+    Returns:
+        The picture; ``str`` gives its text.
+
     Raises:
         ShardingError: the sharding does not fit the shape; or the tensor is not on a mesh, or is
             traced: its sharding is chosen when the program is compiled.

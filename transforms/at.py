@@ -41,6 +41,11 @@ def at(x: ArrayLike) -> At:
         x: a tensor; it may be traced, and everything is differentiable except `apply`, whose
             function must be applied once for each repetition of a position.
 
+    Returns:
+        An object to index: ``at(x)[index]`` has the methods `get`, which returns ``x[index]``, and
+        `set`, `add`, `subtract`, `multiply`, `divide`, `power`, `min`, `max` and `apply`, each of
+        which returns a new tensor of the shape of `x`.
+
     Source: ``jax.numpy.ndarray.at``.
     """
     return At(as_tensor(x) if not isinstance(x, Tensor) else x)

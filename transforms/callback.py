@@ -58,6 +58,9 @@ def pure_callback(
             (``"expand_dims"``) or the full size (``"broadcast_all"``). None: it cannot be batched.
         kwargs: likewise.
 
+    Returns:
+        A tree like `result_shape_dtypes`, with tensors of those shapes and dtypes.
+
     Raises:
         UnsupportedOpError: it is differentiated, or batched without a method; or programs of the
             device cannot call the host.
@@ -96,6 +99,9 @@ def io_callback(
         args: trees of tensors and numbers.
         ordered: must be False.
         kwargs: likewise.
+
+    Returns:
+        A tree like `result_shape_dtypes`, with tensors of those shapes and dtypes.
 
     Raises:
         UnsupportedOpError: see above.

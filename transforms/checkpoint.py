@@ -39,6 +39,9 @@ def checkpoint(
         static_argnums: positions of arguments that count by value, and may be anything. At other
             positions Python numbers become 0-d tensors.
 
+    Returns:
+        A function of the same arguments, with the results and the derivatives of `fun`.
+
     Raises:
         TypeError: the policy is not a function.
 

@@ -34,6 +34,9 @@ def checkpoint_name(x: T, name: str) -> T:
         x: a tree of tensors and numbers.
         name: as given to `checkpoint_policies.save_only_these_names`.
 
+    Returns:
+        A tree like `x`, with tensors of the same shapes, dtypes and values.
+
     Raises:
         TypeError: the name is not a string, or is empty; or a leaf is not an array.
 

@@ -47,6 +47,9 @@ def cond(
         false_fun: likewise.
         operands: what the chosen function is called with.
 
+    Returns:
+        The result of the chosen function, of the shapes and dtypes that all of them return.
+
     Raises:
         TypeError: `pred` is not a scalar.
         TreeMismatchError: the two results differ; every path that does is listed.
@@ -63,6 +66,9 @@ def switch(index: ArrayLike, branches: Sequence[Callable[..., R]], *operands: Py
         index: an integer scalar.
         branches: at least one pure function; see `cond`.
         operands: what the chosen function is called with.
+
+    Returns:
+        The result of the chosen function, of the shapes and dtypes that all of them return.
 
     Raises:
         TypeError: `index` is not an integer scalar.

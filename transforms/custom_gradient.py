@@ -41,6 +41,9 @@ def custom_gradient(fun: Callable[P, tuple[R, object]]) -> CustomVjp[P, R]:
             tree like `out` and returns a tuple with one entry for each argument, None meaning zero;
             for a single argument it may return just its gradient, if that is not a tuple.
 
+    Returns:
+        A function of the same arguments that returns `out`, the first result of `fun`.
+
     Raises:
         TreeMismatchError: `fun` does not return a pair with a function, or the result of the rule
             does not fit the arguments.

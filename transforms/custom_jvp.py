@@ -67,6 +67,10 @@ def custom_jvp(
             in their order.
         nondiff_argnames: names of such arguments.
 
+    Returns:
+        A function of the same arguments, with the results of `fun`. Its method ``defjvp(rule)``
+        sets the rule; ``defjvps(*rules)`` sets it as one rule for each argument.
+
     Raises:
         TypeError: the function is called without a rule, or closes over a value that is being
             differentiated.

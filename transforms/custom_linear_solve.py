@@ -55,6 +55,9 @@ def custom_linear_solve(
         symmetric: whether `matvec` is its own transpose; then `solve` is used for both.
         has_aux: whether the solvers return ``(x, aux)``; `aux` has no derivative.
 
+    Returns:
+        `x`, a tree like `b`, with leaves of the same shapes and dtypes; or ``(x, aux)``.
+
     Raises:
         TypeError: a leaf of `b` is not floating, or reverse mode has no `transpose_solve`.
         TreeMismatchError: `matvec` or a solver returns something other than trees like `b`.

@@ -62,6 +62,10 @@ def custom_vjp(
         nondiff_argnums: positions of arguments that are not arrays; `backward` receives them first.
         nondiff_argnames: names of such arguments.
 
+    Returns:
+        A function of the same arguments, with the results of `fun`. Its method
+        ``defvjp(forward, backward)`` sets the rule.
+
     Raises:
         TypeError: it is called without a rule, or closes over a value being differentiated.
         TreeMismatchError: the rule's results do not fit those of `fun`, or its arguments.

@@ -52,6 +52,10 @@ def custom_vmap(fun: Callable[P, R]) -> CustomVmap[P, R]:
     Args:
         fun: a pure function of trees of tensors.
 
+    Returns:
+        A function of the same arguments, with the results of `fun`. Its method ``def_vmap(rule)``
+        sets the rule.
+
     Raises:
         TypeError: the function is called without a rule, or closes over a value that `vmap` maps.
         TreeMismatchError: the result of the rule does not fit that of `fun`.
@@ -69,6 +73,9 @@ def sequential_vmap(f: Callable[P, R]) -> CustomVmap[P, R]:
 
     Args:
         f: a pure function of trees of tensors.
+
+    Returns:
+        A function of the same arguments, with the results of `f`.
 
     Source: ``jax.custom_batching.sequential_vmap``.
     """

@@ -53,6 +53,9 @@ def fori_loop(
         unroll: how many steps one iteration of the compiled loop makes, if the bounds are Python
             integers; True: all.
 
+    Returns:
+        The last value: a tree like `init_val`, with tensors of the same shapes and dtypes.
+
     Raises:
         TypeError: a bound is not an integer.
         ValueError: `unroll` with a traced bound.

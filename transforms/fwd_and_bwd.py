@@ -55,6 +55,10 @@ def fwd_and_bwd(
         has_aux: whether `fun` returns ``(out, aux)``; then `fwd` returns
             ``(out, residuals, aux)``.
 
+    Returns:
+        ``(fwd, bwd)``, as above. `bwd` returns the gradient, a tree like the argument, or a tuple
+        of them if `argnums` is a sequence.
+
     Source: ``jax.fwd_and_bwd``.
     """
     nums = argnums if isinstance(argnums, int) else tuple(argnums)

@@ -82,6 +82,15 @@ def value_and_grad(
 ) -> Transform[P, tuple[R, PyTree]]:
     """Like `grad`, but returns ``(value, gradient)``, or ``((value, aux), gradient)``.
 
+    Args:
+        fun: see `grad`.
+        argnums: see `grad`.
+        has_aux: see `grad`.
+
+    Returns:
+        A function of the same arguments that returns such a pair: the value is a scalar, and the
+        gradient a tree like the argument (a tuple of them if `argnums` is a sequence).
+
     Source: ``jax.value_and_grad``.
     """
     return ValueAndGrad(fun, argnums, has_aux, with_value=True)

@@ -23,6 +23,14 @@ def eval_shape(fun: Callable[..., object], *args: object, **kwargs: object) -> P
     0-d tensors; leaves that are not arrays (None, strings, flags in an object) are unchanged.
     Shapes with a `Dim` in them give results with sizes computed from it.
 
+    Args:
+        fun: a function of trees of tensors.
+        args: its arguments; see above.
+        kwargs: likewise.
+
+    Returns:
+        A tree like the result of `fun`, with a `ShapeDtypeStruct` for each array.
+
     Raises:
         ShapeError: a size of the result is not a polynomial in the Dims.
 
@@ -39,6 +47,13 @@ def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:
     """A function that returns the HLO of `fun` for given arguments; ``print`` shows it.
 
     Arguments with a `Dim` in their shapes give the HLO for all sizes: ``f32[B,S-1,4096]``.
+
+    Args:
+        fun: a function of trees of tensors.
+
+    Returns:
+        A function of the same arguments, tensors or `ShapeDtypeStruct`, that returns the HLO of
+        one program, or of those for all sizes; ``str`` gives its text.
 
     Raises:
         ShapeError: the function is not one program for all sizes.

@@ -52,6 +52,16 @@ def jacrev(
 ) -> Transform[P, PyTree]:
     """The Jacobian of `fun`, row by row, in reverse mode; see `jacfwd`.
 
+    Args:
+        fun: a function of trees of tensors.
+        argnums: position, or positions, of the arguments to differentiate with respect to.
+        has_aux: whether `fun` returns ``(out, aux)``.
+
+    Returns:
+        A function of the same arguments that returns, in place of each output leaf of shape ``o``,
+        a tree like the argument (a tuple of them if `argnums` is a sequence) with leaves of shape
+        ``o + i``, where ``i`` is the input leaf's shape; with `has_aux`, ``(jacobian, aux)``.
+
     Source: ``jax.jacrev``.
     """
     return Jacobian(fun, argnums, has_aux, forward=False)
@@ -64,6 +74,17 @@ def hessian(
     fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Transform[P, PyTree]:
     """The matrix of second derivatives: ``jacfwd(jacrev(fun))``.
+
+    Args:
+        fun: a function of trees of tensors.
+        argnums: position, or positions, of the arguments to differentiate with respect to.
+        has_aux: whether `fun` returns ``(out, aux)``.
+
+    Returns:
+        A function of the same arguments that returns, in place of each output leaf of shape ``o``,
+        a tree like the argument, whose leaves are trees like the argument, with leaves of shape
+        ``o + i + j``, where ``i`` and ``j`` are the shapes of input leaves. If `argnums` is a
+        sequence, a tuple of trees takes the place of each tree. With `has_aux`, ``(hessian, aux)``.
 
     Source: ``jax.hessian``.
     """

@@ -101,6 +101,10 @@ def jit(
             TPU, to keeping it in the host's memory, is applied to all its checkpoints and scans; a
             function that has neither is differentiated as if it were a checkpoint. None: no limit.
 
+    Returns:
+        A function of the same arguments that returns the result of `fun`; or, without `fun`, a
+        decorator that makes one.
+
     Raises:
         TypeError: an argument is neither static nor a tree of tensors and numbers.
         ValueError: a static argument is not hashable; a call in a traced function has

@@ -30,6 +30,10 @@ def map(f: Callable[[PyTree], R], xs: PyTree, batch_size: int | None = None) -> 
         xs: a tree of tensors with a common leading axis.
         batch_size: how many slices to compute at once, by `vmap`; None: one.
 
+    Returns:
+        A tree like the result of `f`. A leaf of shape ``[...]`` becomes ``[n, ...]``, where n is
+        the length of the leading axis of `xs`.
+
     Raises:
         TreeMismatchError: the leaves of `xs` differ in length.
         ValueError: `batch_size` is not positive, or `xs` has no leaves.

@@ -49,6 +49,10 @@ def vmap(
             `with_sharding_constraint` in `fun` shards the mapped axis over it; and a `shard_map`
             there gives each device its part of the examples. They must name other axes.
 
+    Returns:
+        A function of the same arguments. With n examples, an output leaf of `fun` of shape
+        ``[...]`` becomes ``[n, ...]``, with the n where `out_axes` says; ``[...]`` for None.
+
     Raises:
         TreeMismatchError: the mapped axes differ in size, or `in_axes` does not fit the arguments.
         ValueError: nothing is mapped over, or an output for None depends on the mapped axis.

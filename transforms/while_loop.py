@@ -53,6 +53,10 @@ def while_loop(
         body_fun: from the value to the next one, of the same structure, shapes and dtypes.
         init_val: the first value: a tree of tensors and numbers.
 
+    Returns:
+        The first value for which `cond_fun` does not hold: a tree like `init_val`, with tensors of
+        the same shapes and dtypes.
+
     Raises:
         TypeError: `cond_fun` does not return a boolean scalar.
         TreeMismatchError: the body changes the value's structure, shapes or dtypes.

@@ -33,6 +33,11 @@ def callback(fun: Callable[..., object], *args: object, **kwargs: object) -> Non
 
     Values are kept until the program ends: inside a loop, those of all its steps.
 
+    Args:
+        fun: what to call.
+        args: trees of tensors, traced or not, and anything else.
+        kwargs: likewise.
+
     Raises:
         UnsupportedOpError: inside a branch, a while loop or a custom rule.
 
@@ -50,6 +55,11 @@ def print(fmt: str, *args: object, **kwargs: object) -> None:
     """Print ``fmt.format(*args, **kwargs)`` with the values that traced arguments have in each run.
 
     See `callback` for when and how often.
+
+    Args:
+        fmt: as for ``str.format``.
+        args: what it formats: trees of tensors, traced or not, and anything else.
+        kwargs: likewise.
 
     Raises:
         ValueError: `fmt` does not fit the arguments.
@@ -196,6 +206,14 @@ def assert_max_traces(fun: Callable[..., object], n: int) -> MaxTraces:
     The count is that of `trace_count`. It is checked at once; again at the end of the block, if
     used in a ``with`` statement; and the result can be called in place of `fun`
     (``xf.jit(xf.debug.assert_max_traces(f, 1))``): it raises if there is one trace too many.
+
+    Args:
+        fun: a function, or a transform of it.
+        n: how many traces there may be.
+
+    Returns:
+        An object that is a context manager, and a function with the arguments and the results of
+        `fun`.
 
     Source: ``chex.assert_max_traces``.
     """

@@ -8,7 +8,9 @@ import inspect
 import re
 import types
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -72,3 +74,19 @@ def test_reference_section_object_has_docstring(name):
     found = getattr(importlib.import_module(module), last)
     if isinstance(found, types.ModuleType) or callable(found):
         assert inspect.getdoc(found)
+
+
+def returning() -> Iterator[str]:
+    """The public functions that return something."""
+    for name in public():
+        found = attrgetter(name.removeprefix("xf."))(xf)
+        if callable(found) and not inspect.isclass(found):
+            result = inspect.signature(found).return_annotation
+            if result not in (None, "None", NoReturn, "NoReturn"):
+                yield name
+
+
+@pytest.mark.parametrize("name", list(returning()))
+def test_reference_public_function_docstring_says_what_it_returns(name):
+    doc = inspect.getdoc(attrgetter(name.removeprefix("xf."))(xf)) or ""
+    assert re.search(r"^Returns:\n    \S", doc, re.MULTILINE), f"{name} does not say what it returns"

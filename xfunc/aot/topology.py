@@ -94,6 +94,9 @@ def topology_of(target: str) -> Topology:
             short name is Cloud TPU's: chips, or cores for v4 and v5p, two to a chip. TPU7x has no
             short names.
 
+    Returns:
+        A `Topology`: its name for libtpu, the kind of chip and their grid.
+
     Raises:
         ValueError: the name is not valid.
     """

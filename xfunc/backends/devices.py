@@ -17,6 +17,9 @@ T = TypeVar("T")
 def devices() -> list[int]:
     """The indices of the devices that programs run on, as `make_mesh` takes them.
 
+    Returns:
+        The list ``[0, 1, ..., device_count() - 1]``.
+
     Source: ``jax.devices``.
     """
     return list(range(runtime().device_count()))
@@ -24,6 +27,9 @@ def devices() -> list[int]:
 
 def device_count() -> int:
     """The number of devices that programs run on, including those of other processes.
+
+    Returns:
+        The number, which is the length of the list from `devices`.
 
     Source: ``jax.device_count``.
     """
@@ -55,6 +61,9 @@ def local_device_count() -> int:
 def default_backend() -> str:
     """The platform that programs run on: ``"cpu"``, ``"gpu"`` or ``"tpu"``.
 
+    Returns:
+        The name of the platform.
+
     Source: ``jax.default_backend``.
     """
     return runtime().platform()
@@ -63,6 +72,9 @@ def default_backend() -> str:
 def process_count() -> int:
     """The number of processes that run programs together.
 
+    Returns:
+        The number; 1 if there are no other processes.
+
     Source: ``jax.process_count``.
     """
     return runtime().process_count()
@@ -70,6 +82,9 @@ def process_count() -> int:
 
 def process_index() -> int:
     """The index of this process among those that run programs together.
+
+    Returns:
+        An integer from 0 to ``process_count() - 1``.
 
     Source: ``jax.process_index``.
     """
@@ -85,6 +100,9 @@ def memory_stats(device: int | None = None) -> dict[str, int] | None:
 
     Args:
         device: a device of this process, by its number in `devices`; None: the first of them.
+
+    Returns:
+        A dictionary of numbers of bytes by these names, or None.
 
     Raises:
         ValueError: this process has no such device.
@@ -108,11 +126,26 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def device_get(x: PyTree) -> PyTree:
-    """The tree with every tensor copied to the host."""
+    """The tree with every tensor copied to the host.
+
+    Args:
+        x: a tree of tensors and anything else.
+
+    Returns:
+        A tree like `x`: each tensor becomes a CPU tensor of its shape and dtype, which is not
+        differentiated; other leaves are unchanged.
+    """
     return tree.map(lambda t: t.detach().cpu() if isinstance(t, torch.Tensor) else t, x)
 
 
 def block_until_ready(x: T) -> T:
-    """Wait until everything that was launched has run; returns `x`."""
+    """Wait until everything that was launched has run; returns `x`.
+
+    Args:
+        x: anything.
+
+    Returns:
+        `x` itself.
+    """
     runtime().block()
     return x

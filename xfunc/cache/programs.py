@@ -201,6 +201,12 @@ def trace_count(fun: object) -> int:
 
     `fun` may be a function or any transform of it: the count is that of the transformed function
     called; for a plain function, of all transforms of it together.
+
+    Args:
+        fun: a function, or a transform of it; see above.
+
+    Returns:
+        The number of times; `clear_caches` sets it to 0.
     """
     if isinstance(fun, Wrapper):
         return cache_of(fun).traces

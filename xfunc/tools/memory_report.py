@@ -136,6 +136,10 @@ def memory_report(f: Callable[..., object], *args: object, policies: object = No
         policies: a dictionary or a list of policies (see `xfunc.checkpoint_policies`); None: the
             common ones.
 
+    Returns:
+        A `MemoryReport`, which ``print`` shows as a table; its ``rows`` have the numbers of each
+        policy.
+
     Raises:
         TypeError: the result is not such a scalar, the first argument has leaves that are not
             floating, or a policy is not a policy.

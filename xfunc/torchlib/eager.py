@@ -28,6 +28,12 @@ def disable_jit(disable: bool = True) -> Generator[None]:
     """Run transforms eagerly, one operation at a time, on the tensors' own device.
 
     CPU tensors beside those of a device are brought there, as in a program.
+
+    Args:
+        disable: whether to; False compiles again, in a block inside of another `disable_jit`.
+
+    Returns:
+        A context manager, for a ``with`` block.
     """
     before = _switches.eager
     _switches.eager = disable
