@@ -86,6 +86,9 @@ def initialize(
 def is_initialized() -> bool:
     """Whether `initialize` has been called.
 
+    Returns:
+        A bool: True from `initialize` to `shutdown`.
+
     Source: ``jax.distributed.is_initialized``.
     """
     return processes.are_joined()
@@ -165,6 +168,12 @@ def process_allgather(x: object, tiled: bool = False) -> Any:
         x: a tree of tensors and numbers, with the same shapes and shardings in all processes.
         tiled: concatenate host tensors along their first axis instead of stacking them.
 
+    Returns:
+        A tree like `x` of tensors on the host. From ``[n, ...]`` on the host of each it gives
+        ``[processes, n, ...]``, or with `tiled` ``[processes * n, ...]``; a number gives
+        ``[processes]``. A tensor on the devices of several processes keeps its shape; all keep
+        their dtypes.
+
     Raises:
         TreeMismatchError: the trees differ.
         TypeError: a leaf cannot be made a tensor.
@@ -190,6 +199,10 @@ def broadcast_one_to_all(x: object, is_source: bool | None = None) -> Any:
     Args:
         x: a tree of tensors and numbers, with the same shapes in all processes.
         is_source: whether this process is the source; by default process 0 is.
+
+    Returns:
+        A tree like `x` of tensors on the host, with the shapes and dtypes of `x` and the values of
+        the source.
 
     Raises:
         TreeMismatchError: the trees differ.

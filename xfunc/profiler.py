@@ -22,6 +22,12 @@ def trace(log_dir: str | os.PathLike[str]) -> Iterator[None]:
     appear under the name of their function, operations with the scopes of `xfunc.named_scope` and
     the user's lines. The end of the block waits for all programs that have been launched.
 
+    Args:
+        log_dir: the path of a folder, which is made if it does not exist.
+
+    Returns:
+        A context manager for a ``with`` block.
+
     Raises:
         RuntimeError: something is being recorded already.
         OSError: the folder cannot be made.

@@ -67,7 +67,16 @@ Tensors = TypeVar("Tensors", bound=TensorTree)
 
 
 def flatten(tree: PyTree, is_leaf: IsLeaf | None = None) -> tuple[list[Leaf], Structure]:
-    """The leaves of a tree, and its structure."""
+    """The leaves of a tree, and its structure.
+
+    Args:
+        tree: any tree.
+        is_leaf: as in `map`.
+
+    Returns:
+        ``(leaves, structure)``: a list of the leaves in order, and an `optree.PyTreeSpec`, which
+        `unflatten` takes.
+    """
     found = _optree.tree_flatten(tree, is_leaf, namespace=NAMESPACE)
     if is_leaf is None and adopt(found[0]):
         return flatten(tree, is_leaf)
@@ -116,17 +125,41 @@ class Context:
 
 
 def unflatten(structure: Structure, leaves: Iterable[object]) -> PyTree:
-    """The tree of the given structure and leaves."""
+    """The tree of the given structure and leaves.
+
+    Args:
+        structure: as `flatten` or `structure` returns it.
+        leaves: as many as the structure has, in order.
+
+    Returns:
+        A tree of these containers, with the leaves in their places.
+    """
     return structure.unflatten(leaves)
 
 
 def leaves(tree: object, is_leaf: IsLeaf | None = None) -> list[Leaf]:
-    """The leaves of a tree."""
+    """The leaves of a tree.
+
+    Args:
+        tree: any tree.
+        is_leaf: as in `map`.
+
+    Returns:
+        A list of the leaves, in the order of `flatten`; empty for a tree without leaves.
+    """
     return _optree.tree_leaves(tree, is_leaf, namespace=NAMESPACE)
 
 
 def structure(tree: PyTree, is_leaf: IsLeaf | None = None) -> Structure:
-    """The structure of a tree: hashable, and equal for trees of the same shape."""
+    """The structure of a tree: hashable, and equal for trees of the same shape.
+
+    Args:
+        tree: any tree.
+        is_leaf: as in `map`.
+
+    Returns:
+        An `optree.PyTreeSpec`, which `unflatten` and `transpose` take.
+    """
     return _optree.tree_structure(tree, is_leaf, namespace=NAMESPACE)
 
 
@@ -205,6 +238,15 @@ def map(
 ) -> PyTree:
     """`fun` applied to each leaf of `tree` and the corresponding subtrees of `rest`.
 
+    Args:
+        fun: a function of a leaf of `tree` and, for each tree of `rest`, the subtree there.
+        tree: any tree.
+        rest: trees with at least the nodes of `tree`.
+        is_leaf: says of a node whether it counts as a leaf; None: none does.
+
+    Returns:
+        A tree of the structure of `tree`, with the results of `fun` as its leaves.
+
     Raises:
         TreeMismatchError: a tree of `rest` differs in structure.
     """
@@ -240,6 +282,15 @@ def map_with_path(
 ) -> PyTree:
     """Like `map`, with the leaf's key path (a string such as ``['layers'][0].wq``) as the first
     argument.
+
+    Args:
+        fun: a function of a path, a leaf of `tree` and, for each tree of `rest`, the subtree there.
+        tree: any tree.
+        rest: as in `map`.
+        is_leaf: as in `map`.
+
+    Returns:
+        A tree of the structure of `tree`, with the results of `fun` as its leaves.
     """
 
     def call(accessor: optree.PyTreeAccessor, *xs: object) -> object:
@@ -249,13 +300,30 @@ def map_with_path(
 
 
 def leaves_with_path(tree: object, is_leaf: IsLeaf | None = None) -> list[tuple[str, Leaf]]:
-    """Pairs of a leaf's key path and the leaf."""
+    """Pairs of a leaf's key path and the leaf.
+
+    Args:
+        tree: any tree.
+        is_leaf: as in `map`.
+
+    Returns:
+        A list of ``(path, leaf)``, in the order of `flatten`; a path is a string such as
+        ``['layers'][0].wq``.
+    """
     accessors, found, _ = _optree.tree_flatten_with_accessor(tree, is_leaf, namespace=NAMESPACE)
     return [(a.codify(""), leaf) for a, leaf in zip(accessors, found, strict=True)]
 
 
 def all(tree: object, *, is_leaf: IsLeaf | None = None) -> bool:
-    """Whether every leaf is true."""
+    """Whether every leaf is true.
+
+    Args:
+        tree: a tree of leaves that are true or false.
+        is_leaf: as in `map`.
+
+    Returns:
+        A bool; True for a tree without leaves.
+    """
     return _optree.tree_all(tree, is_leaf=is_leaf, namespace=NAMESPACE)
 
 
@@ -265,7 +333,17 @@ def reduce(
     initializer: object = _NOTHING,
     is_leaf: IsLeaf | None = None,
 ) -> T:
-    """Fold `function` over the leaves, from the left, starting at `initializer` if it is given."""
+    """Fold `function` over the leaves, from the left, starting at `initializer` if it is given.
+
+    Args:
+        function: from the value so far and a leaf to the next value.
+        tree: any tree.
+        initializer: the first value; by default, the first leaf.
+        is_leaf: as in `map`.
+
+    Returns:
+        The value after the last leaf; `initializer`, if there are no leaves.
+    """
     first = () if initializer is _NOTHING else (initializer,)
     return functools.reduce(function, leaves(tree, is_leaf), *first)
 
@@ -333,6 +411,9 @@ def transpose(outer: Structure, inner: Structure | None, tree: PyTree) -> PyTree
         outer: structure of the outer level of `tree`.
         inner: structure of the subtrees at its leaves; by default, that of the first one.
         tree: a tree of structure `outer` whose leaves are trees of structure `inner`.
+
+    Returns:
+        A tree of structure `inner` whose leaves are trees of structure `outer`.
 
     Raises:
         TreeMismatchError: `tree` does not have these structures.
@@ -411,6 +492,14 @@ def register_dataclass(
     `data_fields` are children (all fields but `meta_fields`, if None); `meta_fields` are static:
     they are compared by value as part of the structure. If neither is given, those are static
     that the class says are: ``dataclasses.field(metadata={"static": True})``.
+
+    Args:
+        cls: the dataclass.
+        data_fields: names of the fields that are children.
+        meta_fields: names of the fields that are static.
+
+    Returns:
+        The class.
 
     Source: ``jax.tree_util.register_dataclass``.
     """

@@ -78,6 +78,12 @@ def serialize(lowered: object) -> bytes:
     were a `Dim`, all that their bounds admit. Once loaded, it cannot be differentiated or batched:
     export the gradient instead.
 
+    Args:
+        lowered: what ``xf.jit(f).lower(...)`` returns.
+
+    Returns:
+        bytes: a ZIP archive of the program and a header that describes it.
+
     Raises:
         TypeError: it is not lowered, or a tree has a node of another class.
         UnsupportedOpError: the program cannot be written as StableHLO, or calls back to Python.
@@ -95,7 +101,12 @@ def serialize(lowered: object) -> bytes:
 
 
 def save(lowered: object, file: str | os.PathLike[str]) -> None:
-    """Write a lowered function to a file, for `load`; see `serialize`."""
+    """Write a lowered function to a file, for `load`; see `serialize`.
+
+    Args:
+        lowered: as in `serialize`.
+        file: the path to write to; a file there is replaced.
+    """
     data = serialize(lowered)  # First: if it fails, the file stays as it was.
     with open(file, "wb") as opened:
         opened.write(data)
@@ -105,6 +116,12 @@ def load(file: str | os.PathLike[str]) -> Exported:
     """The function in a file that `save` wrote; see `deserialize`.
 
     Neither torch_xla nor the code of the function is needed: torch and JAX are enough.
+
+    Args:
+        file: the path of the file.
+
+    Returns:
+        An `Exported`: a call of it returns a tree of tensors like the function's result.
     """
     with open(file, "rb") as opened:
         return deserialize(opened.read())
@@ -147,6 +164,13 @@ def _parts(lowered: Any) -> dict[str, bytes]:
 
 def deserialize(data: bytes) -> Exported:
     """The function in the bytes that `serialize` made: call it like the jitted function.
+
+    Args:
+        data: the whole file.
+
+    Returns:
+        An `Exported`: a call of it returns a tree of tensors like the function's result, with the
+        same shapes and dtypes.
 
     Raises:
         ValueError: the bytes are not such a file, are damaged, or have another version.

@@ -69,6 +69,9 @@ def multinomial(
         dtype: a floating dtype; None means torch's default.
         unroll: `unroll` for the `scan` over the outcomes.
 
+    Returns:
+        ``[*shape]`` of `dtype`: along the last axis, how many of the trials have each outcome.
+
     Raises:
         TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.

@@ -33,6 +33,10 @@ def choice(
         axis: axis of `a`.
         mode: mode of `gumbel`, which is used for weights without replacement.
 
+    Returns:
+        A tensor of the dtype of `a` and its shape, with `shape` in place of the axis; int64
+        ``[*shape]``, if `a` is a number.
+
     Raises:
         TypeError: the key or shape is invalid.
         ValueError: there are fewer elements than draws, or `p` has the wrong size.

@@ -45,6 +45,9 @@ def uniform(
         minval: broadcasts to `shape`.
         maxval: broadcasts to `shape`.
 
+    Returns:
+        ``[*shape]`` of `dtype`.
+
     Raises:
         TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
@@ -70,6 +73,9 @@ def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
         key: int32[2].
         shape: shape of the result.
         dtype: a floating dtype, complex64 or complex128; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`.
 
     Raises:
         TypeError: the key, dtype or shape is invalid.
@@ -98,6 +104,9 @@ def truncated_normal(
         shape: shape of the result; None means that of the bounds.
         dtype: a floating dtype; None means torch's default.
 
+    Returns:
+        ``[*shape]`` of `dtype`: numbers between `lower` and `upper`.
+
     Raises:
         TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
@@ -117,6 +126,9 @@ def gumbel(
         shape: shape of the result.
         dtype: a floating dtype; None means torch's default.
         mode: ``"high"`` has a longer tail, at twice the cost; None means ``"low"``.
+
+    Returns:
+        ``[*shape]`` of `dtype`.
 
     Raises:
         TypeError: the key, dtype or shape is invalid.

@@ -32,6 +32,9 @@ def poisson(
         shape: shape of the result; None means the shape of the parameters.
         dtype: an integer dtype; JAX's default is int32.
 
+    Returns:
+        ``[*shape]`` of `dtype`: counts; the largest number of `dtype` where one does not fit.
+
     Raises:
         TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
@@ -50,6 +53,15 @@ def geometric(
     """The number of trials up to the first success, each with probability `p`; see `poisson`.
 
     A Python number is converted to float32.
+
+    Args:
+        key: int32[2].
+        p: the probability of success; broadcasts to `shape`.
+        shape: shape of the result; None means the shape of the parameters.
+        dtype: an integer dtype; JAX's default is int32.
+
+    Returns:
+        ``[*shape]`` of `dtype`: counts; the largest number of `dtype` where one does not fit.
 
     Source: ``jax.random.geometric``.
     """

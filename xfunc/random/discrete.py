@@ -37,6 +37,9 @@ def bernoulli(
         shape: shape of the result; None means that of `p`.
         mode: ``"high"`` is exact even for probabilities below 1e-7, at twice the cost.
 
+    Returns:
+        bool ``[*shape]``.
+
     Raises:
         TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
@@ -68,6 +71,9 @@ def randint(
         maxval: broadcasts to `shape`; one above the largest value of `dtype` is allowed.
         dtype: an integer dtype. The numbers depend on the dtype; JAX's default is int32.
 
+    Returns:
+        ``[*shape]`` of `dtype`; `minval` where `maxval` is not above it.
+
     Raises:
         TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
@@ -94,6 +100,9 @@ def permutation(key: Tensor, x: int | Tensor, axis: int = 0, independent: bool =
         x: tensor to permute along `axis`; a number n stands for ``torch.arange(n)`` (int64).
         axis: an axis of `x`.
         independent: whether to permute each vector along `axis` independently.
+
+    Returns:
+        A tensor of the shape and dtype of `x`; int64 ``[n]``, if `x` is a number.
 
     Raises:
         TypeError: the key, dtype or shape is invalid.

@@ -35,6 +35,9 @@ def exponential(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
         shape: shape of the result.
         dtype: a floating dtype; None means torch's default.
 
+    Returns:
+        ``[*shape]`` of `dtype`: numbers that are not negative.
+
     Raises:
         TypeError: the key, dtype or shape is invalid.
 
@@ -46,6 +49,14 @@ def exponential(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
 def laplace(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
     """Samples from the Laplace distribution with mean 0 and scale 1; see `exponential`.
 
+    Args:
+        key: int32[2].
+        shape: shape of the result.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`.
+
     Source: ``jax.random.laplace``.
     """
     return drawn(_laplace, "laplace", key, shape, dtype)
@@ -53,6 +64,14 @@ def laplace(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
 
 def logistic(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
     """Samples from the logistic distribution with mean 0 and scale 1; see `exponential`.
+
+    Args:
+        key: int32[2].
+        shape: shape of the result.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`.
 
     Source: ``jax.random.logistic``.
     """
@@ -62,6 +81,14 @@ def logistic(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
 def cauchy(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
     """Samples from the Cauchy distribution with location 0 and scale 1; see `exponential`.
 
+    Args:
+        key: int32[2].
+        shape: shape of the result.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`.
+
     Source: ``jax.random.cauchy``.
     """
     return drawn(_cauchy, "cauchy", key, shape, dtype)
@@ -69,6 +96,14 @@ def cauchy(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
 
 def maxwell(key: Tensor, shape: Shape = (), dtype: Dtype = None) -> Tensor:
     """Samples from the Maxwell distribution with scale 1; see `exponential`.
+
+    Args:
+        key: int32[2].
+        shape: shape of the result.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`: numbers that are not negative.
 
     Source: ``jax.random.maxwell``.
     """
@@ -82,6 +117,9 @@ def rademacher(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int32)
         key: int32[2].
         shape: shape of the result.
         dtype: dtype of the result, which must be signed.
+
+    Returns:
+        ``[*shape]`` of `dtype`: each number is 1 or -1.
 
     Raises:
         TypeError: the key, dtype or shape is invalid.
@@ -105,6 +143,9 @@ def rayleigh(key: Tensor, scale: Number, shape: Shape | None = None, dtype: Dtyp
         shape: shape of the result; None means the shape of the parameters.
         dtype: a floating dtype; None means torch's default.
 
+    Returns:
+        ``[*shape]`` of `dtype`: numbers that are not negative, if `scale` is not.
+
     Raises:
         TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
@@ -117,6 +158,15 @@ def rayleigh(key: Tensor, scale: Number, shape: Shape | None = None, dtype: Dtyp
 def pareto(key: Tensor, b: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
     """Samples from the Pareto distribution with shape parameter `b` and scale 1; see `rayleigh`.
 
+    Args:
+        key: int32[2].
+        b: positive; broadcasts to `shape`.
+        shape: shape of the result; None means the shape of the parameters.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`: numbers from 1 on.
+
     Source: ``jax.random.pareto``.
     """
     return drawn_with(_pareto, "pareto", key, (b,), shape, dtype)
@@ -127,6 +177,15 @@ def lognormal(
 ) -> Tensor:
     """Exponentials of normal samples with standard deviation `sigma`; see `rayleigh`.
 
+    Args:
+        key: int32[2].
+        sigma: broadcasts to `shape`.
+        shape: shape of the result; None means the shape of the parameters.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`: numbers that are not negative.
+
     Source: ``jax.random.lognormal``.
     """
     return drawn_with(_lognormal, "lognormal", key, (sigma,), shape, dtype)
@@ -136,6 +195,16 @@ def weibull_min(
     key: Tensor, scale: Number, concentration: Number, shape: Shape = (), dtype: Dtype = None
 ) -> Tensor:
     """Samples from the Weibull distribution; see `rayleigh`.
+
+    Args:
+        key: int32[2].
+        scale: factor of the samples; broadcasts to `shape`.
+        concentration: the distribution's shape parameter, positive; broadcasts to `shape`.
+        shape: shape of the result.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`: numbers that are not negative, if `scale` is not.
 
     Source: ``jax.random.weibull_min``.
     """
@@ -149,6 +218,17 @@ def double_sided_maxwell(
 
     `shape` is prepended to the shape that the parameters broadcast to; ``()`` means that shape,
     which then appears twice.
+
+    Args:
+        key: int32[2].
+        loc: centre of the distribution.
+        scale: factor of the distances from `loc`; broadcasts with it.
+        shape: leading axes of the result.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape, *s]`` of `dtype`, where `s` is the shape that `loc` and `scale` broadcast to; or
+        ``[*s, *s]``, if `shape` is ``()``.
 
     Source: ``jax.random.double_sided_maxwell``.
     """
@@ -169,6 +249,17 @@ def triangular(
 ) -> Tensor:
     """Samples from the triangular distribution on ``[left, right]``; see `rayleigh`.
 
+    Args:
+        key: int32[2].
+        left: lower end of the interval; broadcasts to `shape`.
+        mode: where the density is highest; broadcasts to `shape`.
+        right: upper end of the interval; broadcasts to `shape`.
+        shape: shape of the result; None means the shape of the parameters.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`.
+
     Source: ``jax.random.triangular``.
     """
     return drawn_with(_triangular, "triangular", key, (left, mode, right), shape, dtype)
@@ -176,6 +267,15 @@ def triangular(
 
 def wald(key: Tensor, mean: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
     """Samples from the Wald (inverse Gaussian) distribution with scale 1; see `rayleigh`.
+
+    Args:
+        key: int32[2].
+        mean: positive; broadcasts to `shape`.
+        shape: shape of the result; None means the shape of the parameters.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`.
 
     Source: ``jax.random.wald``.
     """

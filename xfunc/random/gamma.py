@@ -41,6 +41,9 @@ def gamma(key: Tensor, a: Number, shape: Shape | None = None, dtype: Dtype = Non
         shape: shape of the result; None means the shape of the parameters.
         dtype: a floating dtype; None means torch's default.
 
+    Returns:
+        ``[*shape]`` of `dtype`: numbers that are not negative.
+
     Raises:
         TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
@@ -53,6 +56,15 @@ def gamma(key: Tensor, a: Number, shape: Shape | None = None, dtype: Dtype = Non
 def loggamma(key: Tensor, a: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
     """Logarithms of gamma samples, accurate for small `a` too; see `gamma`.
 
+    Args:
+        key: int32[2].
+        a: positive; broadcasts to `shape`.
+        shape: shape of the result; None means the shape of the parameters.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`.
+
     Source: ``jax.random.loggamma``.
     """
     return _draw("loggamma", key, a, shape, dtype, log=True)
@@ -62,6 +74,16 @@ def beta(
     key: Tensor, a: Number, b: Number, shape: Shape | None = None, dtype: Dtype = None
 ) -> Tensor:
     """Samples from the beta distribution; see `gamma`.
+
+    Args:
+        key: int32[2].
+        a: positive; broadcasts to `shape`.
+        b: positive; broadcasts to `shape`.
+        shape: shape of the result; None means the shape of the parameters.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`: numbers from 0 to 1.
 
     Source: ``jax.random.beta``.
     """
@@ -75,6 +97,15 @@ def dirichlet(
 
     `shape` is the shape of the result without this axis.
 
+    Args:
+        key: int32[2].
+        alpha: ``[..., n]``, positive.
+        shape: shape of the result without its last axis; None means the leading axes of `alpha`.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape, n]`` of `dtype`: vectors of numbers from 0 to 1 that add up to 1.
+
     Source: ``jax.random.dirichlet``.
     """
     name = "dirichlet"
@@ -87,6 +118,15 @@ def dirichlet(
 def chisquare(key: Tensor, df: Number, shape: Shape | None = None, dtype: Dtype = None) -> Tensor:
     """Samples from the chi-square distribution with `df` degrees of freedom; see `gamma`.
 
+    Args:
+        key: int32[2].
+        df: positive; broadcasts to `shape`.
+        shape: shape of the result; None means the shape of the parameters.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`: numbers that are not negative.
+
     Source: ``jax.random.chisquare``.
     """
     return 2 * torch.exp(_draw("chisquare", key, df, shape, dtype, log=True, factor=0.5))
@@ -94,6 +134,15 @@ def chisquare(key: Tensor, df: Number, shape: Shape | None = None, dtype: Dtype 
 
 def t(key: Tensor, df: Number, shape: Shape = (), dtype: Dtype = None) -> Tensor:
     """Samples from Student's t distribution with `df` degrees of freedom; see `gamma`.
+
+    Args:
+        key: int32[2].
+        df: positive; broadcasts to `shape`.
+        shape: shape of the result.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`.
 
     Source: ``jax.random.t``.
     """
@@ -104,6 +153,16 @@ def f(
     key: Tensor, dfnum: Number, dfden: Number, shape: Shape | None = None, dtype: Dtype = None
 ) -> Tensor:
     """Samples from the F distribution with `dfnum` and `dfden` degrees of freedom; see `gamma`.
+
+    Args:
+        key: int32[2].
+        dfnum: of the numerator: positive; broadcasts to `shape`.
+        dfden: of the denominator: positive; broadcasts to `shape`.
+        shape: shape of the result; None means the shape of the parameters.
+        dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape]`` of `dtype`: numbers that are not negative.
 
     Source: ``jax.random.f``.
     """

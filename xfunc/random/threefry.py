@@ -73,6 +73,12 @@ PRNGKey = key
 def key_data(keys: Tensor) -> Tensor:
     """The words of a key, or of an array of keys: here, the key itself.
 
+    Args:
+        keys: int32 ``[..., 2]``.
+
+    Returns:
+        int32 ``[..., 2]``.
+
     Source: ``jax.random.key_data``, whose words are unsigned.
     """
     return wrap_key_data(keys)
@@ -83,6 +89,9 @@ def wrap_key_data(words: Tensor) -> Tensor:
 
     Args:
         words: ``[..., 2]`` of int32, or of another integer dtype, whose lowest 32 bits count.
+
+    Returns:
+        int32 ``[..., 2]``: a key along the last axis.
 
     Raises:
         TypeError: `words` has the wrong dtype or shape.
@@ -100,6 +109,12 @@ def wrap_key_data(words: Tensor) -> Tensor:
 
 def clone(key: Tensor) -> Tensor:
     """A copy of the key, which gives the same numbers.
+
+    Args:
+        key: int32[2].
+
+    Returns:
+        int32[2].
 
     Source: ``jax.random.clone``.
     """
@@ -129,6 +144,9 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     Args:
         key: int32[2].
         data: an integer from 0 to 2**32 - 1, or a 0-d integer tensor, whose lowest 32 bits count.
+
+    Returns:
+        int32[2]: the new key.
 
     Source: ``jax.random.fold_in``.
     """
@@ -161,6 +179,9 @@ def bits(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int32) -> Te
         shape: shape of the result.
         dtype: an integer dtype. The bits are JAX's for the unsigned type of that width:
             they come in a signed one.
+
+    Returns:
+        ``[*shape]`` of `dtype`.
 
     Source: ``jax.random.bits``.
     """

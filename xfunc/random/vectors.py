@@ -48,6 +48,9 @@ def multivariate_normal(
             two accept a semi-definite `cov`; their vectors are determined only up to sign, and so
             are the draws.
 
+    Returns:
+        ``[*shape, n]`` of `dtype`.
+
     Raises:
         TypeError: the key, dtype or shape is invalid.
         ValueError: the arguments do not fit each other or the shape, or the method is unknown.
@@ -82,6 +85,9 @@ def orthogonal(
         dtype: a floating dtype; None means torch's default.
         m: number of columns; None means `n`.
 
+    Returns:
+        ``[*shape, n, m]`` of `dtype`.
+
     Raises:
         TypeError: the key, dtype, size or shape is invalid.
 
@@ -103,6 +109,9 @@ def generalized_normal(key: Tensor, p: Number, shape: Shape = (), dtype: Dtype =
         shape: shape of the result.
         dtype: a floating dtype; None means torch's default.
 
+    Returns:
+        ``[*shape]`` of `dtype`.
+
     Raises:
         TypeError: the key, dtype or shape is invalid.
         ValueError: an argument does not fit the shape.
@@ -121,6 +130,9 @@ def ball(key: Tensor, d: int, p: Number = 2.0, shape: Shape = (), dtype: Dtype =
         p: order of the norm that defines the ball.
         shape: shape of the result without its last axis, of size `d`.
         dtype: a floating dtype; None means torch's default.
+
+    Returns:
+        ``[*shape, d]`` of `dtype`: a point along the last axis.
 
     Raises:
         TypeError: the key, dtype, size or shape is invalid.

@@ -61,6 +61,9 @@ def min_cut(budget_bytes: int | None = None) -> MinCut:
             not count. None: as little as possible without computing matrix products or convolutions
             twice.
 
+    Returns:
+        A policy, for `checkpoint` and `scan`. Those of equal budgets are equal.
+
     Raises:
         ValueError: the budget is not a number of bytes; or, when the function is differentiated,
             the values that must be kept exceed it: the error says how much they take.

@@ -68,24 +68,52 @@ def check_policy(policy: object, label: str) -> None:
 
 
 def everything_saveable(node: Node) -> bool:
-    """Keep every forward value that the backward pass uses: nothing is recomputed."""
+    """Keep every forward value that the backward pass uses: nothing is recomputed.
+
+    Args:
+        node: the HLO instruction that computes a value.
+
+    Returns:
+        True.
+    """
     del node
     return True
 
 
 def nothing_saveable(node: Node) -> bool:
-    """Keep only the inputs: the backward pass runs the forward pass again."""
+    """Keep only the inputs: the backward pass runs the forward pass again.
+
+    Args:
+        node: the HLO instruction that computes a value.
+
+    Returns:
+        False.
+    """
     del node
     return False
 
 
 def dots_saveable(node: Node) -> bool:
-    """Keep the results of matrix products (``dot``)."""
+    """Keep the results of matrix products (``dot``).
+
+    Args:
+        node: the HLO instruction that computes a value.
+
+    Returns:
+        True for a ``dot``, otherwise False.
+    """
     return node.opcode == "dot"
 
 
 def dots_with_no_batch_dims_saveable(node: Node) -> bool:
-    """Keep the results of matrix products without batch dimensions: those with weights."""
+    """Keep the results of matrix products without batch dimensions: those with weights.
+
+    Args:
+        node: the HLO instruction that computes a value.
+
+    Returns:
+        True for a ``dot`` without batch dimensions, otherwise False.
+    """
     return node.opcode == "dot" and not node.params[2]
 
 

@@ -33,7 +33,14 @@ class _Names:
 
 
 def save_only_these_names(*names_which_can_be_saved: str) -> Policy:
-    """Keep values that `xfunc.checkpoint_name` has given one of these names."""
+    """Keep values that `xfunc.checkpoint_name` has given one of these names.
+
+    Args:
+        names_which_can_be_saved: the names.
+
+    Returns:
+        A policy: it answers True for values with one of these names, otherwise False.
+    """
     return _Names(_names(names_which_can_be_saved, "save_only_these_names"))
 
 
@@ -50,7 +57,14 @@ class _NotNames:
 
 
 def save_any_names_but_these(*names_not_to_save: str) -> Policy:
-    """Keep values that `xfunc.checkpoint_name` has given a name other than these."""
+    """Keep values that `xfunc.checkpoint_name` has given a name other than these.
+
+    Args:
+        names_not_to_save: the names.
+
+    Returns:
+        A policy: it answers True for values that have a name and none of these, otherwise False.
+    """
     return _NotNames(_names(names_not_to_save, "save_any_names_but_these"), unnamed=False)
 
 
@@ -58,6 +72,12 @@ def save_anything_except_these_names(*names_not_to_save: str) -> Policy:
     """Keep everything except values that `xfunc.checkpoint_name` has given one of these names.
 
     Values computed from such a value, such as its transpose, may be kept.
+
+    Args:
+        names_not_to_save: the names.
+
+    Returns:
+        A policy: it answers False for values with one of these names, otherwise True.
     """
     return _NotNames(_names(names_not_to_save, "save_anything_except_these_names"), unnamed=True)
 
@@ -74,7 +94,15 @@ class _Both:
 
 
 def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
-    """Keep what either of two policies keeps; if both do, the first decides how."""
+    """Keep what either of two policies keeps; if both do, the first decides how.
+
+    Args:
+        policy_1: a function of an HLO instruction.
+        policy_2: another one.
+
+    Returns:
+        A policy: it answers as the first one does, or as the second one where that answers False.
+    """
     for policy in (policy_1, policy_2):
         if not callable(policy):
             fail(
@@ -93,6 +121,16 @@ def save_and_offload_only_these_names(
     offload_dst: str = "pinned_host",
 ) -> Policy:
     """Keep values with some names; offload values with others to host memory.
+
+    Args:
+        names_which_can_be_saved: names of values to keep on the device.
+        names_which_can_be_offloaded: names of values to keep in host memory.
+        offload_src: where the values are computed: ``"device"``.
+        offload_dst: where they are kept: ``"pinned_host"``.
+
+    Returns:
+        A policy: it answers with an `Offload` for values to offload, True for those to keep, and
+        False for others.
 
     Raises:
         ValueError: a name is in both.
@@ -126,6 +164,15 @@ def offload_dot_with_no_batch_dims(
     """A policy that keeps matrix products without batch dimensions in host memory.
 
     It can also be used as a policy itself: ``policy=offload_dot_with_no_batch_dims``.
+
+    Args:
+        offload_src: where the values are computed: ``"device"``. A policy is given an HLO
+            instruction instead.
+        offload_dst: where they are kept: ``"pinned_host"``.
+
+    Returns:
+        A policy: it answers with an `Offload` for a ``dot`` without batch dimensions, otherwise
+        False. Given an instruction, the function returns this answer itself.
     """
     if isinstance(offload_src, Node):
         return _OffloadDots(_TO_HOST)(offload_src)
