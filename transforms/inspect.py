@@ -52,8 +52,8 @@ def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:
         fun: a function of trees of tensors.
 
     Returns:
-        A function of the same arguments, tensors or `ShapeDtypeStruct`, that returns the HLO of
-        one program, or of those for all sizes; ``str`` gives its text.
+        A function of the same arguments, tensors or `ShapeDtypeStruct`, that returns the HLO,
+        whose text ``str`` gives.
 
     Raises:
         ShapeError: the function is not one program for all sizes.

@@ -89,4 +89,4 @@ def returning() -> Iterator[str]:
 @pytest.mark.parametrize("name", list(returning()))
 def test_reference_public_function_docstring_says_what_it_returns(name):
     doc = inspect.getdoc(attrgetter(name.removeprefix("xf."))(xf)) or ""
-    assert re.search(r"^Returns:\n    \S", doc, re.MULTILINE), f"{name} does not say what it returns"
+    assert re.search(r"^Returns:\n    \S", doc, re.MULTILINE), f"{name}: no Returns section"
