@@ -66,7 +66,7 @@ def pmax(x: T, axis_name: AxisName) -> T:
     """The elementwise maximum over devices. Its derivative is shared by equal maxima.
 
     Args:
-        x: a tree of tensors and Python numbers, none of them complex.
+        x: a tree of tensors, none of them complex, and of Python numbers.
         axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
 
     Returns:
@@ -82,7 +82,7 @@ def pmin(x: T, axis_name: AxisName) -> T:
     """The elementwise minimum over devices. Its derivative is shared by equal minima.
 
     Args:
-        x: a tree of tensors and Python numbers, none of them complex.
+        x: a tree of tensors, none of them complex, and of Python numbers.
         axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
 
     Returns:
