@@ -59,11 +59,11 @@ COUNTED_PER_ELEMENT = ACCUMULATING | _set("map sort all-reduce reduce-scatter")
 COLLECTIVES = _set("all-reduce all-gather reduce-scatter all-to-all collective-permute")
 TRANSFERS = _set("send send-done recv recv-done infeed outfeed")
 """Operations with side effects."""
-ONCE = COLLECTIVES | _set(
+ONCE = _set(
     "rng rng-get-and-update-state ragged-all-to-all collective-broadcast all-reduce-start "
     "all-gather-start collective-permute-start send recv infeed outfeed"
 )
-"""Operations that must not run twice: random state, communication, input and output."""
+"""Operations that must not run twice: random state, input and output, parts of collectives."""
 RUNS = _set("call while conditional")
 """Operations that run the computations they call, rather than applying them to elements."""
 CALLING = (

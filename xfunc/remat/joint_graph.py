@@ -223,5 +223,4 @@ def _skip_passed_on(graph: Graph) -> Graph:
 
 def _runs_once(n: Node) -> bool:
     is_tie = isinstance(n.params, CustomCall) and n.params.tied
-    is_exchanged = n.opcode in opcodes.COLLECTIVES
-    return (n.opcode in opcodes.ONCE and not is_exchanged) or (acts(n) and not is_tie)
+    return n.opcode in opcodes.ONCE or (acts(n) and not is_tie)

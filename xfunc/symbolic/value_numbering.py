@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from xfunc.graph.opcodes import ELEMENTWISE, ENCODINGS, ONCE
+from xfunc.graph.opcodes import COLLECTIVES, ELEMENTWISE, ENCODINGS, ONCE
 from xfunc.hlo import Computation, Instruction, Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.symbolic.numbers import Numbers, digits, is_close, scalar_of
@@ -24,7 +24,7 @@ from xfunc.symbolic.numbers import Numbers, digits, is_close, scalar_of
 Lists = Mapping[str, tuple[Any, ...]]
 
 _PER_ELEMENT = ELEMENTWISE | ENCODINGS
-_COUNTED = ONCE | {"custom-call"}  # both programs must run them equally often
+_COUNTED = ONCE | COLLECTIVES | {"custom-call"}  # both programs must run them equally often
 
 
 class Array(NamedTuple):
