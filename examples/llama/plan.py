@@ -63,13 +63,15 @@ class Plan:
 
     def as_divided(self, x: Tensor) -> Tensor:
         """``[batch, seq, ...]`` in the order in which devices have the tokens of a row."""
-        order = None if self.sharding is None else self.sharding.order(x.shape[1])
-        return x if order is None else x[:, torch.tensor(order, device=x.device)]
+        return _chunks_taken(x, self._chunks(x))
 
     def in_order(self, x: Tensor) -> Tensor:
         """The inverse of `as_divided`."""
-        order = None if self.sharding is None else self.sharding.order(x.shape[1])
-        return x if order is None else x[:, torch.tensor(order, device=x.device).argsort()]
+        chunks = self._chunks(x)
+        return _chunks_taken(x, sorted(range(len(chunks)), key=chunks.__getitem__))
+
+    def _chunks(self, x: Tensor) -> list[int]:
+        return [0] if self.sharding is None else self.sharding.chunks(x.shape[1])
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -80,3 +82,11 @@ class Plan:
         for name in ("block", "loss_chunk", "microbatches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use 1 or more")
+
+
+def _chunks_taken(x: Tensor, chunks: list[int]) -> Tensor:
+    """Chunks of ``[batch, seq, ...]`` along the second dimension, in an order."""
+    if len(chunks) == 1:
+        return x
+    cut = x.unflatten(1, (len(chunks), -1))
+    return cut[:, torch.tensor(chunks, device=x.device)].flatten(1, 2)

@@ -47,7 +47,7 @@ def ring(
     reach: Reach = None,
     scores: Scores = _PLAIN,
 ) -> Heads:
-    """Causal attention over one or several documents per row, of tokens in `Sharding.order`.
+    """Causal attention over one or several documents per row, of tokens in `Sharding.chunks`.
 
     Its residuals have the name ``attention`` in checkpoint policies.
 

@@ -115,23 +115,21 @@ class Sharding:
             *(e if d % self._parts(e) == 0 else None for d, e in zip(x.shape, spec, strict=False))
         )
 
-    def order(self, seq: int) -> list[int] | None:
-        """The tokens of a row in the order in which the devices along ``context`` have them.
+    def chunks(self, seq: int) -> list[int]:
+        """The chunks of a row in the order in which the devices along ``context`` have them.
 
         Of twice as many chunks as there are devices, each has one from the front and one from the
-        back: in causal attention these take as long as any other two. None: there is one device.
+        back: in causal attention these take as long as any other two. One device has one chunk.
         """
         n = self.mesh.shape["context"]
         if n == 1:
-            return None
+            return [0]
         if seq % (2 * n):
             raise ValueError(
                 f"rows of {seq} tokens cannot be divided: mesh.context is {n}, so make data.seq a "
                 f"multiple of {2 * n}"
             )
-        size = seq // (2 * n)
-        chunks = (chunk for k in range(n) for chunk in (k, 2 * n - 1 - k))
-        return [chunk * size + i for chunk in chunks for i in range(size)]
+        return [chunk for k in range(n) for chunk in (k, 2 * n - 1 - k)]
 
     def for_all_devices(self, x: Tensor) -> Tensor:
         """Keys or values ``[batch, heads, ...]`` with a head for each device along ``tensor``.

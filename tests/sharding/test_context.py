@@ -86,11 +86,13 @@ def test_parts_of_rows_are_all_that_a_device_has(axes: dict[str, int]) -> None:
 
 
 def test_order_gives_each_device_the_front_and_the_back() -> None:
-    sharding = Sharding.of({"context": 2}, abstract=True)
-    assert sharding.order(8) == [0, 1, 6, 7, 2, 3, 4, 5]
-    assert Sharding.of({}, abstract=True).order(7) is None
+    plan, row = Plan(sharding=Sharding.of({"context": 2}, abstract=True)), torch.arange(8)[None]
+    divided = plan.as_divided(row)
+    assert divided[0].tolist() == [0, 1, 6, 7, 2, 3, 4, 5]
+    assert torch.equal(plan.in_order(divided), row)
+    assert Plan(sharding=Sharding.of({}, abstract=True)).as_divided(row[:, :7]).shape == (1, 7)
     with pytest.raises(ValueError, match=r"rows of 6 tokens.* make data\.seq a multiple of 4"):
-        sharding.order(6)
+        plan.as_divided(row[:, :6])
 
 
 def test_context_setting_needs_blockwise_attention() -> None:
