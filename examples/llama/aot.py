@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import resource
 import sys
@@ -24,7 +23,7 @@ from rich.console import Console
 import xfunc as xf
 from xfunc.stages import Compiled, Lowered
 
-from . import config, model, options, planner, show, train
+from . import config, model, options, planner, show, train, weights
 from .config import Run
 from .footprint import Case, footprint
 from .plan import ATTENTION, POLICIES
@@ -166,8 +165,7 @@ def _run(args: argparse.Namespace, pairs: Sequence[str]) -> Run:
 
 
 def _is_large(name: str) -> bool:
-    shapes = xf.tree.leaves(model.shapes(model.CONFIGS[name]))
-    return sum(math.prod(leaf.shape) for leaf in shapes) >= 7e9
+    return weights.count(model.CONFIGS[name]) >= 7e9
 
 
 @contextlib.contextmanager

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import yaml
 
 import xfunc as xf
 
-from . import model, options
+from . import model, options, weights
 from .data_config import DataConfig
 from .files import write_text
 from .options import SettingError
@@ -259,8 +258,7 @@ _RATES = {100e6: 1e-3, 300e6: 6e-4, 20e9: 3e-4, 100e9: 1.5e-4, math.inf: 8e-5}
 
 def from_start(sizes: model.Config) -> Run:
     """The defaults for training a model from the start."""
-    count = sum(math.prod(a.shape) for a in xf.tree.leaves(model.shapes(sizes, torch.float32)))
-    rate = next(rate for most, rate in _RATES.items() if count <= most)
+    rate = next(rate for most, rate in _RATES.items() if weights.count(sizes) <= most)
     recipe = Recipe(sizes, steps=1000, precision="mixed", peak_lr=rate, weight_decay=0.1)
     return Run(folder="runs/model", train=recipe, data=DataConfig(seq=2048))
 

@@ -1,6 +1,7 @@
 """The parameters of a model: their shapes, shardings and initial values."""
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -38,6 +39,11 @@ def init(config: Config, seed: int | Tensor = 0, dtype: torch.dtype = torch.floa
 def shapes(config: Config, dtype: torch.dtype = torch.bfloat16) -> Params:
     """The tree of `init`, with shapes only: 405 billion parameters fit on a laptop."""
     return xf.tree.map(lambda w: xf.ShapeDtypeStruct(w.shape, dtype), weights(config))
+
+
+def count(config: Config) -> int:
+    """The number of parameters."""
+    return sum(math.prod(leaf.shape) for leaf in xf.tree.leaves(shapes(config)))
 
 
 def decayed(config: Config, norms: bool, embeddings: bool) -> Params:
