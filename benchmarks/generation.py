@@ -13,8 +13,10 @@ import torch
 import xfunc as xf
 from benchmarks.timing import Contender, Row, race, table
 from benchmarks.training import on_one_core
-from examples.llama import generate, hf, model
-from examples.llama.sampling import Sampling, Settings
+from examples.llama import model
+from examples.llama.hub import hf
+from examples.llama.model import generate
+from examples.llama.model.sampling import Sampling, Settings
 
 CONFIG = model.Config(32000, 512, 1344, layers=4, heads=8, kv_heads=4)
 TEXTS, NEW, ROUNDS = 8, 64, 3

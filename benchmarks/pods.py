@@ -20,8 +20,8 @@ import xfunc as xf
 from benchmarks.peers import answer_of, find_jax
 from benchmarks.timing import Row, table
 from examples.llama import model, train
-from examples.llama.plan import Plan
-from examples.llama.sharding import AXES, Sharding
+from examples.llama.model.plan import Plan
+from examples.llama.parallel.sharding import AXES, Sharding
 
 CONFIG = model.PUBLISHED["llama3.1-405b"]
 PRECISION, BATCH, SEQ, ROUNDS = "bfloat16", 1024, 4096, 12

@@ -21,7 +21,7 @@ from torch import Tensor
 
 import xfunc as xf
 from examples.llama.model import PUBLISHED, attend, mlp, rms_norm, shapes
-from examples.llama.plan import Plan
+from examples.llama.model.plan import Plan
 from xfunc import checkpoint_policies as cp
 from xfunc.core.avals import Aval
 from xfunc.graph import opcodes

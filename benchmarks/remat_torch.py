@@ -33,7 +33,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from examples.llama.model import PUBLISHED, Params, attend, mlp, rms_norm, shapes
-from examples.llama.plan import Plan
+from examples.llama.model.plan import Plan
 
 DATA = Path(__file__).with_name("data") / "remat_torch.json"
 SEQ = 8192

@@ -112,7 +112,7 @@ def fit(programs: str, folder: str, begin: float) -> None:
     from rich.console import Console
 
     from examples.llama import config
-    from examples.llama.fit import fit as train
+    from examples.llama.train.fit import fit as train
 
     with tempfile.TemporaryDirectory() as own:
         settings = {

@@ -21,10 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import xfunc as xf
-from examples.llama import allocation, config, demo, lora, model, train
-from examples.llama.linear import Adapted, linear
+from examples.llama import config, demo, model, train
 from examples.llama.model import Batch, Config
-from examples.llama.recipe import Recipe
+from examples.llama.model.linear import Adapted, linear
+from examples.llama.train import allocation
+from examples.llama.train.train_config import Recipe
+from examples.llama.tune import lora
 
 ROUNDS = {"small-11m": 6}
 DOCUMENTS = 3  # in a packed row

@@ -10,12 +10,12 @@ import torch
 
 import xfunc as xf
 from examples.llama import model, train
-from examples.llama.by_length import ByLength
-from examples.llama.corpus import Part
+from examples.llama.data.corpus import Part
+from examples.llama.data.length_batches import ByLength
+from examples.llama.data.packing import Stream
 from examples.llama.model import Batch
-from examples.llama.packing import Stream
-from examples.llama.plan import Plan
-from examples.llama.recipe import Recipe
+from examples.llama.model.plan import Plan
+from examples.llama.train.train_config import Recipe
 from xfunc.hlo import Module
 
 CAP = 1024  # tokens of the longest document

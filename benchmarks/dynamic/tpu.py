@@ -10,8 +10,8 @@ import torch
 import xfunc as xf
 from examples.llama import model, train
 from examples.llama.model import Batch
-from examples.llama.plan import Plan
-from examples.llama.recipe import Recipe
+from examples.llama.model.plan import Plan
+from examples.llama.train.train_config import Recipe
 
 ROWS, SEQ, LAYERS, TARGET = 1, 2048, 2, "tpu:v6e:1x1"
 

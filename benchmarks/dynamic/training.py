@@ -25,10 +25,11 @@ import xfunc as xf
 from benchmarks.dynamic import setting
 from benchmarks.dynamic.setting import CAP
 from benchmarks.training import plain_loss, plain_step
-from examples.llama import allocation, model, train
-from examples.llama.corpus import Part
+from examples.llama import model, train
+from examples.llama.data.corpus import Part
 from examples.llama.model import Batch
-from examples.llama.recipe import Recipe
+from examples.llama.train import allocation
+from examples.llama.train.train_config import Recipe
 
 DOCUMENTS, ROWS, BATCHES, ROUNDS = 512, 8, 3, 3
 BUDGETS = 1.0, 0.5

@@ -12,10 +12,10 @@ import torch
 
 import xfunc as xf
 from benchmarks.training import plain_loss
-from examples.llama import demo, generate, train
-from examples.llama.data_config import DataConfig
-from examples.llama.model import Batch
-from examples.llama.reader import Reader
+from examples.llama import demo, train
+from examples.llama.data.data_config import DataConfig
+from examples.llama.data.reader import Reader
+from examples.llama.model import Batch, generate
 
 STEPS = 1000
 PROMPT = 'The "for" statement is used to'

@@ -12,7 +12,7 @@ import torch
 
 import xfunc as xf
 from examples.llama import model
-from examples.llama.recipe import Recipe
+from examples.llama.train.train_config import Recipe
 
 POLICIES = {
     "all": jax.checkpoint_policies.everything_saveable,

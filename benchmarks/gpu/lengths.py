@@ -25,8 +25,8 @@ from benchmarks.dynamic import setting
 from benchmarks.gpu.llama import peak_in_use, torch_step, weights
 from examples.llama import model, train
 from examples.llama.model import Batch
-from examples.llama.plan import Plan
-from examples.llama.recipe import Recipe
+from examples.llama.model.plan import Plan
+from examples.llama.train.train_config import Recipe
 
 LIMIT = 36 * 2**30
 WAYS = "dynamic", "padded", "eager", "compile"

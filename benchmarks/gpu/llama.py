@@ -23,8 +23,8 @@ from torch import Tensor
 import xfunc as xf
 from benchmarks.training import plain_loss
 from examples.llama import model, train
-from examples.llama.plan import Plan
-from examples.llama.recipe import Recipe
+from examples.llama.model.plan import Plan
+from examples.llama.train.train_config import Recipe
 
 WARM, STEPS = 3, 10
 PLANS = {

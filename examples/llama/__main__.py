@@ -12,29 +12,18 @@ import torch
 
 import xfunc as xf
 
-from . import (
-    allocation,
-    aot,
-    complete,
-    config,
-    conversations,
-    curves,
-    documents,
-    evaluate,
-    fit,
-    harness,
-    hf,
-    hosts,
-    interrupts,
-    options,
-    scores,
-    tokenizer,
-    trained,
-)
-from .data_config import DataConfig
-from .finite import NotFiniteError
-from .reader import Reader
-from .sampling import Settings
+from . import aot, config, options
+from .checkpoint import trained_weights
+from .data import conversations, documents, tokenizer
+from .data.data_config import DataConfig
+from .data.reader import Reader
+from .hub import hf
+from .model import complete, scores
+from .model.sampling import Settings
+from .parallel import hosts
+from .tools import curves, harness
+from .train import allocation, evaluate, fit, interrupts
+from .train.finite import NotFiniteError
 
 _EXPLAINED = (  # errors whose messages say all: what is wrong, and the repair
     ValueError,
@@ -100,7 +89,7 @@ def eval_command(argv: Sequence[str]) -> int:
     args = parser.parse_intermixed_args(argv)
     _join("eval", args)
     hosts.check_same_files("--files", map(Path, documents.find(args.files or ())))
-    found = trained.load(args.folder, args.step, args.config, args.settings)
+    found = trained_weights.load(args.folder, args.step, args.config, args.settings)
     if args.files:
         return _by_file(found, args.files)
     data, rows = found.run.data, evaluate.local_rows(found.recipe, found.run.data.batch)
@@ -118,7 +107,7 @@ def eval_command(argv: Sequence[str]) -> int:
     return 0
 
 
-def _by_file(found: trained.Trained, files: Sequence[str]) -> int:
+def _by_file(found: trained_weights.Trained, files: Sequence[str]) -> int:
     data, recipe = found.run.data, found.recipe
     params, known = found.computing(), tokenizer.load(found.tokenizer)
     scorer = scores.Scorer(params, recipe.model, recipe.plan, length=data.seq, batch=data.batch)
@@ -132,7 +121,7 @@ def _by_file(found: trained.Trained, files: Sequence[str]) -> int:
     return 0
 
 
-def _diverged(found: trained.Trained, what: str) -> NotFiniteError:
+def _diverged(found: trained_weights.Trained, what: str) -> NotFiniteError:
     return NotFiniteError(f"{found.name}: {what}: the weights have diverged; {found.remedy}")
 
 
@@ -176,7 +165,7 @@ def generate_command(argv: Sequence[str]) -> int:
         raise options.SettingError(f"--batch is {args.batch}: make 1 text or more at a time")
     if "" in args.stop:
         raise options.SettingError("--stop is empty: every text ends with that")
-    found = trained.load(args.folder, args.step, args.config, args.settings)
+    found = trained_weights.load(args.folder, args.step, args.config, args.settings)
     given = sys.stdin.read().splitlines() if hosts.is_first() and not args.prompt else args.prompt
     if not (texts := hosts.from_first(given)):
         raise ValueError("there is no prompt: give --prompt TEXT, or lines on stdin")
@@ -216,7 +205,7 @@ def import_command(argv: Sequence[str]) -> int:
     )
     args = parser.parse_intermixed_args(argv)
     _join("import-hf", args)
-    run = trained.import_published(args.folder, args.config, args.settings, args.adapter)
+    run = trained_weights.import_published(args.folder, args.config, args.settings, args.adapter)
     if ignored := hf.left_out(args.folder):
         _say(f"the text model alone is imported, without {ignored[0]} and {len(ignored) - 1} more")
     files = "" if run.data.files else " data.files=..."
@@ -242,11 +231,11 @@ def export_command(argv: Sequence[str]) -> int:
     _join("export-hf", args)
     if args.adapter and args.dtype:
         parser.error("--adapter writes the dtype that adapters are trained in: leave out --dtype")
-    found = trained.load(args.folder, args.step, args.config, args.settings)
+    found = trained_weights.load(args.folder, args.step, args.config, args.settings)
     if args.adapter:
-        trained.export_adapters(found, args.out)
+        trained_weights.export_adapters(found, args.out)
     else:
-        trained.export_published(found, args.out, known.get(args.dtype))
+        trained_weights.export_published(found, args.out, known.get(args.dtype))
     _say(f"{found.name} is in {args.out}")
     return 0
 

@@ -23,11 +23,13 @@ from rich.console import Console
 import xfunc as xf
 from xfunc.stages import Compiled, Lowered
 
-from . import config, model, options, planner, show, train, weights
+from . import config, model, options, train
 from .config import Run
-from .footprint import Case, footprint
-from .plan import ATTENTION, POLICIES
-from .sharding import parse_mesh
+from .model import parameters
+from .model.plan import ATTENTION, POLICIES
+from .parallel.sharding import parse_mesh
+from .tools import planner, report
+from .tools.footprint import Case, footprint
 
 Compiler = Callable[[Lowered], Compiled]
 
@@ -165,7 +167,7 @@ def _run(args: argparse.Namespace, pairs: Sequence[str]) -> Run:
 
 
 def _is_large(name: str) -> bool:
-    return weights.count(model.CONFIGS[name]) >= 7e9
+    return parameters.count(model.CONFIGS[name]) >= 7e9
 
 
 @contextlib.contextmanager
@@ -186,7 +188,7 @@ def _report(console: Console, case: Case, compiled: Compiler, *, as_json: bool) 
     start, memory = time.perf_counter(), _resident()
     lowered = case.lower()
     seconds = time.perf_counter() - start
-    staging = show.Staging(seconds, len(lowered.module.to_bytes()), _resident() - memory)
+    staging = report.Staging(seconds, len(lowered.module.to_bytes()), _resident() - memory)
     plain = {"topology": case.topology, "what": case.what, "run": options.plain(case.run)}
     try:
         program = compiled(lowered)
@@ -195,7 +197,7 @@ def _report(console: Console, case: Case, compiled: Compiler, *, as_json: bool) 
             sizes = {"required": error.required_bytes, "limit": error.limit_bytes}
             print(json.dumps({"case": plain, "out_of_memory": sizes}))
         else:
-            show.out_of_memory(console, case, error)
+            report.out_of_memory(console, case, error)
         return 1
     found, buffers = footprint(case, program), program.largest_buffers() or []
     if as_json:
@@ -206,7 +208,7 @@ def _report(console: Console, case: Case, compiled: Compiler, *, as_json: bool) 
         figures["largest_buffers"] = [dataclasses.asdict(b) for b in buffers]
         print(json.dumps(figures))
     else:
-        show.report(console, case, staging, found, buffers)
+        report.report(console, case, staging, found, buffers)
     return 0
 
 
@@ -263,13 +265,13 @@ def _plan(
         return trial._replace(fits=True, hbm=found.hbm, host=found.host, mfu_bound=found.mfu_bound)
 
     trials = list(planner.search(meshes, policies, measure, chips.memory))
-    show.trials(console, [t._replace(batch=t.batch * parts) for t in trials], chips)
+    report.trials(console, [t._replace(batch=t.batch * parts) for t in trials], chips)
     best = planner.best(trials)
     if best is None:
         console.print("Nothing fits: take more chips, a shorter sequence, or another mesh.")
         return 1
     source = None if _is_bare(args) else args.config
-    show.command(console, source, tried(best.mesh, best.policy, best.batch).run)
+    report.command(console, source, tried(best.mesh, best.policy, best.batch).run)
     return 0
 
 

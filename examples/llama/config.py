@@ -11,14 +11,15 @@ import yaml
 
 import xfunc as xf
 
-from . import model, options, weights
-from .data_config import DataConfig
+from . import model, options
+from .data.data_config import DataConfig
 from .files import write_text
+from .model import parameters
+from .model.plan import KERNELS
 from .options import SettingError
-from .plan import KERNELS
-from .recipe import Recipe
-from .sharding import AXES, Sharding
-from .trackers import Name as Tracker
+from .parallel.sharding import AXES, Sharding
+from .train.trackers import Name as Tracker
+from .train.train_config import Recipe
 
 _PRESETS = Path(__file__).parent / "configs"
 _BEGIN, _END = "# All settings of this run, up to the end mark.\n", "# end\n"
@@ -258,7 +259,7 @@ _RATES = {100e6: 1e-3, 300e6: 6e-4, 20e9: 3e-4, 100e9: 1.5e-4, math.inf: 8e-5}
 
 def from_start(sizes: model.Config) -> Run:
     """The defaults for training a model from the start."""
-    rate = next(rate for most, rate in _RATES.items() if weights.count(sizes) <= most)
+    rate = next(rate for most, rate in _RATES.items() if parameters.count(sizes) <= most)
     recipe = Recipe(sizes, steps=1000, precision="mixed", peak_lr=rate, weight_decay=0.1)
     return Run(folder="runs/model", train=recipe, data=DataConfig(seq=2048))
 

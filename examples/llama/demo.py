@@ -14,11 +14,15 @@ from rich.console import Console
 
 import xfunc as xf
 
-from . import allocation, fit, generate, model, tokenizer, train, trained
+from . import model, train
+from .checkpoint import trained_weights
 from .config import Run
-from .data_config import DataConfig
-from .plan import Plan
-from .recipe import Recipe
+from .data import tokenizer
+from .data.data_config import DataConfig
+from .model import generate
+from .model.plan import Plan
+from .train import allocation, fit
+from .train.train_config import Recipe
 
 NEW, TEMPERATURE = 100, 0.5
 
@@ -45,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 1
         lines = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
         steps = [line for line in lines if "loss" in line]
-        text = sample(trained.load(Path(folder)), args.prompt, args.seed)
+        text = sample(trained_weights.load(Path(folder)), args.prompt, args.seed)
     losses = [line["loss"] for line in steps]
     args.out.mkdir(parents=True, exist_ok=True)
     save_plot(losses, args.out / "loss.png")
@@ -66,7 +70,7 @@ def recipe(steps: int) -> Recipe:
     return Recipe(model.CONFIGS["demo-1m"], steps=steps, plan=plan, warmup=max(1, steps // 10))
 
 
-def sample(found: trained.Trained, prompt: str, seed: int) -> str:
+def sample(found: trained_weights.Trained, prompt: str, seed: int) -> str:
     """The prompt with its continuation."""
     known = tokenizer.load(found.tokenizer)
     begun = known.encode_prompt(prompt)

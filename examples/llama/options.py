@@ -17,10 +17,10 @@ from typing import Any, Literal, TypeVar
 import yaml
 
 from .families import FAMILIES
-from .plan import ATTENTION, POLICIES, Plan
-from .precision import PRECISIONS
-from .recipe import OPTIMIZERS, SCHEDULES, Recipe
-from .sizes import ACTIVATIONS, CONFIGS, ROPE_KINDS, Config, RopeScaling
+from .model.plan import ATTENTION, POLICIES, Plan
+from .model.precision import PRECISIONS
+from .model.sizes import ACTIVATIONS, CONFIGS, ROPE_KINDS, Config, RopeScaling
+from .train.train_config import OPTIMIZERS, SCHEDULES, Recipe
 
 T = TypeVar("T")
 NAMED: dict[type, Mapping[str, Any]] = {Config: CONFIGS}  # a name stands for the whole of it

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import generate, model
-from examples.llama.plan import Plan
+from examples.llama import model
+from examples.llama.model import generate
+from examples.llama.model.plan import Plan
 from xfunc import P
 
 S = xf.ShapeDtypeStruct

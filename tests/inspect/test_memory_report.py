@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import model, sharding, train
-from examples.llama.plan import Plan
+from examples.llama import model, train
+from examples.llama.model.plan import Plan
+from examples.llama.parallel import sharding
 from xfunc import NamedSharding, P
 from xfunc import checkpoint_policies as cp
 

@@ -51,8 +51,8 @@ print("sympy" in sys.modules)
 import sys
 import xfunc as xf
 from examples.llama import model, train
-from examples.llama.plan import Plan
-from examples.llama.sharding import Sharding
+from examples.llama.model.plan import Plan
+from examples.llama.parallel.sharding import Sharding
 
 plan = Plan(attention="dense", sharding=Sharding.of({"fsdp": 8}, abstract=True))
 recipe = train.Recipe(model.PUBLISHED["llama3.1-405b"], steps=100, plan=plan)

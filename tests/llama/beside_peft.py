@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import xfunc as xf
 from examples.llama import model, train
-from examples.llama.recipe import Recipe
+from examples.llama.train.train_config import Recipe
 
 
 def assert_equal(a: Any, b: Any) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from examples.llama import __main__ as program
-from examples.llama import config, model, tokenizer
+from examples.llama import config, model
 from examples.llama.config import Run
+from examples.llama.data import tokenizer
 from tests.llama import hugging_face, interrupted, texts, tuned
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 import xfunc as xf
-from examples.llama import hf, model
+from examples.llama import model
+from examples.llama.hub import hf
 
 CONFIGS = model.TINY | {
     "one-kv-head": model.Config(

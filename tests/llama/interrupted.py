@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import fit, train
+from examples.llama import train
 from examples.llama.config import Run
-from examples.llama.reader import Reader
+from examples.llama.data.reader import Reader
+from examples.llama.train import fit
+from examples.llama.train import steps as compiled
 
 
 class Killed(Exception):
@@ -27,7 +29,7 @@ def at_step(number: int, action: Callable[[], object], monkeypatch: pytest.Monke
             action()
         return step(*args, **kwargs)
 
-    monkeypatch.setattr(train, "train_step", patched)
+    monkeypatch.setattr(compiled, "train_step", patched)
 
 
 def killed_at_step(number: int, run: Run) -> None:
@@ -55,6 +57,6 @@ def poison(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
         bad = step + 1 in steps
         return found._replace(tokens=torch.zeros_like(found.tokens)) if bad else found
 
-    monkeypatch.setattr(train, "gradient", poisoned)
+    monkeypatch.setattr(compiled, "gradient", poisoned)
     monkeypatch.setattr(Reader, "batch", batch)
     xf.clear_caches()

@@ -23,7 +23,7 @@ import torch
 from torch.distributed import checkpoint  # noqa: F401  (likewise)
 
 import xfunc as xf
-from examples.llama.checkpoints import Checkpoints
+from examples.llama.checkpoint.checkpoints import Checkpoints
 
 EVERY = 2  # steps between checkpoints
 

@@ -8,7 +8,7 @@ import torch
 
 import xfunc as xf
 from examples.llama import train
-from examples.llama.checkpoints import Checkpoints
+from examples.llama.checkpoint.checkpoints import Checkpoints
 from examples.llama.config import Run
 
 STEPS = 8  # of the runs of `settings`

@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from examples.llama import __main__ as program
-from examples.llama import fit, hosts, train
+from examples.llama import train
+from examples.llama.parallel import hosts
+from examples.llama.train import fit
 
 CURVE = ("step", "loss", "grad_norm", "lr", "tokens", "skipped", "held_out_loss")
 TORCHRUN = "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"

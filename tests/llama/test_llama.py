@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
-from examples.llama import attention, demo, model, train
-from examples.llama.plan import POLICIES, Plan
-from examples.llama.sharding import Sharding, parse_mesh
+from examples.llama import demo, model, train
+from examples.llama.model import attention
+from examples.llama.model.plan import POLICIES, Plan
+from examples.llama.parallel.sharding import Sharding, parse_mesh
 
 DENSE = Plan(policy="everything", attention="dense")
 SMALL = Plan(block=8, loss_chunk=5)

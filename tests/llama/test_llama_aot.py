@@ -13,8 +13,9 @@ import torch
 from rich.console import Console
 
 import xfunc as xf
-from examples.llama import aot, config, model, options, show
-from examples.llama.footprint import Case, Footprint
+from examples.llama import aot, config, model, options
+from examples.llama.tools import report
+from examples.llama.tools.footprint import Case, Footprint
 from xfunc.aot import Buffer
 from xfunc.stages import Lowered
 
@@ -244,7 +245,7 @@ def test_show_report_long_names_keep_sizes_visible(width: int) -> None:
     )
     out = io.StringIO()
     console = Console(file=out, width=width, highlight=False, markup=False, soft_wrap=True)
-    show.report(console, case, show.Staging(1.0, 1, 1), found, [large])
+    report.report(console, case, report.Staging(1.0, 1, 1), found, [large])
     [line] = [line for line in out.getvalue().splitlines() if "temporary bf16" in line]
     assert line.split()[2] == "5.00"
     assert "parameters                    3.00" in out.getvalue()

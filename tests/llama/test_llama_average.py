@@ -12,12 +12,16 @@ import torch
 from torch.optim import swa_utils
 
 import xfunc as xf
-from examples.llama import config, evaluate, fit, hf, lora, model, muon, train, trained
-from examples.llama.checkpoints import Checkpoints
+from examples.llama import config, model, train
+from examples.llama.checkpoint import trained_weights
+from examples.llama.checkpoint.checkpoints import Checkpoints
 from examples.llama.config import Run
+from examples.llama.data.reader import Reader
+from examples.llama.hub import hf
+from examples.llama.model.plan import Plan
 from examples.llama.options import SettingError
-from examples.llama.plan import Plan
-from examples.llama.reader import Reader
+from examples.llama.train import evaluate, fit, muon
+from examples.llama.tune import lora
 from tests.llama import tuned
 
 CONFIG = model.Config.tiny(vocab=64)
@@ -74,12 +78,12 @@ def test_ema_is_evaluated_and_exported(made: Path, tmp_path: Path) -> None:
     fit.fit(run)
     target = train.abstract_state(run.recipe(1))
     state = xf.device_get(Checkpoints(tmp_path / "run" / "checkpoints").restore(target).state)
-    found, last = (trained.load(tmp_path / "run", pairs=x) for x in ([], ["average=false"]))
+    found, last = (trained_weights.load(tmp_path / "run", pairs=x) for x in ([], ["average=false"]))
     assert found.name == f"the average at step 6 of {tmp_path / 'run'}"
     for tree, expected in ((found.params, state.average), (last.params, state.params)):
         pairs = zip(xf.tree.leaves(tree), xf.tree.leaves(expected), strict=True)
         assert all(torch.equal(a.cpu(), b.to(a.dtype)) for a, b in pairs)
-    trained.export_published(found, tmp_path / "out")
+    trained_weights.export_published(found, tmp_path / "out")
     _, published = hf.load(tmp_path / "out")
     for name, weight in lora.named(published).items():
         assert torch.equal(weight, lora.named(state.average)[name].bfloat16())
@@ -90,7 +94,7 @@ def test_ema_is_evaluated_and_exported(made: Path, tmp_path: Path) -> None:
     assert reported[-1] != pytest.approx(held_out(last), abs=1e-4)
 
 
-def held_out(found: trained.Trained) -> float:
+def held_out(found: trained_weights.Trained) -> float:
     reader = Reader(found.run.data, Path(found.run.folder), found.recipe.model.vocab)
     return evaluate.held_out_loss(found.params, reader, found.recipe, 4, found.base)
 

@@ -13,8 +13,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import xfunc as xf
-from examples.llama import base, config, fit, hf, lora, model, quantised, trained
-from examples.llama.hf_fields import FormatError
+from examples.llama import config, model
+from examples.llama.checkpoint import trained_weights
+from examples.llama.families.fields import FormatError
+from examples.llama.hub import hf
+from examples.llama.model import quantised
+from examples.llama.train import fit
+from examples.llama.tune import base_weights, lora
 from tests.llama import tuned
 from tests.llama.tuned import SIZES
 
@@ -75,9 +80,9 @@ def test_bnb_codes_and_scales_kept_by_load(folders: Callable[[str], Any], kind: 
     sizes, numbers = hf.load(folder)
     assert sizes == SIZES
     forms = lora.forms(SIZES, lora.Tune(("layers.wq",), base=form))
-    run = trained.load_published(folder, None, [], config.TUNING)
-    every = hf.load(folder, None, base.every_sharding(run.recipe), forms)[1]["layers"]
-    rounded = hf.load(folder, None, base.every_sharding(run.recipe))[1]["layers"]
+    run = trained_weights.load_published(folder, None, [], config.TUNING)
+    every = hf.load(folder, None, base_weights.every_sharding(run.recipe), forms)[1]["layers"]
+    rounded = hf.load(folder, None, base_weights.every_sharding(run.recipe))[1]["layers"]
     stored = load_file(folder / hf.SINGLE)
     names = {"wq": "self_attn.q_proj", "w_down": "mlp.down_proj", "wo": "self_attn.o_proj"}
     for name, module in names.items():
@@ -109,7 +114,7 @@ def test_bnb_base_training_and_export(
     data.mkdir()
     (data / "chat.jsonl").write_bytes((made / "chat.jsonl").read_bytes())
     shutil.copytree(folder, data / "hub")
-    found = trained.load(Path(tuned.begin(data, tmp_path / "plain", "adapters").folder))
+    found = trained_weights.load(Path(tuned.begin(data, tmp_path / "plain", "adapters").folder))
     check = torch.randint(SIZES.vocab, (2, 9), generator=torch.Generator().manual_seed(0))
     load: Any = transformers.LlamaForCausalLM.from_pretrained
     reference = load(made / "hub", dtype=torch.float32)
@@ -124,7 +129,7 @@ def test_bnb_base_training_and_export(
     torch.testing.assert_close(logits.cpu(), expected, rtol=0.0, atol=1e-5)
     begun = tuned.begin(data, tmp_path / "run", "adapters", "train.tune.base=nf4")
     assert fit.fit(begun).ended == "done"
-    trained.export_published(trained.load(Path(begun.folder)), tmp_path / "out")
+    trained_weights.export_published(trained_weights.load(Path(begun.folder)), tmp_path / "out")
     assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
     transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out")
 

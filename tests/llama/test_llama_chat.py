@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers
 
-from examples.llama import binning, chat_template, conversations, tokenizer
-from examples.llama.corpus import Part
-from examples.llama.data_config import DataConfig
-from examples.llama.documents import DataError
+from examples.llama.data import binning, chat_template, conversations, tokenizer
+from examples.llama.data.corpus import Part
+from examples.llama.data.data_config import DataConfig
+from examples.llama.data.documents import DataError
+from examples.llama.data.prepare import prepare
+from examples.llama.data.reader import Reader
 from examples.llama.model import IGNORE
-from examples.llama.prepare import prepare
-from examples.llama.reader import Reader
 
 PLAIN = """{%- for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}

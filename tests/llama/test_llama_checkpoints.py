@@ -12,7 +12,7 @@ import torch
 
 import xfunc as xf
 from examples.llama import model, train
-from examples.llama.checkpoints import Checkpoints
+from examples.llama.checkpoint.checkpoints import Checkpoints
 from tests.support.fresh import Server
 from xfunc.errors import CheckpointWriteError, DamagedCheckpointError
 
@@ -180,9 +180,9 @@ import dataclasses, sys
 import torch
 import xfunc as xf
 from examples.llama import model, train
-from examples.llama.checkpoints import Checkpoints
-from examples.llama.plan import Plan
-from examples.llama.sharding import Sharding
+from examples.llama.checkpoint.checkpoints import Checkpoints
+from examples.llama.model.plan import Plan
+from examples.llama.parallel.sharding import Sharding
 
 plan = Plan(sharding=Sharding.of({"fsdp": 4, "tensor": 2}))
 recipe = train.Recipe(model.TINY["tiny"], steps=100, plan=plan)

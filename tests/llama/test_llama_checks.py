@@ -12,11 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import xfunc as xf
-from examples.llama import adapters, config, corpus, documents, fit, lora, metrics, model, train
-from examples.llama.checkpoints import Checkpoints
+from examples.llama import config, model, train
+from examples.llama.checkpoint.checkpoints import Checkpoints
 from examples.llama.config import Run
-from examples.llama.documents import DataError
+from examples.llama.data import corpus, documents
+from examples.llama.data.documents import DataError
 from examples.llama.options import SettingError
+from examples.llama.train import fit, metrics
+from examples.llama.tune import adapters, lora
 from tests.llama import tuned
 
 Command = Callable[..., tuple[int, str]]

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from examples.llama import __main__ as program
-from examples.llama import fit, trained
+from examples.llama.checkpoint import trained_weights
 from examples.llama.config import Run
+from examples.llama.train import fit
 from tests.llama.runs import lines, losses
 
 
@@ -96,8 +97,8 @@ def test_commands_signal_before_first_step(
 
     run = str(tmp_path / "a")
     capsys.readouterr()
-    monkeypatch.setattr(trained, "load", arrives)
-    monkeypatch.setattr(trained, "import_published", arrives)
+    monkeypatch.setattr(trained_weights, "load", arrives)
+    monkeypatch.setattr(trained_weights, "import_published", arrives)
     for command in (
         ["eval", run],
         ["generate", run, "--prompt", "a"],

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import generate, model, tokenizer
-from examples.llama.complete import complete, prompts_of
-from examples.llama.finite import NotFiniteError
-from examples.llama.plan import Plan
-from examples.llama.sampling import Sampling, Settings
+from examples.llama import model
+from examples.llama.data import tokenizer
+from examples.llama.model import generate
+from examples.llama.model.complete import complete, prompts_of
+from examples.llama.model.plan import Plan
+from examples.llama.model.sampling import Sampling, Settings
+from examples.llama.train.finite import NotFiniteError
 
 CONFIG = model.TINY["tiny"]
 PLAN = Plan(block=8)

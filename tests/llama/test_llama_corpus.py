@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tokenizers
 
-from examples.llama import corpus, disk_cache, documents, tokenizer
-from examples.llama.reader import DataConfig, Reader
+from examples.llama.data import corpus, disk_cache, documents, tokenizer
+from examples.llama.data.reader import DataConfig, Reader
 
 
 def documents_of(part: corpus.Part) -> list[list[int]]:

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import config, cudnn, model, train
-from examples.llama.attention import Scores
+from examples.llama import config, model, train
+from examples.llama.model import cudnn
+from examples.llama.model.attention import Scores
+from examples.llama.model.plan import Plan
 from examples.llama.options import SettingError
-from examples.llama.plan import Plan
-from examples.llama.recipe import Recipe
-from examples.llama.sharding import Sharding
+from examples.llama.parallel.sharding import Sharding
+from examples.llama.train.train_config import Recipe
 
 BATCH, HEADS, KV_HEADS, SEQ, DIM = 2, 4, 2, 128, 64
 TARGETS = ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from examples.llama import documents
-from examples.llama.documents import DataError
+from examples.llama.data import documents
+from examples.llama.data.documents import DataError
 from tests.llama.texts import lines
 
 

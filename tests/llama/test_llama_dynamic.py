@@ -13,12 +13,13 @@ import torch
 from rich.console import Console
 
 import xfunc as xf
-from examples.llama import config, fit, train
-from examples.llama.by_length import ByLength
-from examples.llama.corpus import Part
-from examples.llama.documents import DataError
+from examples.llama import config, train
+from examples.llama.data.corpus import Part
+from examples.llama.data.documents import DataError
+from examples.llama.data.length_batches import ByLength
+from examples.llama.data.reader import DataChangedError, DataConfig, Reader
 from examples.llama.model import IGNORE
-from examples.llama.reader import DataChangedError, DataConfig, Reader
+from examples.llama.train import fit
 
 SIZES = [1, 2, 3, 40, 17, 5, 9, 90, 33, 4, 12, 64, 2, 7]
 

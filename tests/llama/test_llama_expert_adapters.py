@@ -13,12 +13,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import xfunc as xf
-from examples.llama import adapters, config, hf, lora, model, tokenizer, train, trained
-from examples.llama.hf_config import FormatError
-from examples.llama.lora import Tune
-from examples.llama.plan import Plan
-from examples.llama.recipe import Recipe
-from examples.llama.sizes import Experts
+from examples.llama import config, model, train
+from examples.llama.checkpoint import trained_weights
+from examples.llama.data import tokenizer
+from examples.llama.hub import hf
+from examples.llama.hub.hf_config import FormatError
+from examples.llama.model.plan import Plan
+from examples.llama.model.sizes import Experts
+from examples.llama.train.train_config import Recipe
+from examples.llama.tune import adapters, lora
+from examples.llama.tune.lora import Tune
 from tests.llama.beside_peft import assert_equal, train_beside
 from tests.llama.test_llama_families import CASES, reference_of
 from tests.llama.test_llama_families import SIZES as PLAIN
@@ -115,7 +119,7 @@ def test_expert_adapters_training_matches_peft(
     pairs = "train.steps=60 train.warmup=1 train.schedule=constant train.peak_lr=3e-3".split()
     more = ["train.clip=1e9", "train.weight_decay=0", "train.plan.attention=dense"]
     more += ["train.router_balance=0", "train.plan.block=8"]
-    found = trained.load_published(hub, None, [*pairs, *more], config.TUNING, folder)
+    found = trained_weights.load_published(hub, None, [*pairs, *more], config.TUNING, folder)
     recipe, before = found.recipe, xf.device_get(found.base)
     assert recipe.tune == expected
     state = train.start(recipe, found.params)
@@ -129,8 +133,8 @@ def test_expert_adapters_training_matches_peft(
     assert_equal(found.base, before)
 
     after = found._replace(params=state.params)
-    trained.export_adapters(after, tmp_path / "ours")
-    trained.export_published(after, tmp_path / "merged")
+    trained_weights.export_adapters(after, tmp_path / "ours")
+    trained_weights.export_published(after, tmp_path / "merged")
     check = tokens(99)
     ours = xf.jit(lambda params: model.forward(params, check, recipe.model))(after.computing())
     with torch.no_grad():

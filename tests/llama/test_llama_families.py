@@ -13,11 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import xfunc as xf
-from examples.llama import adapter_tensors, families, generate, hf, model
 from examples.llama import config as settings_of_runs
+from examples.llama import families, model
 from examples.llama.families import FAMILIES
-from examples.llama.plan import Plan
-from examples.llama.sizes import Experts
+from examples.llama.hub import hf
+from examples.llama.model import generate
+from examples.llama.model.plan import Plan
+from examples.llama.model.sizes import Experts
+from examples.llama.tune import adapter_tensors
 from tests.llama.hugging_face import by_hub_name
 
 SEQ = 28

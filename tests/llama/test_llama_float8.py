@@ -9,12 +9,14 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import fit, float8, model, train
+from examples.llama import model, train
 from examples.llama.config import Run
-from examples.llama.lora import Tune
+from examples.llama.model import float8
+from examples.llama.model.plan import Plan
 from examples.llama.options import SettingError
-from examples.llama.plan import Plan
-from examples.llama.sharding import Sharding
+from examples.llama.parallel.sharding import Sharding
+from examples.llama.train import fit
+from examples.llama.tune.lora import Tune
 
 Tensor = torch.Tensor
 E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import collectives, flops, model, plan, planner
-from examples.llama.collectives import Traffic
+from examples.llama import model
+from examples.llama.model import flops, plan
+from examples.llama.tools import collectives, planner
+from examples.llama.tools.collectives import Traffic
 
 # Formulas
 

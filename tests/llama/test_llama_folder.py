@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from examples.llama import __main__ as program
-from examples.llama import config, fit, hosts
-from examples.llama.checkpoints import Checkpoints
+from examples.llama import config
+from examples.llama.checkpoint.checkpoints import Checkpoints
+from examples.llama.checkpoint.run_lock import FolderInUseError, owned
 from examples.llama.config import Run
 from examples.llama.options import SettingError
-from examples.llama.owner import FolderInUseError, owned
+from examples.llama.parallel import hosts
+from examples.llama.train import fit
 from xfunc.errors import DamagedCheckpointError
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +59,7 @@ def test_fit_in_folder_in_use_is_refused(
 def test_fit_after_killed_owner(run_of: Callable[..., Run]) -> None:
     run = run_of("a")
     code = (
-        "import sys, time, pathlib; from examples.llama.owner import owned\n"
+        "import sys, time, pathlib; from examples.llama.checkpoint.run_lock import owned\n"
         "with owned(pathlib.Path(sys.argv[1])): print('mine', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import generate, model
-from examples.llama.plan import Plan
+from examples.llama import model
+from examples.llama.model import generate
+from examples.llama.model.plan import Plan
 
 KEY = [0, 7]
 each_config = pytest.mark.parametrize("config", list(model.TINY.values()), ids=list(model.TINY))

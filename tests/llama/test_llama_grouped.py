@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import grouped
+from examples.llama.model import grouped
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 
 import xfunc as xf
-from examples.llama import generate, hf, model
+from examples.llama import model
+from examples.llama.hub import hf
+from examples.llama.model import generate
 from tests.llama.hugging_face import (
     CONFIGS,
     SEQ,

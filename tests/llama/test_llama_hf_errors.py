@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from examples.llama import hf, model
+from examples.llama import model
+from examples.llama.hub import hf
 from tests.llama.hugging_face import assert_equal, random_params
 
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import documents, hf, model, tokenizer
+from examples.llama import model
+from examples.llama.data import documents, tokenizer
+from examples.llama.hub import hf
 from tests.llama.hugging_face import CONFIGS, assert_equal, by_hub_name, random_params, theirs
 
 # Files

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 import xfunc as xf
-from examples.llama import hosts
 from examples.llama.config import Run
-from examples.llama.data_config import DataConfig
+from examples.llama.data.data_config import DataConfig
+from examples.llama.data.reader import Reader
 from examples.llama.options import SettingError
-from examples.llama.reader import Reader
+from examples.llama.parallel import hosts
 from tests.llama import tuned
 from tests.llama.several_processes import TORCHRUN, curve, ends, settings, started, until
 

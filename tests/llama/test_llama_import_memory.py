@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import hf, model
+from examples.llama import model
+from examples.llama.hub import hf
 
 ROOT = Path(__file__).parents[2]
 CONFIG = model.Config(1024, 512, 1536, layers=12, heads=8, kv_heads=2)
@@ -22,7 +23,7 @@ from pathlib import Path
 import torch
 import xfunc as xf
 from examples.llama import hf, model
-from examples.llama.sharding import Sharding
+from examples.llama.parallel.sharding import Sharding
 
 def status(key):
     return int(re.search(key + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) << 10

@@ -12,7 +12,7 @@ import torch
 import xfunc as xf
 from benchmarks import jax_pods, pods
 from examples.llama import model, train
-from examples.llama.plan import Plan
+from examples.llama.model.plan import Plan
 
 jax.config.update("jax_platforms", "cpu")  # Not libtpu, which may be installed.
 SIZES = {"vocab": 96, "hidden": 32, "intermediate": 48, "layers": 3, "heads": 4, "kv_heads": 2}

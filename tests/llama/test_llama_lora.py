@@ -15,15 +15,20 @@ from bitsandbytes import functional
 from safetensors.torch import load_file, save_file
 
 import xfunc as xf
-from examples.llama import adapters, base, config, fit, flops, hf, lora, model, train, trained
-from examples.llama.checkpoints import Checkpoints
+from examples.llama import config, model, train
+from examples.llama.checkpoint import trained_weights
+from examples.llama.checkpoint.checkpoints import Checkpoints
 from examples.llama.config import Run
-from examples.llama.hf_config import FormatError
-from examples.llama.lora import Tune
+from examples.llama.hub import hf
+from examples.llama.hub.hf_config import FormatError
+from examples.llama.model import flops
+from examples.llama.model.plan import Plan
 from examples.llama.options import SettingError
-from examples.llama.plan import Plan
-from examples.llama.recipe import Recipe
-from examples.llama.sharding import Sharding
+from examples.llama.parallel.sharding import Sharding
+from examples.llama.train import fit
+from examples.llama.train.train_config import Recipe
+from examples.llama.tune import adapters, base_weights, lora
+from examples.llama.tune.lora import Tune
 from tests.llama.beside_peft import assert_equal, train_beside
 from xfunc import P
 
@@ -101,7 +106,9 @@ def test_lora_training_matches_peft(hub: Path, tmp_path: Path, form: str) -> Non
     pairs = "train.steps=60 train.warmup=1 train.schedule=constant train.peak_lr=1e-2".split()
     more = ["train.clip=1e9", "train.weight_decay=0", "train.plan.attention=dense"]
     more += [f"train.tune.base={form}"]
-    found = trained.load_published(hub, None, [*pairs, *more], config.TUNING, tmp_path / "theirs")
+    found = trained_weights.load_published(
+        hub, None, [*pairs, *more], config.TUNING, tmp_path / "theirs"
+    )
     recipe, before = found.recipe, xf.device_get(found.base)
     names = ("layers.wq", "layers.wv", "layers.w_down", "head")
     kept = "nf4" if form == "nf4" else None
@@ -114,7 +121,7 @@ def test_lora_training_matches_peft(hub: Path, tmp_path: Path, form: str) -> Non
     state, _ = train_beside(theirs, state, found.base, recipe, rows, lr=1e-2)
     assert_equal(found.base, before)
     after = found._replace(params=state.params)
-    trained.export_adapters(after, tmp_path / "ours")
+    trained_weights.export_adapters(after, tmp_path / "ours")
     check = tokens(99)
     with torch.no_grad():
         expected = rounded(in_peft(hub, tmp_path / "ours"))(check).logits
@@ -279,15 +286,15 @@ def test_tuned_run_refers_to_its_base(
     hub, again = tmp_path / "hub", tmp_path / "again"
     first = run_of("first", "train.steps=3")
     fit.fit(first)
-    trained.export_published(trained.load(Path(first.folder)), hub)
+    trained_weights.export_published(trained_weights.load(Path(first.folder)), hub)
     pairs = [p for p in settings("tuned") if not p.startswith(("train.model", "data.vocab"))]
     tune = ["train.tune.lora=[layers.w*]", "train.tune.full=[norm]", "train.tune.rank=2"]
-    run = trained.import_published(hub, pairs=[*pairs, *tune, "train.steps=4"])
+    run = trained_weights.import_published(hub, pairs=[*pairs, *tune, "train.steps=4"])
     assert run.base == str(hub)
     assert fit.fit(run).ended == "done"
     kept = Checkpoints(Path(run.folder, "checkpoints")).folder / "4"
     _, _, extra = Checkpoints(kept.parent).restore(train.abstract_state(run.recipe(1)))
-    assert extra["base"] == {"folder": str(hub), "sha256": base.fingerprint(hub)}
+    assert extra["base"] == {"folder": str(hub), "sha256": base_weights.fingerprint(hub)}
     assert sum(f.stat().st_size for f in kept.iterdir()) < 200_000  # The base alone is 190 kB.
 
     longer = config.read(Path(run.folder, "config.yaml"), ["train.steps=5"])
@@ -295,8 +302,10 @@ def test_tuned_run_refers_to_its_base(
     weights = load_file(hub / hf.SINGLE)
     weights["model.norm.weight"][0] += 1e-3
     save_file(weights, hub / hf.SINGLE, metadata={"format": "pt"})
-    for use in (lambda: fit.fit(longer), lambda: trained.load(Path(run.folder))):
-        with pytest.raises(base.BaseChangedError, match="hub, are not the run's original ones"):
+    for use in (lambda: fit.fit(longer), lambda: trained_weights.load(Path(run.folder))):
+        with pytest.raises(
+            base_weights.BaseChangedError, match="hub, are not the run's original ones"
+        ):
             use()
     shutil.rmtree(hub)
     save_file({"x": torch.zeros(1)}, again / "adapter_model.safetensors")  # Not of the base.

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 import transformers
 
 import xfunc as xf
-from examples.llama import hf, model, train
-from examples.llama.plan import Plan
+from examples.llama import model, train
+from examples.llama.hub import hf
+from examples.llama.model.plan import Plan
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -8,7 +8,8 @@ import torch
 from transformers import get_wsd_schedule
 
 import xfunc as xf
-from examples.llama import model, optimizer, schedule_free, train
+from examples.llama import model, train
+from examples.llama.train import optimizer, schedule_free
 
 SHAPES: dict[str, Any] = {"matrix": (6, 5), "vector": (5,), "wide": [(3, 8)]}
 

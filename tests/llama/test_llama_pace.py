@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from examples.llama import config, fit, pace
+from examples.llama import config
 from examples.llama.config import Run
-from examples.llama.metrics import Log
 from examples.llama.options import SettingError
-from examples.llama.pace import Pace, Watchdog
+from examples.llama.train import fit, pace
+from examples.llama.train.metrics import Log
+from examples.llama.train.pace import Pace, Watchdog
 
 
 class Clock:

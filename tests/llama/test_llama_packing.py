@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import model, packing
-from examples.llama.plan import Plan
+from examples.llama import model
+from examples.llama.data import packing
+from examples.llama.model.plan import Plan
 
 
 def flat(sizes: Iterable[int]) -> tuple[np.ndarray, np.ndarray]:

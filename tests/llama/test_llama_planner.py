@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from examples.llama import model, planner
-from examples.llama.planner import Mesh, Trial
+from examples.llama import model
+from examples.llama.tools import planner
+from examples.llama.tools.planner import Mesh, Trial
 
 LIMIT = 1000
 

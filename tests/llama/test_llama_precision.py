@@ -13,13 +13,15 @@ from safetensors.torch import load_file
 
 import xfunc as xf
 from examples.llama import __main__ as program
-from examples.llama import config, fit, model, precision, train
-from examples.llama.checkpoints import Checkpoints
+from examples.llama import config, model, train
+from examples.llama.checkpoint.checkpoints import Checkpoints
 from examples.llama.config import Run
+from examples.llama.model import precision
+from examples.llama.model.plan import Plan
+from examples.llama.model.precision import PRECISIONS
 from examples.llama.options import SettingError
-from examples.llama.plan import Plan
-from examples.llama.precision import PRECISIONS
-from examples.llama.sharding import Sharding
+from examples.llama.parallel.sharding import Sharding
+from examples.llama.train import fit
 
 NUMBERS = [1.0, -1.0, 1.001, -0.3, 3.14159, 1e-3, -7.7e-20, 2.0**-126, 1.5e38, 255.5, 0.0]
 DRAWS = 20000

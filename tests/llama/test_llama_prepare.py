@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
-from examples.llama import config, documents, tokenizer
-from examples.llama.data_config import DataConfig
-from examples.llama.documents import DataError
-from examples.llama.reader import Reader
+from examples.llama import config
+from examples.llama.data import documents, tokenizer
+from examples.llama.data.data_config import DataConfig
+from examples.llama.data.documents import DataError
+from examples.llama.data.reader import Reader
 from tests.llama.texts import documents_of, write_lines
 
 

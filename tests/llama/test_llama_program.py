@@ -15,11 +15,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import xfunc as xf
 from examples.llama import __main__ as program
-from examples.llama import config, fit, flops, hosts, metrics, train
-from examples.llama.checkpoints import Checkpoints
+from examples.llama import config, train
+from examples.llama.checkpoint.checkpoints import Checkpoints
 from examples.llama.config import Run
-from examples.llama.interrupts import Interrupts
-from examples.llama.reader import DataChangedError
+from examples.llama.data.reader import DataChangedError
+from examples.llama.model import flops
+from examples.llama.parallel import hosts
+from examples.llama.train import fit, metrics, steps
+from examples.llama.train.interrupts import Interrupts
 from tests.llama import interrupted
 from tests.llama.interrupted import Killed, at_step
 from tests.llama.runs import STEPS, assert_equal, curve, lines, losses, saved
@@ -67,7 +70,7 @@ def test_fit_reads_metrics_one_step_late(
         events.append(("read", number))
         return tell(self, number, *args)
 
-    monkeypatch.setattr(train, "train_step", launch)
+    monkeypatch.setattr(steps, "train_step", launch)
     monkeypatch.setattr(metrics.Log, "step", read)
     fit.fit(run_of("a", "train.steps=4", "save_every=100", "eval_every=100"))
     late = [("launch", 1)]

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import hf, model
+from examples.llama import model
+from examples.llama.hub import hf
 
 # Published models: numbers of the config.json files on the hub
 

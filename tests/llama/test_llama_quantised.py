@@ -11,12 +11,17 @@ import torch.nn.functional as F
 from bitsandbytes import functional
 
 import xfunc as xf
-from examples.llama import base, config, fit, hf, linear, lora, model, quantised, train, trained
+from examples.llama import config, model, train
+from examples.llama.checkpoint import trained_weights
+from examples.llama.hub import hf
+from examples.llama.model import linear, quantised
+from examples.llama.model.plan import Plan
+from examples.llama.model.sizes import Experts
 from examples.llama.options import SettingError
-from examples.llama.plan import Plan
-from examples.llama.recipe import Recipe
-from examples.llama.sharding import Sharding
-from examples.llama.sizes import Experts
+from examples.llama.parallel.sharding import Sharding
+from examples.llama.train import fit
+from examples.llama.train.train_config import Recipe
+from examples.llama.tune import base_weights, lora
 from tests.llama import tuned
 from tests.llama.tuned import SIZES
 from xfunc import P
@@ -114,7 +119,7 @@ def test_fit_on_quantised_base_matches_rounded_base(
 ) -> None:
     """Each loss, with a base in float32 whose frozen matrices were rounded by a library."""
     run = tuned.begin(made, tmp_path / form, kind, f"train.tune.base={form}")
-    found = trained.load(Path(run.folder))
+    found = trained_weights.load(Path(run.folder))
     assert found.base is not None
     named = lora.named(found.base)
     roles = lora.named(lora.roles(SIZES, run.train.tune))
@@ -150,7 +155,8 @@ def test_fit_on_quantised_base_matches_rounded_base(
     assert ours == pytest.approx(theirs, abs=1e-4)
     assert ours[-1] < ours[0]
     exported, expected = (
-        lora.named(xf.device_get(trained.load(Path(each.folder)).whole())) for each in (run, plain)
+        lora.named(xf.device_get(trained_weights.load(Path(each.folder)).whole()))
+        for each in (run, plain)
     )
     for name, weight in exported.items():
         torch.testing.assert_close(weight, expected[name], rtol=1e-3, atol=2e-4)
@@ -178,7 +184,7 @@ def test_fit_with_quantised_experts_matches_rounded_experts(
         (folder / "chat.jsonl").write_bytes((made / "chat.jsonl").read_bytes())
         more = f"train.tune.base={which}", f"train.tune.lora={adapted}", "train.router_balance=0.1"
         run = tuned.begin(folder, folder / "run", "answers", *more)
-        base = trained.load(Path(run.folder)).base
+        base = trained_weights.load(Path(run.folder)).base
         assert base is not None
         codes = {name for name, leaf in lora.named(base).items() if quantised.is_quantised(leaf)}
         assert codes == (matrices if which == form else set())
@@ -204,7 +210,7 @@ def test_abstract_base_matches_loaded_base(made: Path, tmp_path: Path, form: str
     """Its shapes, for compiling without it."""
     run = tuned.begin(made, tmp_path / "run", "adapters", f"train.tune.base={form}")
     recipe: Any = run.recipe(1)
-    described, real = train.abstract_base(recipe), base.load(run, recipe)
+    described, real = train.abstract_base(recipe), base_weights.load(run, recipe)
 
     def check(expected: xf.ShapeDtypeStruct, leaf: torch.Tensor) -> None:
         assert (tuple(leaf.shape), leaf.dtype) == (tuple(expected.shape), expected.dtype)

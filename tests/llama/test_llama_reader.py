@@ -13,9 +13,10 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import documents, model, reader, tokenizer
-from examples.llama.documents import DataError
-from examples.llama.reader import DataChangedError, DataConfig, Reader
+from examples.llama import model
+from examples.llama.data import documents, reader, tokenizer
+from examples.llama.data.documents import DataError
+from examples.llama.data.reader import DataChangedError, DataConfig, Reader
 from tests.llama.texts import lines
 
 

@@ -10,15 +10,16 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import fit, train
-from examples.llama.checkpoints import Checkpoints
+from examples.llama import train
+from examples.llama.checkpoint.checkpoints import Checkpoints
+from examples.llama.checkpoint.stored_state import restore
 from examples.llama.config import Run
-from examples.llama.data_config import DataConfig
-from examples.llama.finite import NotFiniteError
+from examples.llama.data.data_config import DataConfig
+from examples.llama.data.position import Position
+from examples.llama.data.reader import DataChangedError, Reader
 from examples.llama.options import SettingError
-from examples.llama.position import Position
-from examples.llama.reader import DataChangedError, Reader
-from examples.llama.restored import restore
+from examples.llama.train import fit
+from examples.llama.train.finite import NotFiniteError
 
 Command = Callable[..., tuple[int, str]]
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import sampling
-from examples.llama.sampling import Sampling, Settings
+from examples.llama.model import sampling
+from examples.llama.model.sampling import Sampling, Settings
 
 LIMITS = [
     Settings(1.0),

@@ -8,10 +8,12 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import fit, model, schedule_free, train, trained
+from examples.llama import model, train
+from examples.llama.checkpoint import trained_weights
 from examples.llama.config import Run
+from examples.llama.model.plan import Plan
 from examples.llama.options import SettingError
-from examples.llama.plan import Plan
+from examples.llama.train import fit, schedule_free
 from tests.llama import tuned
 from tests.llama.test_llama_optimizer import random_tree
 
@@ -156,7 +158,7 @@ def test_schedule_free_resumed_run_loads_the_average(made: Path, tmp_path: Path)
     assert tuned.curve(run.folder) == tuned.curve(whole.folder)
     state = tuned.saved(run)
     assert not xf.tree.all(xf.tree.map(torch.equal, state.params, state.opt.fast))
-    found = trained.load(Path(run.folder))
+    found = trained_weights.load(Path(run.folder))
     same = xf.tree.map(lambda a, b: torch.equal(a.cpu(), b), found.params, state.params)
     assert xf.tree.all(same)
 

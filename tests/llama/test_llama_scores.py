@@ -12,11 +12,14 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import harness, model, scores, tokenizer
-from examples.llama.documents import DataError
+from examples.llama import model
+from examples.llama.data import tokenizer
+from examples.llama.data.documents import DataError
+from examples.llama.model import scores
+from examples.llama.model.plan import Plan
+from examples.llama.model.scores import Row, Scorer
 from examples.llama.options import SettingError
-from examples.llama.plan import Plan
-from examples.llama.scores import Row, Scorer
+from examples.llama.tools import harness
 
 CONFIG = model.Config.tiny(300)
 WORDS = "the cat and the dog say yes and bye 日本"

@@ -8,7 +8,7 @@ import pytest
 from examples.llama import config, options
 from examples.llama.config import Run
 from examples.llama.options import SettingError
-from examples.llama.sharding import AXES
+from examples.llama.parallel.sharding import AXES
 
 
 def test_config_write_read_round_trip(tmp_path: Path) -> None:

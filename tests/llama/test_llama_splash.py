@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import splash
-from examples.llama.attention import Scores, dense
-from examples.llama.sharding import Sharding
+from examples.llama.model import splash
+from examples.llama.model.attention import Scores, dense
+from examples.llama.parallel.sharding import Sharding
 from xfunc.errors import CompileError, UnsupportedOpError
 
 BATCH, HEADS, KV_HEADS, SEQ, DIM = 2, 4, 2, 256, 32

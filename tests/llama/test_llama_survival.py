@@ -14,11 +14,15 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import xfunc as xf
-from examples.llama import config, fit, hf, tokenizer, trained
-from examples.llama.checkpoints import Checkpoints
+from examples.llama import config
+from examples.llama.checkpoint import trained_weights
+from examples.llama.checkpoint.checkpoints import Checkpoints
 from examples.llama.config import Run
+from examples.llama.data import tokenizer
 from examples.llama.files import NotWrittenError, write_text, written
+from examples.llama.hub import hf
 from examples.llama.options import SettingError
+from examples.llama.train import fit
 from tests.llama import tuned
 from tests.llama.interrupted import killed_at_step
 from tests.llama.tuned import KINDS, TUNED, curve, saved
@@ -195,12 +199,12 @@ def test_fit_and_load_with_damaged_base_raise(
     shutil.copyfile(made / f"{KINDS[kind][0]}.jsonl", tmp_path / f"{KINDS[kind][0]}.jsonl")
     run = tuned.begin(tmp_path, tmp_path / "run", kind)
     damage(tmp_path / "hub" / name)
-    for use in (lambda: fit.fit(run), lambda: trained.load(Path(run.folder))):
+    for use in (lambda: fit.fit(run), lambda: trained_weights.load(Path(run.folder))):
         with pytest.raises((SettingError, hf.FormatError), match=message):
             use()
     shutil.rmtree(tmp_path / "hub")
     shutil.copytree(made / "hub", tmp_path / "hub")
-    assert trained.load(Path(run.folder)).name.startswith("step 0 of")
+    assert trained_weights.load(Path(run.folder)).name.startswith("step 0 of")
 
 
 # -- a full disk ------------------------------------------------------------------------------
@@ -260,13 +264,13 @@ def test_import_published_to_a_full_disk_raises(made: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("size", "name", "use"),
     [
-        (2**14, "whole", lambda run, out: trained.export_published(run, out / "whole")),
+        (2**14, "whole", lambda run, out: trained_weights.export_published(run, out / "whole")),
         (
             10,
             r"whole\.partial/tokenizer\.json",
-            lambda run, out: trained.export_published(run, out / "whole"),
+            lambda run, out: trained_weights.export_published(run, out / "whole"),
         ),
-        (2**12, "alone", lambda run, out: trained.export_adapters(run, out / "alone")),
+        (2**12, "alone", lambda run, out: trained_weights.export_adapters(run, out / "alone")),
         (2**11, "tokenizer.json", lambda run, out: tokenizer.load(run.tokenizer).save(out)),
         (10, "owner.json", lambda run, out: fit.fit(run.run)),
         (200, "data/[0-9a-f]+", lambda run, out: fit.fit(run.run)),
@@ -276,7 +280,7 @@ def test_commands_on_a_full_disk_raise_and_leave_nothing(
     made: Path, tmp_path: Path, size: int, name: str, use: Callable[[Any, Path], object]
 ) -> None:
     """Each says which file, leaves nothing, and works once there is room."""
-    run = trained.load(Path(tuned.begin(made, tmp_path / "run", "adapters").folder))
+    run = trained_weights.load(Path(tuned.begin(made, tmp_path / "run", "adapters").folder))
 
     def files() -> set[str]:
         return {str(path) for path in tmp_path.rglob("*") if path.suffix != ".lock"}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import tokenizers
 
-from examples.llama import tokenizer
-from examples.llama.documents import DataError
+from examples.llama.data import tokenizer
+from examples.llama.data.documents import DataError
 from tests.llama.texts import SENTENCES
 
 

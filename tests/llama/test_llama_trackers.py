@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from examples.llama import curves, fit, trackers
 from examples.llama.config import Run
 from examples.llama.options import SettingError
+from examples.llama.tools import curves
+from examples.llama.train import fit, trackers
 
 VALUES = {"loss": 2.5, "lr": 0.1}
 

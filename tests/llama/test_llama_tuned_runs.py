@@ -12,11 +12,15 @@ import torch.nn.functional as F
 import transformers
 
 import xfunc as xf
-from examples.llama import config, fit, hf, lora, model, preference, train, trained
+from examples.llama import config, model, train
+from examples.llama.checkpoint import trained_weights
 from examples.llama.config import Run
+from examples.llama.data.reader import DataChangedError, Reader
+from examples.llama.hub import hf
 from examples.llama.model import IGNORE, Batch
-from examples.llama.plan import Plan
-from examples.llama.reader import DataChangedError, Reader
+from examples.llama.model.plan import Plan
+from examples.llama.train import fit
+from examples.llama.tune import lora, preference
 from tests.llama import tuned
 from tests.llama.tuned import SIZES, TEMPLATE
 
@@ -37,8 +41,8 @@ def test_export_published_changes_trained_weights_only(
     """Merged, the adapters change their weights alone; transformers finds the same answer."""
     run = begun("a", "adapters")
     fit.fit(run)
-    found = trained.load(Path(run.folder))
-    trained.export_published(found, tmp_path / "out")
+    found = trained_weights.load(Path(run.folder))
+    trained_weights.export_published(found, tmp_path / "out")
     _, before = hf.load(made / "hub")
     _, after = hf.load(tmp_path / "out")
     roles = lora.named(lora.roles(SIZES, run.train.tune))
@@ -132,7 +136,7 @@ def test_preference_loss_matches_torch(kind: str, tmp_path: Path) -> None:
 
 def test_preference_gradient_of_microbatches_adds_up(made: Path, begun: Callable[..., Run]) -> None:
     run = begun("a", "pairs")
-    found = trained.load(Path(run.folder))
+    found = trained_weights.load(Path(run.folder))
     recipe = found.recipe
     batch = Reader(run.data, run.folder, 290).batch(0)
     plan = dataclasses.replace(recipe.plan, sharding=None)

@@ -13,20 +13,14 @@ import numpy as np
 import pytest
 
 import xfunc as xf
-from examples.llama import (
-    adapters,
-    config,
-    files,
-    fit,
-    hf,
-    hosts,
-    model,
-    tokenizer,
-    trackers,
-    train,
-    trained,
-)
+from examples.llama import config, files, model
+from examples.llama.checkpoint import trained_weights
 from examples.llama.config import Run
+from examples.llama.data import tokenizer
+from examples.llama.hub import hf
+from examples.llama.parallel import hosts
+from examples.llama.train import fit, steps, trackers
+from examples.llama.tune import adapters
 from tests.llama import tuned
 from tests.llama.several_processes import ends, started
 from tests.llama.unlike_processes import MODULE
@@ -51,8 +45,8 @@ def places(made: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
         (place / "t.txt").write_text(f"{word} and ")
         (place / "same.txt").write_text("yes and ")
         pairs = tuned.settings(made, place / "run", "adapters")
-        trained.import_published(place / "theirs", pairs=[*pairs, f"seed={seed}"])
-        trained.export_adapters(trained.load(place / "run"), place / "adapter")
+        trained_weights.import_published(place / "theirs", pairs=[*pairs, f"seed={seed}"])
+        trained_weights.export_adapters(trained_weights.load(place / "run"), place / "adapter")
     shutil.copy(a / "adapter" / adapters.CONFIG, b / "adapter")  # It names the base.
     shutil.copy(a / "run" / "config.yaml", b / "run")
     return both
@@ -161,7 +155,7 @@ def test_fit_processes_wait_for_the_first_ones_trackers(
 
     monkeypatch.setattr(trackers, "begin", lambda *args: order.append("begin") or [])
     monkeypatch.setattr(hosts, "agree", agree)
-    monkeypatch.setattr(train, "train_step", step)
+    monkeypatch.setattr(steps, "train_step", step)
     with pytest.raises(InterruptedError, match="the first step"):
         fit.fit(run_of("run"))
     assert order[order.index("begin") :] == ["begin", "agree"]

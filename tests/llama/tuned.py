@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import xfunc as xf
-from examples.llama import config, hf, model, tokenizer, trained
-from examples.llama.checkpoints import Checkpoints
+from examples.llama import config, model
+from examples.llama.checkpoint import trained_weights
+from examples.llama.checkpoint.checkpoints import Checkpoints
+from examples.llama.checkpoint.stored_state import restore
 from examples.llama.config import Run
-from examples.llama.restored import restore
+from examples.llama.data import tokenizer
+from examples.llama.hub import hf
 
 SIZES = model.Config(290, 64, 64, layers=1, heads=2, kv_heads=1)
 TEMPLATE = (
@@ -67,7 +70,7 @@ def begin(made: Path, folder: Path, kind: str, *more: str) -> Run:
     pairs = [*settings(made, folder, kind), *more]
     if kind == "text":
         return config.read(pairs=[*pairs, f"data.tokenizer={made}"])
-    return trained.import_published(made / "hub", pairs=pairs)
+    return trained_weights.import_published(made / "hub", pairs=pairs)
 
 
 def curve(folder: str | Path) -> list[dict[str, Any]]:

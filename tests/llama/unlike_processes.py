@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from examples.llama import __main__ as program
-from examples.llama import hosts
+from examples.llama.parallel import hosts
 
 MODULE = "tests.llama.unlike_processes"
 

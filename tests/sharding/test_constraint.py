@@ -231,8 +231,8 @@ def test_sharding_constraint_in_manual_region_raises(axes: set[str]) -> None:
 def test_sharding_constraint_wrong_matmul_of_xla() -> None:
     """Axes of a batch in an order that XLA's partitioner confuses, and in one that it does not.
 
-    Where this fails, the bug is gone: the notes in docs/sharding.md and examples/llama/sharding.py
-    can go too.
+    Where this fails, the bug is gone: the notes in docs/sharding.md and
+    examples/llama/parallel/sharding.py can go too.
     """
     mesh = make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
     draw = torch.Generator().manual_seed(0)

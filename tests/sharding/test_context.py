@@ -12,9 +12,9 @@ import torch
 import xfunc as xf
 from examples.llama import config, model, train
 from examples.llama.config import Mesh, SettingError
-from examples.llama.plan import Plan
-from examples.llama.sharding import Sharding
-from examples.llama.sizes import Experts
+from examples.llama.model.plan import Plan
+from examples.llama.model.sizes import Experts
+from examples.llama.parallel.sharding import Sharding
 
 CONFIG = model.Config(64, hidden=16, intermediate=24, layers=2, heads=4, kv_heads=2)
 OTHERS: dict[str, dict[str, Any]] = {

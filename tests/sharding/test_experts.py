@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import experts, generate, lora, model, quantised, train
-from examples.llama.lora import Tune
-from examples.llama.plan import Plan
-from examples.llama.sharding import Sharding
-from examples.llama.sizes import Experts
+from examples.llama import model, train
+from examples.llama.model import experts, generate, quantised
+from examples.llama.model.plan import Plan
+from examples.llama.model.sizes import Experts
+from examples.llama.parallel.sharding import Sharding
+from examples.llama.tune import lora
+from examples.llama.tune.lora import Tune
 
 CONFIG = model.Config(
     64,

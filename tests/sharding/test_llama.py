@@ -9,12 +9,15 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import config, fit, generate, hf, model, splash, train
-from examples.llama.attention import dense
-from examples.llama.footprint import Case
-from examples.llama.plan import Plan
-from examples.llama.sharding import Sharding
-from examples.llama.sizes import Experts
+from examples.llama import config, model, train
+from examples.llama.hub import hf
+from examples.llama.model import generate, splash
+from examples.llama.model.attention import dense
+from examples.llama.model.plan import Plan
+from examples.llama.model.sizes import Experts
+from examples.llama.parallel.sharding import Sharding
+from examples.llama.tools.footprint import Case
+from examples.llama.train import fit, steps
 
 CONFIG = model.TINY["tiny"]
 FAMILIES = {  # with every trait of layers, and every form of tensors in files
@@ -171,7 +174,7 @@ def test_llama_aot_lowers_the_step_of_fit(
         raise Seen("enough")
 
     lower = train.train_step.lower
-    monkeypatch.setattr(train, "train_step", step)
+    monkeypatch.setattr(steps, "train_step", step)
     with pytest.raises(Seen, match="enough"):
         fit.fit(run)
     monkeypatch.undo()

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import generate, model
-from examples.llama.plan import Plan
-from examples.llama.sampling import Sampling, Settings
-from examples.llama.sharding import Sharding
+from examples.llama import model
+from examples.llama.model import generate
+from examples.llama.model.plan import Plan
+from examples.llama.model.sampling import Sampling, Settings
+from examples.llama.parallel.sharding import Sharding
 
 CONFIG = model.TINY["tiny"]
 

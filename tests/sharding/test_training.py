@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import base, hf, lora, model, train
-from examples.llama.plan import Plan
-from examples.llama.sharding import AXES, Sharding
+from examples.llama import model, train
+from examples.llama.hub import hf
+from examples.llama.model.plan import Plan
+from examples.llama.parallel.sharding import AXES, Sharding
+from examples.llama.tune import base_weights, lora
 
 CONFIG = model.Config.tiny(vocab=64)
 RECIPE = train.Recipe(CONFIG, steps=50, warmup=10, plan=Plan(block=16, loss_chunk=16))
@@ -124,8 +126,8 @@ def test_training_adapters_on_quantised_base(form: Any, tmp_path: Path) -> None:
         tune = lora.Tune(("layers.w*",), base=form)
         plan = Plan(block=16, loss_chunk=16, sharding=sharding)
         recipe = train.Recipe(sizes, steps=20, warmup=2, plan=plan, tune=tune)
-        _, every = base.read(tmp_path / "hub", recipe)
-        kept = base.frozen(every, recipe)
+        _, every = base_weights.read(tmp_path / "hub", recipe)
+        kept = base_weights.frozen(every, recipe)
         xf.tree.map(lambda a, x: assert_lies(x, a.sharding), train.abstract_base(recipe), kept)
         adapt = lora.adapters(sizes, tune, xf.random.key(0))
         state = train.start(recipe, lora.trained(every, sizes, tune, adapt))

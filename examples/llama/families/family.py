@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from ..hf_fields import Fields
-    from ..sizes import Config
+    from ..model.sizes import Config
+    from .fields import Fields
 
 # Names on the hub; ``{}`` is the layer number, and then the expert number.
 NAMES = {

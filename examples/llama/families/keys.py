@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..hf_fields import Fields
-from ..parts import Experts
+from .fields import Fields
+from .parts import Experts
 
 if TYPE_CHECKING:
-    from ..sizes import Config
+    from ..model.sizes import Config
 
 _KINDS = {"full_attention": False, "sliding_attention": True}
 

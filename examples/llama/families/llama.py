@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ..hf_fields import Fields
 from .family import Family
+from .fields import Fields
 from .keys import read_biases, read_windows
 
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ..hf_fields import Fields
-from ..parts import Experts
 from .family import Family
+from .fields import Fields
 from .keys import read_windows, write_experts
+from .parts import Experts
 
 MISTRAL = Family(
     "MistralForCausalLM",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..hf_rope import write_scaling
 from .family import Family, Traits
 from .keys import read_biases, read_windows, write_windows
+from .rope_keys import write_scaling
 
 if TYPE_CHECKING:
-    from ..sizes import Config
+    from ..model.sizes import Config
 
 _TRAITS = Traits(qk_norm="all", norms_before=False, norms_after=True, wide_norms=True)
 _NAMES = {

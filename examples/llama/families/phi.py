@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ..hf_fields import Fields
 from .family import Family, Fused
+from .fields import Fields
 from .keys import read_windows
 
 

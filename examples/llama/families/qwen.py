@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from ..hf_fields import Fields
-from ..parts import Experts
 from .family import Family, Traits
+from .fields import Fields
 from .keys import read_biases, read_windows, write_experts, write_windows
+from .parts import Experts
 
 _SIZES = {
     "num_experts": "count",

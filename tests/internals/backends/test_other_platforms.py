@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import allocation, aot
+from examples.llama import aot
+from examples.llama.train import allocation
 from tests.backends.test_lapack import RECTANGULAR, check
 from tests.support.fresh import ROOT
 from xfunc.backends import lapack, memory_maps, scipy_lapack

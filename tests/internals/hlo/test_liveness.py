@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama import model, plan, train
+from examples.llama import model, train
+from examples.llama.model import plan
 from tests.internals.hlo.builder import Builder
 from tests.internals.hlo.computation import ComputationBuilder, Value
 from xfunc.hlo import Module, Shape

@@ -7,7 +7,7 @@ import torch
 
 import xfunc as xf
 from examples.llama import model, train
-from examples.llama.plan import Plan
+from examples.llama.model.plan import Plan
 from xfunc.hlo.estimate.liveness import peak
 
 DENSE = Plan(attention="dense", loss_chunk=4096)

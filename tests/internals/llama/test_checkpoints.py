@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from examples.llama.checkpoints import Checkpoints
+from examples.llama.checkpoint.checkpoints import Checkpoints
 
 
 def test_checkpoints_keep_after_kills_of_complete_saves(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from examples.llama import corpus, tokenizer
+from examples.llama.data import corpus, tokenizer
 
 
 def documents_of(part: corpus.Part) -> list[list[int]]:

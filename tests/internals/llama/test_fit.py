@@ -1,4 +1,4 @@
-"""Bad steps in `examples.llama.fit`: when it gives up, and its message."""
+"""Bad steps in `examples.llama.train.fit`: when it gives up, and its message."""
 
 import functools
 import math
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import xfunc as xf
-from examples.llama import fit, train
+from examples.llama import train
 from examples.llama.config import Run
+from examples.llama.train import fit, steps
 from tests.llama import interrupted
 from tests.llama.runs import saved
 
@@ -39,7 +40,7 @@ def test_fit_reports_skipped_steps(
     def poisoned(params: Any, batch: Any, recipe: train.Recipe, *more: None) -> Any:
         return xf.tree.map(lambda x: x * math.inf, gradient(params, batch, recipe, *more))
 
-    monkeypatch.setattr(train, "gradient", poisoned)
+    monkeypatch.setattr(steps, "gradient", poisoned)
     monkeypatch.setattr(fit, "_HOPELESS", 3)
     xf.clear_caches()
     assert fit.fit(run_of("a", "save_every=100", "eval_every=100")).ended == "bad"

@@ -1,4 +1,4 @@
-"""`examples.llama.hosts` where the hosts of a pod, and other processes, are replaced."""
+"""`examples.llama.parallel.hosts` where the hosts of a pod, and other processes, are replaced."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 
 import xfunc as xf
-from examples.llama import hosts, options
+from examples.llama import options
 from examples.llama.config import Run
+from examples.llama.parallel import hosts
 from tests.backends.test_launchers import ANSWERS
 from tests.support.fresh import Server
 from tests.support.processes import free_port as port
 
 JOINED = """
-from examples.llama import hosts
+from examples.llama.parallel import hosts
 hosts._has_tpu = lambda: True
 hosts.join()
 import xfunc as xf

@@ -1,12 +1,13 @@
-"""Lines about the progress of `examples.llama.prepare`."""
+"""Lines about the progress of `examples.llama.data.prepare`."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from examples.llama import fit, prepare
 from examples.llama.config import Run
+from examples.llama.data import prepare
+from examples.llama.train import fit
 from tests.llama.texts import documents_of, write_lines
 
 

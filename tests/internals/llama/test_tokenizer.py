@@ -1,8 +1,8 @@
-"""Texts in slices, for `examples.llama.tokenizer`."""
+"""Texts in slices, for `examples.llama.data.tokenizer`."""
 
 import pytest
 
-from examples.llama import tokenizer
+from examples.llama.data import tokenizer
 
 
 def test_tokenizer_slices_end_with_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from examples.llama import train
+from examples.llama.train import steps
 
 
 def test_gradient_noise_estimate_is_unbiased() -> None:
@@ -15,7 +15,7 @@ def test_gradient_noise_estimate_is_unbiased() -> None:
     of_parts = each.mean(2)
     squares, whole = of_parts.square().sum(-1).mean(-1), of_parts.mean(1)
     count = torch.tensor(float(parts * targets))
-    found = [train._noise(q, {"w": g}, count, parts) for q, g in zip(squares, whole, strict=True)]
+    found = [steps._noise(q, {"w": g}, count, parts) for q, g in zip(squares, whole, strict=True)]
     signal, variance = (torch.stack(each).mean().item() for each in zip(*found, strict=True))
     assert signal == pytest.approx(truth.square().sum().item(), abs=0.005)
     assert variance == pytest.approx(3 * 0.25, rel=0.02)

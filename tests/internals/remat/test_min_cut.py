@@ -5,7 +5,7 @@ import torch
 
 import xfunc as xf
 from examples.llama import model
-from examples.llama.plan import Plan
+from examples.llama.model.plan import Plan
 from xfunc import checkpoint_policies as cp
 from xfunc.remat import min_cut
 

@@ -14,9 +14,9 @@ import torch
 
 import xfunc as xf
 from examples.llama import model, train
-from examples.llama.plan import Plan
-from examples.llama.recipe import Recipe
-from examples.llama.sharding import Sharding
+from examples.llama.model.plan import Plan
+from examples.llama.parallel.sharding import Sharding
+from examples.llama.train.train_config import Recipe
 from xfunc.errors import ShardingError
 from xfunc.symbolic import call_cache
 

@@ -7,8 +7,8 @@ import torch
 
 import xfunc as xf
 from examples.llama import model
-from examples.llama.plan import Plan
-from examples.llama.sharding import AXES, Sharding
+from examples.llama.model.plan import Plan
+from examples.llama.parallel.sharding import AXES, Sharding
 from xfunc import checkpoint_policies as cp
 from xfunc.core import ambient
 

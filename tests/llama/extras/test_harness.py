@@ -15,7 +15,9 @@ import yaml
 from lm_eval.models.huggingface import HFLM  # pyright: ignore[reportMissingImports]
 from lm_eval.tasks import TaskManager  # pyright: ignore[reportMissingImports]
 
-from examples.llama import harness, tokenizer, trained
+from examples.llama.checkpoint import trained_weights
+from examples.llama.data import tokenizer
+from examples.llama.tools import harness
 from tests.llama import tuned
 
 LENGTH = 48  # tokens of a text
@@ -73,7 +75,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that has learned a little."""
-    from examples.llama import fit
+    from examples.llama.train import fit
 
     folder = tmp_path_factory.mktemp("runs") / "run"
     fit.fit(tuned.begin(made, folder, "text", "train.steps=60", "eval_every=60", "save_every=60"))
@@ -82,7 +84,7 @@ def run(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def hub(run: Path) -> Path:
-    trained.export_published(trained.load(run), run / "hub")
+    trained_weights.export_published(trained_weights.load(run), run / "hub")
     return run / "hub"
 
 
@@ -111,7 +113,7 @@ def theirs(hub: Path, **how: Any) -> Any:
 
 
 def ours(folder: Path) -> Any:
-    found = trained.load(folder)
+    found = trained_weights.load(folder)
     return harness.language_model(
         found.computing(),
         found.recipe.model,

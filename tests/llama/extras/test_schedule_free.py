@@ -10,8 +10,9 @@ from schedulefree import (  # pyright: ignore[reportMissingImports]
 )
 
 import xfunc as xf
-from examples.llama import model, optimizer, schedule_free, train
-from examples.llama.plan import Plan
+from examples.llama import model, train
+from examples.llama.model.plan import Plan
+from examples.llama.train import optimizer, schedule_free
 from tests.llama.test_llama_optimizer import random_tree
 
 PLAN = Plan(attention="dense", policy="everything")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from examples.llama import chat_template
-from examples.llama.chat_template import Message, Template
+from examples.llama.data import chat_template
+from examples.llama.data.chat_template import Message, Template
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"é": "<x>"}}}
 TOOLS = [{"name": "é", "parameters": {"type": "<object>"}}]

@@ -1,0 +1,122 @@
+"""Rotary angles in Hugging Face's `config.json`."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..families.parts import ROPE_KINDS, RopeScaling
+from .fields import Fields
+
+
+def read_rope(
+    outer: Fields, given: Mapping[str, Any], theta: float, *, partial: bool = False
+) -> dict[str, Any]:
+    """The fields of `Config` for `rope_scaling`, or `rope_parameters`, of a `config.json`.
+
+    Args:
+        outer: the whole file.
+        given: that object.
+        theta: the base, unless that object has one.
+        partial: whether only some features of a head may have angles.
+    """
+    fields = Fields(outer.path, given, "rope_scaling.")
+    theta = fields.some("rope_theta", theta)
+    found: dict[str, Any] = {"rope_theta": theta, "rope_scaling": None}
+    if not partial:
+        fields.only("partial_rotary_factor", 1)
+    if (share := fields.some("partial_rotary_factor", 1)) != 1:
+        hidden, heads = outer.all_of("hidden_size num_attention_heads")
+        found["rotary_size"] = int(outer.some("head_dim", hidden // heads) * share)
+    kind = fields.some("rope_type", fields.some("type", "default"))
+    fields.take("type")
+    kind = "longrope" if kind == "su" else kind  # its first name, in early files
+    if kind == "default":
+        fields.check_all_seen()
+        return found
+    if kind not in ROPE_KINDS:
+        known = ", ".join(map(repr, ("default", *ROPE_KINDS)))
+        key = "rope_type" if "rope_type" in given else "type"
+        fields.refuse(key, f"but the model only supports {known}: give weights without it")
+    context = outer.fields.get("max_position_embeddings")
+    if kind == "llama3":
+        names = "factor low_freq_factor high_freq_factor original_max_position_embeddings"
+        scaling = RopeScaling(*fields.all_of(names))
+    elif kind == "yarn":
+        scaling = _yarn(outer, fields)
+    elif kind == "longrope":
+        scaling = _longrope(outer, fields)
+    else:
+        [factor] = fields.all_of("factor")
+        fields.take("original_max_position_embeddings")  # Not read for these.
+        scaling = RopeScaling(factor, kind=kind)
+        if kind == "dynamic":
+            [context] = outer.all_of("max_position_embeddings")
+            scaling = dataclasses.replace(scaling, original_context=context)
+    fields.check_all_seen()
+    return found | {"rope_scaling": scaling}
+
+
+def _longrope(outer: Fields, fields: Fields) -> RopeScaling:
+    short, long = fields.all_of("short_factor long_factor")
+    within = fields.take("original_max_position_embeddings")
+    [longest] = outer.all_of("max_position_embeddings")
+    context = outer.some("original_max_position_embeddings", within) or longest
+    return RopeScaling(
+        fields.some("factor", None) or longest / context,
+        original_context=context,
+        kind="longrope",
+        attention_factor=fields.take("attention_factor"),
+        short_factors=tuple(map(float, short)),
+        long_factors=tuple(map(float, long)),
+    )
+
+
+def _yarn(outer: Fields, fields: Fields) -> RopeScaling:
+    context = fields.take("original_max_position_embeddings")
+    if context is None:
+        [context] = outer.all_of("max_position_embeddings")
+    factor = fields.take("factor")
+    if factor is None:
+        [longest] = outer.all_of("max_position_embeddings")
+        factor = longest / context
+    scales = fields.take("mscale"), fields.take("mscale_all_dim")
+    attention = fields.take("attention_factor")
+    if attention is None and all(scales):
+        one, other = (0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0 for m in scales)
+        attention = one / other
+    return RopeScaling(
+        factor,
+        original_context=context,
+        kind="yarn",
+        beta_fast=fields.some("beta_fast", None) or 32.0,
+        beta_slow=fields.some("beta_slow", None) or 1.0,
+        attention_factor=attention,
+        truncate=fields.take("truncate", True),
+    )
+
+
+def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
+    """`rope_scaling` of a `config.json`."""
+    if scaling is None:
+        return None
+    if scaling.kind == "longrope":  # transformers 4 refuses other keys than these.
+        factors = {"short_factor": scaling.short_factors, "long_factor": scaling.long_factors}
+        return {"type": "longrope"} | {name: list(each) for name, each in factors.items()}
+    fields: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
+    if scaling.kind == "llama3":
+        fields |= {
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+        }
+    if scaling.kind == "yarn":
+        fields |= {
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+            "truncate": scaling.truncate,
+        }
+        if scaling.attention_factor is not None:
+            fields["attention_factor"] = scaling.attention_factor
+    if scaling.kind in ("llama3", "yarn"):
+        fields["original_max_position_embeddings"] = scaling.original_context
+    return fields

@@ -1,0 +1,1 @@
+"""Models in Hugging Face's format: read, and written."""

@@ -1,0 +1,269 @@
+"""Text generation: the keys and values of all tokens so far are cached, not recomputed.
+
+Prompts of different lengths are left-padded, so that all rows write their next token at the same
+place. The positions of a row count from its first token.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+import xfunc as xf
+from xfunc import P
+
+from . import attention, llama
+from .parameters import Params
+from .plan import Plan
+from .rope import Kind, Ropes
+from .sampling import Sampling, Settings, choose, limited, tempered
+from .sizes import Config
+
+
+class Cache(NamedTuple):
+    """The keys and values of each layer at each place of a row; zero where there is nothing yet."""
+
+    keys: Float[Tensor, "layers batch kv_heads length head_dim"]
+    values: Float[Tensor, "layers batch kv_heads length head_dim"]
+
+
+def pad(
+    prompts: Sequence[Sequence[int]], multiple: int = 64
+) -> tuple[Int[Tensor, "batch prompt"], Int[Tensor, " batch"]]:
+    """Prompts as rows of one length, left-padded with zeros, and how many tokens each has.
+
+    The length is a multiple of `multiple`: `generate` is compiled once for each length.
+    """
+    lengths = [len(prompt) for prompt in prompts]
+    if not min(lengths, default=0):
+        raise ValueError(f"prompts of lengths {lengths}: give some, of one token or more each")
+    width = -(-max(lengths) // multiple) * multiple
+    rows = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    return torch.tensor(rows), torch.tensor(lengths)
+
+
+@functools.partial(
+    xf.jit, static_argnames=("config", "new", "temperature", "top_p", "stop", "plan")
+)
+def generate(
+    params: Params,
+    prompt: Int[Tensor, "batch prompt"],
+    key: Int[Tensor, "2"],
+    *,
+    config: Config,
+    new: int,
+    lengths: Int[Tensor, " batch"] | None = None,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    stop: tuple[int, ...] = (),
+    plan: Plan = Plan(),
+) -> Int[Tensor, "batch new"]:
+    """The tokens that follow each prompt; -1 from where logits are not finite.
+
+    Args:
+        params: as from `llama.init`, in any floating dtype.
+        prompt: rows of tokens, left-padded with any tokens.
+        key: a key of `xf.random`.
+        config: the sizes.
+        new: how many tokens to make.
+        lengths: how many tokens of each row are not padding; None: all.
+        temperature: what logits are divided by before a token is drawn; 0 takes the likeliest.
+        top_p: tokens are drawn only from the likeliest ones that together have this probability.
+        stop: tokens that end a text: a row repeats the one it ends with.
+        plan: the prompt is read `plan.block` tokens at a time; `plan.sharding` divides the cache.
+    """
+    check(new, temperature, top_p)
+    keys = xf.random.split(key, new)
+
+    def pick(state: None, logits: Tensor, number: Tensor) -> tuple[Tensor, None]:
+        return draw(keys[number], logits, temperature, top_p), state
+
+    return _continued(params, prompt, lengths, config, new, stop, plan, pick, None)
+
+
+@functools.partial(xf.jit, static_argnames=("config", "new", "stop", "plan"))
+def sample(
+    params: Params,
+    prompt: Int[Tensor, "batch prompt"],
+    sampling: Sampling,
+    *,
+    config: Config,
+    new: int,
+    lengths: Int[Tensor, " batch"],
+    stop: tuple[int, ...] = (),
+    plan: Plan = Plan(),
+) -> Int[Tensor, "batch new"]:
+    """The tokens that follow each prompt, drawn by settings of its own; see `generate`.
+
+    A row depends on its own prompt and settings alone.
+    """
+    width, vocab = prompt.shape[1], config.vocab
+    is_token = torch.arange(width, device=prompt.device) >= width - lengths[:, None]
+    row = torch.arange(len(prompt), device=prompt.device)
+    seen = torch.zeros(len(prompt), vocab, dtype=torch.bool)
+    seen = xf.at(seen)[row[:, None], torch.where(is_token, prompt, vocab)].set(True)
+
+    def pick(seen: Tensor, logits: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
+        token = choose(logits, sampling, seen, lengths + number)
+        return token, xf.at(seen)[row, token].set(True)
+
+    return _continued(params, prompt, lengths, config, new, stop, plan, pick, seen)
+
+
+S = TypeVar("S")
+
+
+def _continued(
+    params: Params,
+    prompt: Tensor,
+    lengths: Tensor | None,
+    config: Config,
+    new: int,
+    stop: tuple[int, ...],
+    plan: Plan,
+    pick: Callable[[S, Tensor, Tensor], tuple[Tensor, S]],
+    state: S,
+) -> Tensor:
+    """`generate`, with a function that picks tokens by their logits and number."""
+    if prompt.ndim != 2 or not prompt.shape[1]:
+        raise ValueError(f"prompt has shape {tuple(prompt.shape)}: give [batch, 1 or more tokens]")
+    batch, width = prompt.shape
+    block = min(plan.block, width)
+    prompt = F.pad(prompt, (-width % block, 0))
+    lengths = torch.full((batch,), width) if lengths is None else lengths.to(prompt.device)
+    first = prompt.shape[1] - lengths
+    # The angles of a text must not change on the way: the cache has keys that are turned.
+    is_long = config.rope_scaling is not None and config.rope_scaling.kind == "longrope"
+    whole = lengths + new - 1 if is_long else None
+    cache = empty(config, batch, prompt.shape[1] + new - 1, params["embed"].dtype, plan)
+
+    def read(carry: tuple[Cache, Tensor], tokens: Tensor) -> tuple[tuple[Cache, Tensor], Tensor]:
+        cache, at = carry
+        logits, cache = advance(
+            params, cache, tokens, at, first, config, plan, lengths if whole is None else whole
+        )
+        return (cache, at + block), logits
+
+    def has_ended(token: Tensor) -> Tensor:
+        return torch.stack([token == end for end in stop]).any(0)
+
+    def goes_on(carry: Any) -> Tensor:
+        number, _, _, last, _ = carry
+        more = number < new
+        return more & ~has_ended(last).all() if stop else more
+
+    def step(carry: Any) -> Any:
+        number, cache, state, last, made = carry
+        at = prompt.shape[1] + number - 1
+        logits, cache = advance(params, cache, last[:, None], at, first, config, plan, whole)
+        token, state = pick(state, logits, number)
+        if stop:
+            token = torch.where(has_ended(last), last, token)
+        made = made.index_copy(1, number[None], token[:, None])
+        return number + 1, cache, state, token, made
+
+    start = first.new_zeros(())
+    blocks = prompt.unflatten(1, (-1, block)).movedim(1, 0)
+    (cache, _), logits = xf.scan(read, (cache, start), blocks)
+    token, state = pick(state, logits[-1], start)
+    made = token[:, None].expand(-1, new).clone()
+    # Where all texts have ended, each repeats its last token.
+    number, _, _, token, made = xf.while_loop(goes_on, step, (start + 1, cache, state, token, made))
+    made = torch.where(torch.arange(new, device=made.device) < number, made, token[:, None])
+    s = plan.sharding  # With several processes, each reads all of it.
+    return made if s is None else s.constrain(made, s.whole)
+
+
+def check(new: int, temperature: float, top_p: float) -> None:
+    """Raise an error if no token can be drawn with these settings."""
+    if new < 1:
+        raise ValueError(f"new is {new}: generate 1 token or more")
+    Settings(temperature=temperature, top_p=top_p)
+
+
+def empty(config: Config, batch: int, length: int, dtype: torch.dtype, plan: Plan) -> Cache:
+    """An empty cache of `length` places."""
+    shape = config.layers, batch, config.kv_heads, length, config.head_dim
+    return Cache(*(lie(torch.zeros(shape, dtype=dtype), plan) for _ in Cache._fields))
+
+
+def lie(cache: Tensor, plan: Plan) -> Tensor:
+    """Part of a cache, sharded on the mesh as the cache is."""
+    s = plan.sharding
+    return cache if s is None else s.constrain(cache, P(None, *s.heads[:2]))
+
+
+def advance(
+    params: Params,
+    cache: Cache,
+    tokens: Int[Tensor, "batch new"],
+    at: Int[Tensor, ""],
+    first: Int[Tensor, " batch"],
+    config: Config,
+    plan: Plan,
+    lengths: Int[Tensor, " batch"] | None = None,
+) -> tuple[Float[Tensor, "batch vocab"], Cache]:
+    """The logits of the token that follows `tokens`, and the cache with `tokens` added.
+
+    Args:
+        params: the weights.
+        cache: holds everything before `tokens`.
+        tokens: the next ones of each row.
+        at: the place of the first of them.
+        first: the place of each row's first token; what is before it is padding.
+        config: the sizes.
+        plan: where arrays are placed.
+        lengths: of the texts, on which the scaling of angles may depend; None: up to `tokens`.
+    """
+    place = torch.arange(cache.keys.shape[3], device=tokens.device)
+    places = at + torch.arange(tokens.shape[1], device=tokens.device)
+    begun = place >= first[:, None, None]
+    lengths = at + tokens.shape[1] - first if lengths is None else lengths
+    ropes = Ropes.of((places - first[:, None])[:, None], config, lengths[:, None, None, None])
+
+    def layer(x: Tensor, layer: tuple[Params, Cache], kind: Kind) -> tuple[Tensor, Cache]:
+        weights, old = layer
+        new: list[Tensor] = []
+
+        def mix(normed: Tensor) -> Tensor:
+            q, *made = llama.heads(normed, weights, ropes.of_layer(*kind), config, plan)
+            new.extend(made)
+            keys, values = (o.index_copy(2, places, n) for o, n in zip(old, made, strict=True))
+            reach, scores = llama.reach(config, kind.local), llama.scores(config)
+            seen = begun & attention.visible(place, places[:, None], reach)
+            mixed = attention.masked(q, keys, values, seen, scores, weights.get("sinks"))
+            return llama.joined(mixed, weights)
+
+        x, _ = llama.add_to(x, weights, mix, config, plan)
+        return x, Cache(*new)
+
+    x = llama.embedded(params, tokens, config)
+    x, new = llama.scan_layers(layer, x, (params["layers"], cache), config)
+    # The additions of all layers are written here: written within the loop, they would need a
+    # second copy of the whole cache.
+    cache = Cache(*(lie(o.index_copy(3, places, n), plan) for o, n in zip(cache, new, strict=True)))
+    return llama.logits(params, x[:, -1:], config, plan)[:, 0], cache
+
+
+def draw(
+    key: Int[Tensor, "2"], logits: Float[Tensor, "batch vocab"], temperature: float, top_p: float
+) -> Int[Tensor, " batch"]:
+    """A token for each row; -1 where logits are not finite, so that nothing can be drawn."""
+    finite = torch.isfinite(logits).all(-1)
+    return torch.where(finite, _drawn(key, logits, temperature, top_p), -1)
+
+
+def _drawn(
+    key: Int[Tensor, "2"], logits: Float[Tensor, "batch vocab"], temperature: float, top_p: float
+) -> Int[Tensor, " batch"]:
+    if temperature == 0:
+        return logits.argmax(-1)
+    rows = Sampling.of([Settings(temperature, top_p=top_p)] * len(logits))
+    logits = tempered(attention.wide(logits), rows.temperature)
+    if top_p < 1:
+        logits = limited(logits, rows)
+    return xf.random.categorical(key, logits)

@@ -1,0 +1,92 @@
+"""How a model is computed. Nothing here changes the result."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from xfunc import checkpoint_policies
+
+from ..parallel.sharding import Sharding
+
+# The values that the backward pass of a layer does not recompute. The input of each layer is always
+# kept, here or on the host; the model names it `layer_input`, and the residuals of attention
+# `attention`.
+POLICIES: dict[str, Callable[..., Any]] = {
+    "full": checkpoint_policies.nothing_saveable,
+    "attention": checkpoint_policies.save_only_these_names("attention"),
+    "dots": checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots-attention": checkpoint_policies.save_from_both_policies(
+        checkpoint_policies.dots_with_no_batch_dims_saveable,
+        checkpoint_policies.save_only_these_names("attention"),
+    ),
+    "everything": checkpoint_policies.everything_saveable,
+    "offload": checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=(), names_which_can_be_offloaded=("layer_input",)
+    ),
+    "offload-attention": checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=(), names_which_can_be_offloaded=("layer_input", "attention")
+    ),
+}
+KERNELS = {"splash": "tpu", "cudnn": "gpu"}  # the kinds of attention that one kind of device has
+ATTENTION = ("dense", "blockwise", *KERNELS)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Choices that trade memory for time.
+
+    Attributes:
+        policy: what a layer saves for its backward pass.
+        attention: `dense` computes all scores of a layer at once, `blockwise` those of one block at
+            a time; `splash` is JAX's kernel for TPUs, `cudnn` NVIDIA's for its GPUs.
+        block: queries, and keys, per block of attention.
+        loss_chunk: positions of a sequence whose logits a device computes at a time; for a longer
+            one, the backward pass computes them again.
+        microbatches: parts of the batch whose gradients are computed one after the other.
+        sharding: the shardings of weights and activations; None: all on one device.
+    """
+
+    policy: str = "full"
+    attention: str = "blockwise"
+    block: int = 512
+    loss_chunk: int = 1024
+    microbatches: int = 1
+    sharding: Sharding | None = None
+
+    @property
+    def context(self) -> int:
+        """How many devices share a row."""
+        return 1 if self.sharding is None else self.sharding.mesh.shape["context"]
+
+    def as_divided(self, x: Tensor) -> Tensor:
+        """``[batch, seq, ...]`` in the order in which devices have the tokens of a row."""
+        return _chunks_taken(x, self._chunks(x))
+
+    def in_order(self, x: Tensor) -> Tensor:
+        """The inverse of `as_divided`."""
+        chunks = self._chunks(x)
+        return _chunks_taken(x, sorted(range(len(chunks)), key=chunks.__getitem__))
+
+    def _chunks(self, x: Tensor) -> list[int]:
+        return [0] if self.sharding is None else self.sharding.chunks(x.shape[1])
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"unknown policy {self.policy!r}: use one of {', '.join(POLICIES)}")
+        if self.attention not in ATTENTION:
+            names = ", ".join(ATTENTION)
+            raise ValueError(f"unknown attention {self.attention!r}: use one of {names}")
+        for name in ("block", "loss_chunk", "microbatches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: use 1 or more")
+
+
+def _chunks_taken(x: Tensor, chunks: list[int]) -> Tensor:
+    """Chunks of ``[batch, seq, ...]`` along the second dimension, in an order."""
+    if len(chunks) == 1:
+        return x
+    cut = x.unflatten(1, (len(chunks), -1))
+    return cut[:, torch.tensor(chunks, device=x.device)].flatten(1, 2)

@@ -1,0 +1,201 @@
+"""The description of a model: its family, its sizes and its particulars."""
+
+from dataclasses import dataclass
+
+from ..families import FAMILIES, Traits
+from ..families.parts import ROPE_KINDS as ROPE_KINDS
+from ..families.parts import Experts as Experts
+from ..families.parts import RopeScaling as RopeScaling
+from ..families.parts import check_above_0
+
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of one model.
+
+    Attributes:
+        vocab: number of tokens.
+        hidden: features of a token between layers.
+        intermediate: features within the feed-forward part.
+        layers: number of layers.
+        heads: query heads in each layer.
+        kv_heads: key and value heads in each layer.
+        tied: whether the output matrix is the embedding matrix.
+        rope_theta: the base of rotary frequencies.
+        norm_eps: added to the mean square in norms.
+        rope_scaling: scaling of rotary frequencies; null: none.
+        family: which family's architecture the model has.
+        head_size: features of a head; null: hidden / heads.
+        qkv_bias: whether maps to queries, keys and values have biases.
+        out_bias: whether the map out of attention has one.
+        mlp_bias: whether maps of the feed-forward part have biases.
+        activation: the activation function of the feed-forward part.
+        window: how many tokens a token attends to, including itself; null: all before it.
+        full_layers: numbers of the layers that attend to all tokens despite `window`.
+        local_theta: the base of rotary frequencies, not stretched, in layers with a window; null:
+            as in the others.
+        nope_layers: numbers of the layers without rotary embeddings.
+        rotary_size: features of a head that rotary embeddings turn, its first ones; null: all.
+        query_scale: scores are divided by the square root of this; null: of the head size.
+        score_scale: what scores are multiplied by instead.
+        score_cap: attention scores s become cap * tanh(s / cap); null: they are unchanged.
+        logit_cap: the same for logits.
+        embed_scale: what embeddings are multiplied by; null: they are unchanged.
+        residual_scale: what the outputs of attention and of the feed-forward part are multiplied
+            by; null: they are unchanged.
+        logit_scale: what logits are divided by; null: they are unchanged.
+        experts: the experts of the feed-forward part; null: one feed-forward part for all tokens.
+    """
+
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    tied: bool = False
+    rope_theta: float = 500000.0
+    norm_eps: float = 1e-5
+    rope_scaling: RopeScaling | None = None
+    family: str = "llama"
+    head_size: int | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    activation: str = "silu"
+    window: int | None = None
+    full_layers: tuple[int, ...] = ()
+    local_theta: float | None = None
+    nope_layers: tuple[int, ...] = ()
+    rotary_size: int | None = None
+    query_scale: float | None = None
+    score_scale: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+    embed_scale: float | None = None
+    residual_scale: float | None = None
+    logit_scale: float | None = None
+    experts: Experts | None = None
+
+    def __post_init__(self) -> None:
+        sizes = "vocab hidden intermediate layers heads kv_heads head_size window rotary_size"
+        for name in sizes.split():
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} is {value}: use 1 or more")
+        check_above_0(self, "rope_theta norm_eps local_theta query_scale score_scale score_cap")
+        check_above_0(self, "logit_cap embed_scale residual_scale logit_scale")
+        if self.head_size is None and self.hidden % self.heads:
+            raise ValueError(
+                f"hidden is {self.hidden}, heads is {self.heads}: make hidden a multiple of heads, "
+                "or give head_size"
+            )
+        if self.head_dim % 2 or self.heads % self.kv_heads:
+            raise ValueError(
+                f"hidden is {self.hidden}, heads is {self.heads}, kv_heads is {self.kv_heads}: "
+                "make the features of a head an even number, and heads a multiple of kv_heads"
+            )
+        tables = ("family", FAMILIES), ("activation", ACTIVATIONS)
+        for name, known in tables:
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"unknown {name} {value!r}: use one of {', '.join(known)}")
+        for name in ("full_layers", "nope_layers"):
+            if wrong := [i for i in getattr(self, name) if not 0 <= i < self.layers]:
+                raise ValueError(f"{name} has {wrong}, but there are {self.layers} layers")
+        if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
+            raise ValueError(
+                f"rotary_size is {self.rotary_size}, a head has {self.head_dim} features: use an "
+                "even number of them"
+            )
+        if (scaling := self.rope_scaling) is not None and scaling.kind == "longrope":
+            counts = len(scaling.short_factors), len(scaling.long_factors)
+            if counts != (self.rotary_dim // 2,) * 2:
+                raise ValueError(
+                    f"short_factors has {counts[0]} and long_factors {counts[1]}: give one for "
+                    f"each of {self.rotary_dim // 2} frequencies"
+                )
+        if None not in (self.query_scale, self.score_scale):
+            raise ValueError("query_scale and score_scale are both given: leave out one")
+
+    @property
+    def head_dim(self) -> int:
+        """The features of one attention head."""
+        return self.head_size or self.hidden // self.heads
+
+    @property
+    def rotary_dim(self) -> int:
+        """The features of a head that rotary embeddings turn."""
+        return self.rotary_size or self.head_dim
+
+    @property
+    def traits(self) -> Traits:
+        """What the family that `family` names adds to Llama."""
+        return FAMILIES[self.family].traits
+
+    @property
+    def local_layers(self) -> tuple[bool, ...]:
+        """Whether each layer has the window."""
+        return tuple(
+            self.window is not None and i not in self.full_layers for i in range(self.layers)
+        )
+
+    @classmethod
+    def tiny(cls, vocab: int = 256, *, tied: bool = False) -> "Config":
+        """A model small enough for a unit test."""
+        return cls(vocab, hidden=32, intermediate=80, layers=2, heads=4, kv_heads=2, tied=tied)
+
+
+_3_1, _3_2 = RopeScaling(), RopeScaling(factor=32.0)
+PUBLISHED = {
+    "llama3.2-1b": Config(128256, 2048, 8192, 16, 32, 8, tied=True, rope_scaling=_3_2),
+    "llama3.2-3b": Config(128256, 3072, 8192, 28, 24, 8, tied=True, rope_scaling=_3_2),
+    "llama3.1-8b": Config(128256, 4096, 14336, 32, 32, 8, rope_scaling=_3_1),
+    "llama3.1-70b": Config(128256, 8192, 28672, 80, 64, 8, rope_scaling=_3_1),
+    "llama3.1-405b": Config(128256, 16384, 53248, 126, 128, 8, rope_scaling=_3_1),
+    "mistral-7b": Config(
+        32000, 4096, 14336, 32, 32, 8, rope_theta=1e4, family="mistral", window=4096
+    ),
+    "qwen2.5-7b": Config(
+        152064, 3584, 18944, 28, 28, 4, rope_theta=1e6, norm_eps=1e-6, family="qwen2", qkv_bias=True
+    ),
+    "qwen3-8b": Config(
+        151936,
+        4096,
+        12288,
+        36,
+        32,
+        8,
+        rope_theta=1e6,
+        norm_eps=1e-6,
+        family="qwen3",
+    ),
+    "mixtral-8x7b": Config(
+        32000, 4096, 14336, 32, 32, 8, rope_theta=1e6, family="mixtral", experts=Experts()
+    ),
+    "qwen3-30b-a3b": Config(
+        151936,
+        2048,
+        6144,
+        48,
+        32,
+        4,
+        rope_theta=1e6,
+        norm_eps=1e-6,
+        family="qwen3_moe",
+        head_size=128,
+        experts=Experts(128, 8, 768),
+    ),
+}
+TINY = {  # A byte-level tokenizer has at least 258 tokens.
+    "tiny": Config.tiny(512),
+    "tiny-tied": Config.tiny(512, tied=True),
+    "tiny-scaled": Config(
+        512, 64, 96, layers=3, heads=4, kv_heads=4, rope_scaling=RopeScaling(original_context=64)
+    ),
+}
+SMALL = {
+    "demo-1m": Config(2048, 128, 384, layers=4, heads=4, kv_heads=2, tied=True),
+    "small-11m": Config(2048, 384, 1024, layers=6, heads=6, kv_heads=6, tied=True),
+}
+CONFIGS = TINY | SMALL | PUBLISHED

@@ -1,0 +1,1 @@
+"""Several devices and processes: shardings, and what processes tell each other."""

@@ -1,0 +1,1 @@
+"""What examines a training step or a trained model."""

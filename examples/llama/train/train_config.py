@@ -1,0 +1,269 @@
+"""What is trained, and how."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from .. import model
+from ..model import Params, Routers
+from ..model.flops import Extent
+from ..model.plan import Plan
+from ..model.precision import PRECISIONS, Precision
+from ..tune import lora
+from ..tune.lora import Adapter, Tune
+from . import muon, optimizer, schedule_free
+
+OPTIMIZERS = {
+    "adamw": (optimizer.adamw_init, optimizer.adamw_update),
+    "adafactor": (optimizer.adafactor_init, optimizer.adafactor_update),
+    "muon": (muon.muon_init, muon.muon_update),
+    "schedule_free": (schedule_free.schedule_free_init, schedule_free.schedule_free_update),
+}
+PREFERENCES = ("dpo", "orpo")
+SCHEDULES = ("cosine", "linear", "wsd", "constant")
+# The settings that only some optimizers have.
+_OPTIONS = {
+    "adamw": ("beta1", "beta2", "eps"),
+    "adafactor": (),
+    "muon": ("beta1", "beta2", "eps", "momentum"),
+    "schedule_free": ("beta1", "beta2", "eps"),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is trained, and how.
+
+    Attributes:
+        model: the sizes.
+        steps: the number of steps.
+        plan: how the model is computed.
+        precision: dtypes of the weights and the computation. `float32`: everything; `mixed`:
+            weights in float32, the model in bfloat16; `float8`: like `mixed`, but the products of
+            trained matrices within layers are computed in 8 bits; `stochastic`, `compensated`:
+            everything in bfloat16 except the optimizer, whose updates are rounded at random, or
+            whose rounding errors are kept; `bfloat16`: the same, but small updates are lost.
+        optimizer: `adamw`; `adafactor`; `muon`, which updates the matrices within layers and
+            leaves the rest to `adamw`; or `schedule_free`, an `adamw` whose weights are averaged
+            instead of its learning rate falling.
+        schedule: how the learning rate falls after `warmup` steps; `wsd`: it is stable, and falls
+            in the last steps, see `cooldown`; `constant`: it does not fall.
+        warmup: steps in which the learning rate rises to `peak_lr`; null: a twentieth of all, and
+            at most 2000.
+        peak_lr: the highest learning rate.
+        floor: the learning rate of the last step, as a fraction of the highest.
+        cooldown: the fraction of the steps, at the end, in which the learning rate of `wsd` falls.
+        beta1: the decay of `adamw`'s running mean of gradients; in `schedule_free`, how near to the
+            averaged weights gradients are taken.
+        beta2: the decay of its running mean of squared gradients.
+        eps: added by `adamw` to the square root of that mean before dividing.
+        momentum: the decay of `muon`'s running mean of gradients.
+        weight_decay: the fraction of each weight that a step subtracts, times the learning rate.
+        decay_norms: whether weight decay applies to the scales of norms too.
+        decay_embeddings: whether it applies to embeddings too, and so, if these are tied, to the
+            output matrix.
+        clip: the maximum global norm of the gradients.
+        ema: the decay of a running mean of the weights, such as 0.999, which is kept in float32;
+            null: there is none. See `average` for its use.
+        layer_norms: whether metrics include the gradient norm of each layer.
+        gradient_noise: whether metrics include how noisy gradients are; needs `plan.microbatches`.
+        router_balance: the weight of the load-balancing loss of experts in training.
+        router_size: the weight of the loss for large router logits.
+        tune: which weights are trained, and with which adapters.
+        preference: the loss of pairs, see `data.kind`: `dpo`, which compares the model with its
+            base; or `orpo`, which needs none, and teaches the preferred answers too.
+        dpo_beta: the strength of the penalty for moving away from the base, in `dpo`.
+        orpo_weight: the weight of the comparison of the two answers, in `orpo`.
+        pairs: whether to train on pairs of answers, one of which is preferred.
+        skip_bad: whether to skip steps whose loss or gradient is not finite or is a spike.
+        spike: a loss or gradient norm this many standard deviations above the mean of about the
+            last 50 counts as a spike; null: nothing does.
+    """
+
+    model: model.Config
+    steps: int
+    plan: Plan = Plan()
+    precision: str = "float32"
+    optimizer: str = "adamw"
+    schedule: str = "cosine"
+    warmup: int | None = None
+    peak_lr: float = 5e-3
+    floor: float = 0.1
+    cooldown: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    momentum: float = 0.95
+    weight_decay: float = 0.3
+    decay_norms: bool = False
+    decay_embeddings: bool = True
+    clip: float = 1.0
+    ema: float | None = None
+    layer_norms: bool = False
+    gradient_noise: bool = False
+    router_balance: float = 0.001
+    router_size: float = 0.0
+    tune: Tune = Tune()
+    preference: str = "dpo"
+    dpo_beta: float = 0.1
+    orpo_weight: float = 0.1
+    pairs: bool = False
+    skip_bad: bool = True
+    spike: float | None = None
+
+    def __post_init__(self) -> None:
+        tables: dict[str, Any] = {"precision": PRECISIONS, "optimizer": OPTIMIZERS}
+        tables |= {"schedule": SCHEDULES, "preference": PREFERENCES}
+        for name, table in tables.items():
+            if getattr(self, name) not in table:
+                known = ", ".join(table)
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}: use one of {known}")
+        for name, least in (("steps", 1), ("warmup", 0)):
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name} is {value}: use {least} or more")
+        for name in ("peak_lr", "clip", "spike", "eps", "dpo_beta", "orpo_weight"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}: use a number above 0")
+        for name in ("weight_decay", "router_balance", "router_size"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}: use 0 or more")
+        for name, whole in (("floor", "rate"), ("cooldown", "steps")):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}: use a fraction of the {whole}, from 0 to 1"
+                )
+        for name in ("beta1", "beta2", "momentum"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: use 0 or more, below 1")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ValueError(f"ema is {self.ema}: use a number between 0 and 1, such as 0.999")
+        if self.gradient_noise and self.plan.microbatches < 2:
+            raise ValueError(
+                "gradient_noise compares the parts of a batch, but there is one: use "
+                "plan.microbatches=2 or more"
+            )
+        others = set(_OPTIONS["muon"]) - set(self._options)
+        usual = {f.name: f.default for f in fields(self)}
+        if given := sorted(x for x in others if getattr(self, x) != usual[x]):
+            raise ValueError(
+                f"{', '.join(given)}: not an option of the optimizer, {self.optimizer}. Leave it "
+                "out"
+            )
+        other = {"dpo": "orpo_weight", "orpo": "dpo_beta"}[self.preference]
+        if getattr(self, other) != usual[other]:
+            raise ValueError(f"{other}: not for preference {self.preference}. Leave it out")
+        if self.optimizer == "schedule_free" and self.schedule != "constant":
+            raise ValueError(
+                f"schedule is {self.schedule}, and schedule_free averages the weights in place of "
+                "one: use constant"
+            )
+        try:
+            matrices = lora.full_matrices(self.model, self.tune)
+            lora.forms(self.model, self.tune)
+        except ValueError as error:
+            raise ValueError(f"tune: {error}") from None
+        if self.numbers.products == "float8" and self.compared:
+            raise ValueError(
+                "precision float8 is not for pairs: the model would be compared with its base in "
+                "another precision. Use mixed"
+            )
+        if self.numbers.products == "float8" and not matrices:
+            raise ValueError(
+                "precision float8 is for matrices within layers that are trained directly, but "
+                "there are none: name some in tune.full, or use mixed"
+            )
+
+    @property
+    def _options(self) -> tuple[str, ...]:
+        return _OPTIONS[self.optimizer]
+
+    @property
+    def numbers(self) -> Precision:
+        """The precision that `precision` names."""
+        return PRECISIONS[self.precision]
+
+    @property
+    def routers(self) -> Routers:
+        """The weights of the router losses."""
+        return Routers(self.router_balance, self.router_size)
+
+    @property
+    def compared(self) -> bool:
+        """Whether the model is compared with its base, in the loss of pairs."""
+        return self.pairs and self.preference == "dpo"
+
+    @property
+    def has_base(self) -> bool:
+        """Whether there are weights that no step changes: those that are not trained, or those of
+        the model that pairs are compared with.
+        """
+        return self.compared or not lora.is_all(self.model, self.tune)
+
+    @property
+    def extent(self) -> Extent:
+        """How much of the model is trained, for `flops`."""
+        return Extent(lora.learned_part(self.model, self.tune), self.compared)
+
+    @property
+    def rising(self) -> int:
+        """The steps in which the learning rate rises."""
+        return min(self.steps // 20, 2000) if self.warmup is None else self.warmup
+
+    def check_warmup(self) -> None:
+        """Raise an error if the schedule ends, or falls, before its warm-up ends."""
+        if self.rising >= self.steps:
+            raise ValueError(
+                f"warmup is {self.rising} steps of {self.steps}: make it shorter than the run"
+            )
+        stable = optimizer.stable_until(self.steps, self.cooldown)
+        if self.schedule == "wsd" and self.rising > stable:
+            raise ValueError(
+                f"warmup is {self.rising} steps of {self.steps}, and cooldown is {self.cooldown}, "
+                f"so that the rate falls from step {stable} on: make one of them shorter"
+            )
+
+    def rate(self, step: Int[Tensor, ""]) -> Float[Tensor, ""]:
+        """The learning rate after `step` updates."""
+        return optimizer.rate(
+            self.schedule,
+            step,
+            peak=self.peak_lr,
+            warmup=self.rising,
+            total=self.steps,
+            floor=self.floor,
+            cooldown=self.cooldown,
+        )
+
+    def points(self, params: Params, opt: Any) -> Params:
+        """The weights at which an update wants gradients."""
+        if self.optimizer == "schedule_free":
+            return schedule_free.between(params, opt, self.beta1)
+        return params
+
+    def update(
+        self, grads: Any, opt: Any, params: Params, lr: float | Float[Tensor, ""]
+    ) -> tuple[Params, Any]:
+        """The parameters after an update of the optimizer, and its state.
+
+        The gradients are those at `points`.
+        """
+        given = {"beta1": self.beta1, "beta2": self.beta2}
+        given |= {"eps": self.eps, "momentum": self.momentum}
+        return OPTIMIZERS[self.optimizer][1](
+            grads,
+            opt,
+            params,
+            lr,
+            weight_decay=self.weight_decay,
+            decayed=lora.trained(
+                model.decayed(self.model, self.decay_norms, self.decay_embeddings),
+                self.model,
+                self.tune,
+                lambda _, yes: Adapter(yes, yes),
+            ),
+            **{name: given[name] for name in self._options},
+        )

@@ -1,0 +1,1 @@
+"""What is trained besides all weights: adapters, some weights, preferences."""

@@ -1,0 +1,116 @@
+"""Training on pairs of answers, one of them preferred, without a reward model.
+
+A row holds whole pairs: its odd segments are a prompt with the preferred answer, each followed by
+the same prompt with the other answer. Only answers have targets.
+
+Sources: Rafailov et al., Direct Preference Optimization: Your Language Model is Secretly a Reward
+Model, 2023; Hong et al., ORPO: Monolithic Preference Optimization without Reference Model, 2024.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from .. import model
+from ..model import IGNORE, Batch, Config, Params
+from ..model.experts import Routed
+from ..model.plan import Plan
+
+
+class Compared(NamedTuple):
+    """Sums over the pairs of a batch.
+
+    Attributes:
+        loss: that is minimized.
+        margin: by how much the implicit reward of the preferred answer exceeds the other's.
+        correct: 1 where it does.
+        routed: the statistics of the model's routers, if it has experts.
+    """
+
+    loss: Float[Tensor, ""]
+    margin: Float[Tensor, ""]
+    correct: Float[Tensor, ""]
+    routed: Routed | None
+
+
+def dpo(
+    params: Params, reference: Params, batch: Batch, config: Config, plan: Plan, beta: float
+) -> Compared:
+    """`-log sigmoid(margin)` of all pairs.
+
+    The implicit reward of an answer is `beta` times the log ratio of its probabilities under
+    `params` and under `reference`.
+
+    Args:
+        params: the weights.
+        reference: the weights to compare with, which get no gradient.
+        batch: rows of pairs.
+        config: the sizes.
+        plan: how the model is computed.
+        beta: the strength of the penalty for moving away from the reference.
+    """
+    known, routed = model.losses_and_routed(params, batch, config, plan)
+    before = model.losses(reference, batch, config, plan).detach()
+    best, other = _of_pairs(before - known, batch).unbind(-1)
+    margins = beta * (best - other)
+    losses = -F.logsigmoid(margins).masked_fill(~_is_pair(batch), 0.0)
+    correct = (margins > 0).to(margins.dtype)  # 0 where there is no pair, as margins are.
+    return Compared(losses.sum(), margins.detach().sum(), correct.sum(), routed)
+
+
+def orpo(params: Params, batch: Batch, config: Config, plan: Plan, weight: float) -> Compared:
+    """The preferred answer's mean loss per token less `weight * log sigmoid(margin)`, of all pairs.
+
+    The implicit reward of an answer is the logarithm of its odds, `p / (1 - p)`, where `p` is the
+    geometric mean of its tokens' probabilities.
+
+    Args:
+        params: the weights.
+        batch: rows of pairs.
+        config: the sizes.
+        plan: how the model is computed.
+        weight: of the comparison.
+    """
+    known, routed = model.losses_and_routed(params, batch, config, plan)
+    sizes = _of_pairs((batch.targets != IGNORE).to(known.dtype), batch).clamp(min=1.0)
+    best, other = (_of_pairs(-known, batch) / sizes).unbind(-1)
+    margins = log_odds(best) - log_odds(other)
+    losses = (-best - weight * F.logsigmoid(margins)).masked_fill(~_is_pair(batch), 0.0)
+    correct = (margins > 0).to(margins.dtype)
+    return Compared(losses.sum(), margins.detach().sum(), correct.sum(), routed)
+
+
+def pair_count(batch: Batch) -> Float[Tensor, ""]:
+    """How many pairs a batch has; at least 1."""
+    return (_segments(batch).amax(1) // 2).sum().clamp(min=1).float()
+
+
+def log_odds(p: Tensor) -> Tensor:
+    """Of a probability, from its logarithm; finite where it is 1, as where there is no pair."""
+    p = p.clamp(max=-torch.finfo(p.dtype).eps)
+    return p - (-torch.expm1(p)).log()
+
+
+def _of_pairs(values: Float[Tensor, "batch seq"], batch: Batch) -> Float[Tensor, "batch pairs 2"]:
+    """The sums over the preferred and the other answer of each pair of a row; 0 without a pair."""
+    segments = _segments(batch)
+    rows, seq = segments.shape
+    most = 2 * (seq // 4 + 1)  # A prompt with its answer has two tokens or more.
+    found = values.new_zeros((rows, most))
+    found = found.scatter_add(1, (segments - 1).clamp(min=0).long(), values)
+    return found.unflatten(1, (-1, 2))
+
+
+def _is_pair(batch: Batch) -> Bool[Tensor, "batch pairs"]:
+    segments = _segments(batch)
+    number = torch.arange(segments.shape[1] // 4 + 1, device=segments.device)
+    return number < segments.amax(1, keepdim=True) // 2
+
+
+def _segments(batch: Batch) -> Tensor:
+    if batch.segments is None:
+        raise ValueError("a batch of pairs has no segments: give the segment of each token")
+    return batch.segments
