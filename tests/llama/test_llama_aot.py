@@ -19,6 +19,7 @@ from examples.llama.tools.footprint import Case, Footprint
 from xfunc.aot import Buffer
 from xfunc.stages import Lowered
 
+ROOT = Path(__file__).parents[2]
 TINY = ["--config", "tiny", "--topology", "v6e:2x2", "--seq", "64"]
 MESH = ["--mesh", "fsdp=2,tensor=2"]
 
@@ -47,6 +48,34 @@ def test_aot_argument_errors(
     with pytest.raises(SystemExit, match="2"):
         aot.main(given)
     assert says in capsys.readouterr().err
+
+
+PODS = {
+    "8B, v6e-16, fsdp 16, batch 48": (
+        "--config llama3.1-8b --topology v6e-16 --mesh fsdp=16 --batch 48"
+    ),
+    "70B, v6e-256, fsdp 256, batch 512": (
+        "--config llama3.1-70b --topology v6e-256 --mesh fsdp=256 --batch 512"
+    ),
+    "405B, v6e-256, fsdp 64 x tensor 4, batch 256": (
+        "--config llama3.1-405b --topology v6e-256 --mesh fsdp=64,tensor=4 --batch 256"
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", PODS)
+def test_aot_pods_take_what_the_table_says(row: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """HBM and host memory, in GiB per chip, to 0.02. If a row shrinks, correct the table."""
+    page = (ROOT / "docs" / "performance.md").read_text()
+    found = re.search(rf"^\| {re.escape(row)}, offload \|(.*)\|$", page, re.M)
+    assert found, f"no row {row!r} in docs/performance.md"
+    *_, hbm, host = map(float, found[1].split("|"))
+    assert aot.main([*PODS[row].split(), "--policy", "offload", "--json"]) == 0
+    footprint = json.loads(capsys.readouterr().out)["footprint"]
+    parts = ("parameters", "optimizer", "batch", "padding", "temporaries")
+    assert sum(footprint[k] for k in parts) / 2**30 == pytest.approx(hbm, abs=0.02)
+    assert footprint["host"] / 2**30 == pytest.approx(host, abs=0.02)
 
 
 @pytest.mark.slow
