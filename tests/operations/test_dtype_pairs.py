@@ -153,6 +153,7 @@ CHANGES = (
     "add_ sub_ mul_ div_ floor_divide_ remainder_ pow_ float_power_ atan2_ hypot_ eq_ lt_ "
     "logical_or_ bitwise_and_ copysign_ xlogy_ ldexp_ clamp_ clamp_min_ copy_ fill_"
 ).split()
+LOSSES = "huber smooth_l1 mse l1 soft_margin poisson_nll hinge_embedding".split()
 BINARY: dict[str, Function] = {
     **{name: getattr(torch, name) for name in FUNCTIONS},
     **{name: in_place(name) for name in CHANGES if name != "fill_"},
@@ -179,6 +180,9 @@ BINARY: dict[str, Function] = {
     "masked_scatter_": lambda x, y: x.expand(4).clone().masked_scatter_(MASK, y.expand(4)),
     "linalg.solve": lambda x, y: torch.linalg.solve(torch.eye(4, dtype=x.dtype), y.expand(4)),
     "linear": lambda x, y: F.linear(x.expand(2, 4), y.expand(3, 4)),
+    "linalg.cross": lambda x, y: torch.linalg.cross(x.expand(4)[:3], y.expand(4)[:3]),
+    "masked_fill_": lambda x, y: x.expand(4).clone().masked_fill_(MASK, y),
+    **{f"{name}_loss": getattr(F, f"{name}_loss") for name in LOSSES},
 }
 TERNARY: dict[str, Function] = {
     **{name: getattr(torch, name) for name in ("lerp", "addcmul", "addcdiv", "clamp", "where")},

@@ -13,7 +13,7 @@ import torch
 
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import Kernel, surround
-from xfunc.rules.operands import dtype_of_number, is_inexact
+from xfunc.rules.operands import dtype_of_number, is_inexact, scalar_type_name
 
 _ORDERING = """
     clamp clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor floor_divide floor_divide.Scalar
@@ -53,9 +53,16 @@ _MEANS = ("scatter_reduce.two", "index_reduce")
 _SIGNED = ("copysign.Tensor", "copysign.Scalar")
 _PRODUCTS = ("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm", "_trilinear")
 
+_SAME = ("linalg_cross",)
+_WRITTEN = ("huber_loss", "soft_margin_loss")  # in the dtype of their first operand
+
 
 def add() -> None:
     """Wrap the existing kernels in the refusals."""
+    for name in _SAME:
+        surround(name, _of_one_dtype, _alike)
+    for name in _WRITTEN:
+        surround(name, _written_to_first, _alike_and_inexact)
     for name in _ORDERING:
         surround(name, _refusing(_first_complex, "complex numbers have no order"), _no_complex)
     for name in _REAL:
@@ -143,6 +150,14 @@ def _bounds_numbers(*args: object) -> bool:
     return _bounded_bools(*args) is None
 
 
+def _alike(x: torch.Tensor, y: torch.Tensor, *_: object) -> bool:
+    return x.dtype is y.dtype
+
+
+def _alike_and_inexact(x: torch.Tensor, y: torch.Tensor, *_: object) -> bool:
+    return (x.dtype, x.shape) == (y.dtype, y.shape) and is_inexact(x.dtype)
+
+
 def _no_bool(*args: torch.Tensor) -> bool:
     return _first_bool(*args) is None
 
@@ -175,3 +190,34 @@ def _refusing(
         return run
 
     return decorate
+
+
+def _of_one_dtype(_: str, function: Kernel) -> Kernel:
+    def run(x: torch.Tensor, y: torch.Tensor, *args: object, **kwargs: object) -> object:
+        if x.dtype is not y.dtype:
+            wanted, found = scalar_type_name(x.dtype), scalar_type_name(y.dtype)
+            raise RuntimeError(f"expected scalar type {wanted} but found {found}")
+        return function(x, y, *args, **kwargs)
+
+    return run
+
+
+def _written_to_first(name: str, function: Kernel) -> Kernel:
+    def run(x: torch.Tensor, y: torch.Tensor, *args: object, **kwargs: object) -> object:
+        found = torch.result_type(x, y)
+        if name == "soft_margin_loss" and not is_inexact(found):  # It takes a logarithm.
+            found = torch.get_default_dtype()
+        if not torch.can_cast(found, x.dtype):
+            raise RuntimeError(
+                f"result type {scalar_type_name(found)} can't be cast to the desired output type "
+                f"{scalar_type_name(x.dtype)}"
+            )
+        dims = [*torch.broadcast_shapes(x.shape, y.shape)]
+        if name == "soft_margin_loss" and dims != [*x.shape]:
+            raise RuntimeError(
+                f"output with shape {[*x.shape]} doesn't match the broadcast shape {dims}"
+            )
+        made = function(x, y, *args, **kwargs)
+        return made.to(x.dtype) if isinstance(made, torch.Tensor) else made
+
+    return run

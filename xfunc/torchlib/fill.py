@@ -57,16 +57,21 @@ def fill_(x: Tensor, value: Tensor | float) -> Tensor:
     return x.copy_(value) if _is_number(value) else x.fill_(value)
 
 
+def _fits(value: Tensor | float, x: Tensor) -> TypeGuard[Tensor]:
+    """Whether a traced number is converted to the dtype of `x`."""
+    return _is_number(value) and (x.dtype is torch.bool or torch.can_cast(value.dtype, x.dtype))
+
+
 def masked_fill(x: Tensor, mask: Tensor, value: Tensor | float) -> Tensor:
     """``torch.masked_fill``, for which torch 2.9's vmap runs one example at a time."""
-    if not _is_number(value) or not torch.can_cast(value.dtype, x.dtype):
+    if not _fits(value, x):
         return torch.masked_fill(x, mask, value)
     return torch.where(mask, value.to(x.dtype), x)
 
 
 def masked_fill_(x: Tensor, mask: Tensor, value: Tensor | float) -> Tensor:
     """``Tensor.masked_fill_``."""
-    if not _is_number(value) or not torch.can_cast(value.dtype, x.dtype):
+    if not _fits(value, x):
         return x.masked_fill_(mask, value)
     return x.copy_(torch.where(mask, value.to(x.dtype), x))
 
