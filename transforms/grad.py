@@ -104,7 +104,7 @@ def _plain(
     This is a third cheaper than torch.func.vjp, which wraps every tensor and always builds the
     graph of the backward pass too.
     """
-    xs = [x.detach().requires_grad_() for x in leaves]
+    xs = trace.copies(leaves, tracked=True)
     with trace.plain_autograd():
         value, aux = flat(*xs)
         grads: list[Tensor | None] = [None] * len(xs)

@@ -125,11 +125,18 @@ def or_(x: Node, y: Node) -> Node:
 
 
 def convert(x: Node, dtype: torch.dtype) -> Node:
-    """XLA's conversion, but to booleans as torch converts; `xfunc.rules.operands` has torch's."""
+    """XLA's conversion, but to booleans as torch converts; `xfunc.rules.operands` has torch's.
+
+    XLA turns ``convert(mask) * x`` into ``select(mask, x, 0)``, which is 0 where `x` is infinite or
+    NaN, while the product is NaN. By way of an integer, the conversion is not recognised, and costs
+    nothing: it is computed where it is used.
+    """
     if x.type.dtype is dtype:
         return x
     if dtype is torch.bool:
         return compare(x, 0, "NE")
+    if x.type.dtype is torch.bool and (dtype.is_floating_point or dtype.is_complex):
+        x = Node("convert", array_type(torch.int32, x.type.dims), (x,))
     if x.type.dtype.is_complex and not dtype.is_complex:
         x = real(x)
     return x if x.type.dtype is dtype else Node("convert", array_type(dtype, x.type.dims), (x,))

@@ -185,10 +185,11 @@ def _instruction(
     """An instruction, as a field of its computation."""
     base, head = _head(opcode, shape)
     name = base + b"%d" % number
-    ids = b"".join([_known_varint(k) for k in operands])
+    if operands:
+        ids = b"".join([_known_varint(k) for k in operands])
+        rest = b"".join((_OPERANDS, _known_varint(len(ids)), ids, rest))
     data = b"".join((
-        b"\x0a", _known_varint(len(name)), name, head, _known_varint(number),
-        _OPERANDS, _known_varint(len(ids)), ids, rest,
+        b"\x0a", _known_varint(len(name)), name, head, _known_varint(number), rest,
     ))  # fmt: skip
     return b"\x12" + _known_varint(len(data)) + data
 
@@ -201,7 +202,7 @@ class _Writer:
 
     def __init__(self, meaning: Meaning | None = None, lines: bool = True) -> None:
         self._meaning, self._lines = meaning, lines
-        self.is_resolved = True
+        self.is_resolved = self.is_plain = True
         self._last = 1  # the number of the module's entry
         self.numbers: dict[int, int] = {}  # of the entry's instructions, by the node's identity
         self._computations: list[bytes] = []
@@ -286,6 +287,7 @@ class _Writer:
             self._computation(called, number, called.name, style)
             communicates = called.communicates
         elif isinstance(called, Module):
+            self.is_plain = False
             number, communicates = self._embedded(called.proto)
         else:
             number = self._pair(*called)
@@ -427,7 +429,11 @@ class _Body:
                 continue
             operands = [numbers.get(id(o)) or self.number_of(o, operation) for o in n.operands]
             type = n.type
-            rest = n.more if n.params is None else params_of(opcode, n.params) + n.more
+            rest = n.more
+            if rest or opcode in _SETTLED:
+                writer.is_plain = False
+            if n.params is not None:
+                rest = params_of(opcode, n.params) + rest
             if n.calls:
                 rest += integers_of(38, writer.callees(n))
                 if opcode == "call" and _is_alone(n):
@@ -456,6 +462,7 @@ class _Body:
 
 
 _PACKING = frozenset(("while", "conditional", "opt-barrier"))
+_SETTLED = opcodes.COLLECTIVES | {"custom-call"}  # what passes over a whole program change
 
 
 def _result(call: Node) -> ArrayType:
@@ -491,20 +498,31 @@ def write(graph: Graph) -> bytes:
     return _Writer().module(graph)
 
 
-def write_resolved(graph: Graph, meaning: Meaning, lines: bool) -> tuple[bytes, bool]:
+class Written(NamedTuple):
+    """A serialised module.
+
+    Attributes:
+        data: it.
+        is_resolved: whether it has no other stamped names than these whose meaning was known.
+        is_plain: whether no value has attributes, and no devices communicate.
+    """
+
+    data: bytes
+    is_resolved: bool
+    is_plain: bool
+
+
+def write_resolved(graph: Graph, meaning: Meaning, lines: bool) -> Written:
     """The same, with what stamped names of operations stand for.
 
     Args:
         graph: the graph.
         meaning: see `xfunc.trace.scopes.meaning`.
         lines: whether instructions carry the user's files and lines.
-
-    Returns:
-        The module, and whether it has no other names than these.
     """
     writer = _Writer(meaning, lines)
     data = writer.module(graph)
-    return data, writer.is_resolved
+    return Written(data, writer.is_resolved, writer.is_plain)
 
 
 def numbered(graph: Graph) -> tuple[bytes, dict[int, int]]:

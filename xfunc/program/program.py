@@ -21,6 +21,7 @@ torch.func.vjp it could not.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -187,7 +188,7 @@ class Program:
         self.forwards: tuple[int | None, ...] = ()
         self.avals = tuple(avals)
         self._raw_fn, self._n_args = fn, len(self.avals)
-        self._labels = tuple(labels)
+        self._labels = labels
         self._traced = False
         self.has_rule = False  # whether a custom_vjp function is called in it, once it is traced
         self.defined_at: Location | None = None
@@ -267,7 +268,7 @@ class Program:
             inputs, outs = self._run(trace, wrt)
             wanted = [i for i, b in enumerate(self._extend(wrt)) if b]
             cts = tuple(i for i, o in enumerate(outs) if o.requires_grad)
-            ct_values = [trace.new_input(outs[i], "a cotangent") for i in cts]
+            ct_values = [trace.new_input(outs[i], lambda: "a cotangent") for i in cts]
             grads: list[torch.Tensor | None] = [None] * len(wanted)
             if cts and wanted:
                 diff, of = [outs[i] for i in cts], [inputs[i] for i in wanted]
@@ -297,8 +298,8 @@ class Program:
         self, trace: Trace, wrt: tuple[bool, ...]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Run `fn` on fresh placeholders: (inputs, outputs). The first run fixes the captures."""
-        labels = [*self._labels, *("an argument" for _ in self.avals[len(self._labels) :])]
         watched = [*wrt, *(False for _ in self.avals[len(wrt) :])]
+        labels = (functools.partial(self._label, i) for i in range(len(self.avals)))
         inputs = [trace.new_input(*x) for x in zip(self.avals, labels, watched, strict=True)]
         outs = [trace.lift(o) for o in self.fn(*inputs)]
         trace.check_unmutated()
@@ -312,6 +313,9 @@ class Program:
             self.forwards = tuple(places.get(id(o)) for o in outs)
             self._outputs, self._traced = tuple(map(aval_of, outs)), True
         return inputs, outs
+
+    def _label(self, i: int) -> str:
+        return self._labels[i] if i < len(self._labels) else "an argument"
 
     # -- derived programs -----------------------------------------------------------------------
 

@@ -112,9 +112,9 @@ def _fused(nodes: Sequence[Value], known: Mapping[Value, Cost]) -> dict[Value, C
     narrow: dict[Value, float] = {}  # the size in memory, as a fraction of the value's size
     for n in nodes:
         if n.opcode == "convert":
-            before, after = n.operands[0].bytes, n.bytes
-            if before < after:
-                narrow[n] = before / after
+            part = narrow.get(n.operands[0], 1.0) * n.operands[0].bytes / n.bytes
+            if part < 1:
+                narrow[n] = part
         elif n.opcode in opcodes.ELEMENTWISE or n.opcode == "broadcast":
             whole = [narrow.get(o, 1.0) for o in n.operands if o.bytes >= n.bytes]
             if whole and max(whole) < 1:

@@ -30,6 +30,7 @@ from xfunc.graph.build import (
     unary,
 )
 from xfunc.graph.node import Node, array_type
+from xfunc.rules import branches
 from xfunc.rules.operands import (
     HALF,
     Operand,
@@ -311,6 +312,8 @@ def _function(opcode: str, *names: str) -> None:
         n = x.node
         if not is_inexact(n.type.dtype):
             n = convert(n, torch.get_default_dtype())
+        if n.type.dtype.is_complex and opcode in ("log", "sqrt", "rsqrt"):
+            return branches.logarithm(n) if opcode == "log" else branches.root(opcode, n)
         return Node(opcode, n.type, (n,))
 
 
@@ -532,7 +535,7 @@ def _pow(a: Operand, b: Operand) -> Node:
 
 
 def _complex_power(x: Node, y: Node) -> Node:
-    out = binary("power", x, y)
+    out = branches.power(x, y)
     zero, re, im = compare(x, 0, "EQ"), build.real(y), build.imag(y)
     out = select(build.and_(zero, compare(y, 0, "EQ")), 1, out)
     below = build.and_(compare(re, 0, "LT"), compare(im, 0, "EQ"))

@@ -33,7 +33,6 @@ def prepare(
     trace = tracing.current()
     made: list[torch.Tensor] = []
     fixed: list[tuple[int, object]] = []
-    labels: list[str] = []
     stays = staged.stays(structure) if staged.stays else (False,) * len(leaves)
     for i, x in enumerate(leaves):
         if isinstance(x, (np.ndarray, np.generic)):
@@ -61,9 +60,9 @@ def prepare(
                 made.append(trace.lift(x))
             else:
                 where = active.runtime()
-                if type(x) is not where.kind or not where.holds(x):
-                    labels = labels or staged.labels(structure)
-                    values.check_array(x, staged.name, labels[i])
+                is_held = type(x) is where.kind and where.holds(x)
+                if not is_held and values.why_no_array(x) is not None:
+                    values.check_array(x, staged.name, staged.labels(structure)[i])
                 made.append(where.to_device(x))
         elif staged.arrays_only:
             label = staged.labels(structure)[i]

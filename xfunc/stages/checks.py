@@ -12,6 +12,7 @@ import torch
 from xfunc import tree
 from xfunc.core.avals import NUMBERS, ShapeDtypeStruct, dtype_of, short
 from xfunc.core.locations import described
+from xfunc.core.paths import Labels
 from xfunc.core.types import Shaped
 from xfunc.errors import TreeMismatchError, fail, instead_of, kind_of, shown
 from xfunc.torchlib.arrays import from_numpy
@@ -148,8 +149,9 @@ def not_chosen(argnums: int | Sequence[int], structure: tree.Structure) -> list[
 
 def check_floating(leaves: Sequence[object], labels: Sequence[str], name: str) -> None:
     """Raise unless every leaf is a tensor of a real floating dtype."""
-    for x, label in zip(leaves, labels, strict=True):
+    for i, x in enumerate(leaves):
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
+            label = labels[i]
             what, hint = f"{shown(x)} ({kind_of(x)})", instead_of(x, label)
             if isinstance(x, Tensor):
                 what, hint = short(x), "convert it with .float(), or choose other argnums."
@@ -179,14 +181,18 @@ def labels_in(t: object, root: str) -> list[str]:
     return [f"{root}{path}" for path, _ in tree.leaves_with_path(t)]
 
 
-def labels_of(fun: Fun, args: tuple[object, ...], nums: Sequence[int]) -> list[str]:
+def labels_of(fun: Fun, args: tuple[object, ...], nums: Sequence[int]) -> Labels:
     """Key paths of the leaves of the selected arguments of a function."""
-    try:
-        names = list(inspect.signature(fun).parameters)
-    except (TypeError, ValueError):
-        names = []
-    roots = {i: names[i] if i < len(names) else f"argument {i}" for i in nums}
-    return [f"{roots[i]}{path}" for i in nums for path, _ in tree.leaves_with_path(args[i])]
+
+    def made() -> list[str]:
+        try:
+            names = list(inspect.signature(fun).parameters)
+        except (TypeError, ValueError):
+            names = []
+        roots = {i: names[i] if i < len(names) else f"argument {i}" for i in nums}
+        return [f"{roots[i]}{path}" for i in nums for path, _ in tree.leaves_with_path(args[i])]
+
+    return Labels(made)
 
 
 def broadcast_shapes(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:

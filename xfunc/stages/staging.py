@@ -29,7 +29,7 @@ from xfunc.core import ambient
 from xfunc.core.avals import Aval, AvalKey
 from xfunc.core.guards import collect_guards, depend_on
 from xfunc.core.locations import Location, function_name
-from xfunc.core.paths import path_of
+from xfunc.core.paths import Labels, path_of
 from xfunc.core.wrappers import Part
 from xfunc.program.bind import bind, differentiations
 from xfunc.program.program import Program, differentiable
@@ -100,11 +100,15 @@ class Staged:
         by_position = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
         return [p.name for p in parameters if p.kind in by_position]
 
-    def labels(self, structure: tree.Structure, fixed: Fixed = ()) -> list[str]:
+    def labels(self, structure: tree.Structure, fixed: Fixed = ()) -> Labels:
         """Key paths of the flat arguments: ``params['layers'][0]``."""
-        skip = {i for i, _ in fixed}
-        accessors = structure.accessors()
-        return [path_of(a, self.parameters) for i, a in enumerate(accessors) if i not in skip]
+        parameters, skip = self.parameters, {i for i, _ in fixed}
+
+        def made() -> list[str]:
+            accessors = structure.accessors()
+            return [path_of(a, parameters) for i, a in enumerate(accessors) if i not in skip]
+
+        return Labels(made)
 
     def key_of(
         self, structure: tree.Structure, avals: tuple[AvalKey, ...], options: Options
@@ -183,8 +187,9 @@ class Staged:
         store.missed(key, self.parameters)
         avals = [Aval(tuple(shape), dtype) for shape, dtype in key.avals]
         labels = self.labels(key.tree, fixed)
-        for a, label in zip(avals, labels, strict=True):
-            values.check_array(a, self.name, label)
+        for i, a in enumerate(avals):
+            if a.dtype not in values.SUPPORTED:
+                values.check_array(a, self.name, labels[i])
         out_tree: list[tree.Structure] = []
         had: list[Effect] = []
 

@@ -146,4 +146,10 @@ def own(result: T) -> T:
     An output may be an argument, and a gradient a view of one number, but changing it in place must
     not change anything else. A copy makes no HLO instruction.
     """
-    return tree.map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, result)
+    leaves, structure = tree.flatten(result)
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    trace = tracing.current()
+    copies = iter(map(torch.clone, tensors) if trace is None else trace.copies(tensors))
+    return tree.unflatten(
+        structure, [next(copies) if isinstance(x, torch.Tensor) else x for x in leaves]
+    )

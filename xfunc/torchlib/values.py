@@ -38,6 +38,9 @@ def is_tracked(tensor: torch.Tensor) -> bool:
             tensor = functorch.unwrapped(tensor)
 
 
+_DENSE = "convert it to a dense tensor of a supported dtype first."
+
+
 def check_array(x: Shaped, name: str | None, label: str = "a captured tensor") -> None:
     """Raise unless `x` is an array that XLA can hold.
 
@@ -46,22 +49,30 @@ def check_array(x: Shaped, name: str | None, label: str = "a captured tensor") -
         name: of the function that is being traced, if one is.
         label: what the message calls `x`.
     """
-    problem = None
-    if isinstance(x, torch.Tensor) and torch.nn.parameter.is_lazy(x):  # It has no shape either.
-        hint = "call the module once on an example, which makes its parameters."
-        raise _refused(f"{label} cannot be used: it is not initialised yet", name, hint)
-    if isinstance(x, torch.Tensor) and x.is_nested and x.layout is torch.strided:
-        raise _not_an_array(f"{label} cannot be used: it is a nested tensor", name)
+    if (why := why_no_array(x)) is not None:
+        problem, hint = why
+        raise _refused(f"{label}{problem}", name, hint)
+
+
+def why_no_array(x: Shaped) -> tuple[str, str] | None:
+    """Why XLA cannot hold `x` (a tensor, or its description), and a hint; None if it can."""
+    problem, hint = None, _DENSE
+    if isinstance(x, torch.Tensor):
+        if torch.nn.parameter.is_lazy(x):  # It has no shape either.
+            hint = "call the module once on an example, which makes its parameters."
+            return " cannot be used: it is not initialised yet", hint
+        if x.is_nested and x.layout is torch.strided:
+            return " cannot be used: it is a nested tensor", hint
     if x.dtype not in SUPPORTED:
         problem = f"its dtype {x.dtype} is not supported"
-    elif isinstance(x, torch.Tensor) and x.layout is not torch.strided:
-        problem = f"its layout {x.layout} is not supported"
-    elif isinstance(x, torch.Tensor) and x.device.type == "meta":
-        problem = "it is on the meta device and has no data"
-    elif isinstance(x, torch.Tensor) and (found := storageless.why_no_data(x)) is not None:
-        raise _refused(f"{label} ({short(x)}) cannot be used: {found[0]}", name, found[1])
-    if problem:
-        raise _not_an_array(f"{label} ({short(x)}) cannot be used: {problem}", name)
+    elif isinstance(x, torch.Tensor):
+        if x.layout is not torch.strided:
+            problem = f"its layout {x.layout} is not supported"
+        elif x.device.type == "meta":
+            problem = "it is on the meta device and has no data"
+        elif (found := storageless.why_no_data(x)) is not None:
+            problem, hint = found
+    return None if problem is None else (f" ({short(x)}) cannot be used: {problem}", hint)
 
 
 def check_dtype(dtype: torch.dtype, others: Iterable[object], name: str) -> None:
@@ -79,7 +90,7 @@ def _is_of_host(x: object) -> bool:
 
 
 def _not_an_array(problem: str, name: str | None) -> UnsupportedOpError:
-    return _refused(problem, name, "convert it to a dense tensor of a supported dtype first.")
+    return _refused(problem, name, _DENSE)
 
 
 def _refused(problem: str, name: str | None, hint: str) -> UnsupportedOpError:

@@ -10,8 +10,6 @@ from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import entry_of
-from xfunc.hlo.passes.branches import keep_branches
-from xfunc.hlo.passes.masks import convert_masks
 from xfunc.hlo.passes.names import strip_names
 from xfunc.hlo.spmd.channels import renumber_channels
 from xfunc.hlo.spmd.groups import settle_groups
@@ -34,8 +32,10 @@ def finished(
     """
     whole = pb.HloModuleProto()
     if isinstance(function, Graph):
-        data, is_resolved = write_resolved(function, scopes.meaning, lines)
+        data, is_resolved, is_plain = write_resolved(function, scopes.meaning, lines)
         whole.ParseFromString(data)
+        if is_resolved and is_plain and not any(tiles):
+            return Module(whole)  # which no pass below would change
     else:
         whole.CopyFrom(function.proto)
         is_resolved = False
@@ -47,8 +47,6 @@ def finished(
         for i in contents.of(entry_of(whole), ("parameter",)):
             if (divided := tiles[i.parameter_number]) is not None:
                 divided.write(i.sharding)
-    convert_masks(contents)
-    keep_branches(contents)
     settle_groups(contents, config.shard_as_in_scan)
     renumber_channels(contents)
     return Module(whole)

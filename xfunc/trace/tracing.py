@@ -77,8 +77,9 @@ class Source(Protocol):
         ...
 
 
-_CAPTURED = "a captured tensor"
-"""The label of an input that is no argument."""
+def _captured() -> str:
+    """The label of an input that is no argument."""
+    return "a captured tensor"
 
 
 class _Thread(threading.local):
@@ -227,7 +228,9 @@ class Trace:
         self.has_rule = False  # whether a custom_vjp function was differentiated or could be
         self.track_captures = False  # whether captures that require grad are differentiated
         self._frozen = frozen_captures
-        self._placeholders: list[tuple[torch.Tensor, torch.Tensor, int, str, int]] = []
+        self._placeholders: list[
+            tuple[torch.Tensor, torch.Tensor, int, Callable[[], str], int]
+        ] = []
         self.substitutes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.made = Made(name, defined_at)
         self.batching = batching.Batching(self)
@@ -302,10 +305,15 @@ class Trace:
 
     # -- inputs -------------------------------------------------------------------------------
 
-    def new_input(self, aval: Shaped, label: str, watched: bool = False) -> torch.Tensor:
+    def new_input(
+        self, aval: Shaped, label: Callable[[], str], watched: bool = False
+    ) -> torch.Tensor:
         """A fresh placeholder, in the form that user code may see.
 
-        If `watched`, plain autograd differentiates with respect to it.
+        Args:
+            aval: its shape and dtype.
+            label: makes what messages call it.
+            watched: whether plain autograd differentiates with respect to it.
         """
         self.has_float8 |= aval.dtype in FLOAT8
         # The placeholder is at the bottom level, wherever a capture occurs.
@@ -345,6 +353,28 @@ class Trace:
         if tensor in self.made or self.owns(tensor):
             return tensor
         return self._capture(tensor)
+
+    def copies(self, values: Iterable[torch.Tensor], tracked: bool = False) -> list[torch.Tensor]:
+        """A tensor of its own for each value, which no instruction makes.
+
+        Unlike in ``x.clone()``, the mode is not asked for each value.
+
+        Args:
+            values: any tensors.
+            tracked: whether plain autograd differentiates with respect to the copies.
+        """
+        func = torch.Tensor.detach if tracked else torch.Tensor.clone
+        values = list(map(self.lift, values))
+        if self.known or self.batching.is_open:
+            found = list(map(func, values))
+        else:
+            frame = sys._getframe(1)
+            with torch._C.DisableTorchFunction():
+                found = list(map(func, values))
+            for x in found:
+                self.made.remember(x, func, frame)
+        with torch._C.DisableTorchFunction():
+            return [x.requires_grad_() for x in found] if tracked else found
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """See NOTE [who owns a tensor]."""
@@ -402,7 +432,7 @@ class Trace:
             if not isinstance(tensor, Leaked):  # A token has an aval, and nothing else.
                 check_array(tensor, self.name)
             tracked = self.track_captures and is_tracked(tensor)
-            value = self.new_input(tensor, _CAPTURED, tracked)
+            value = self.new_input(tensor, _captured, tracked)
         if (known := self.known.find(tensor)) is not None:
             self.known.put(value, known)
         self.captures.append(tensor)
@@ -464,9 +494,9 @@ class Trace:
         """What to make a static argument so that values may be read, for a hint."""
         inner = [functorch.innermost(t) for t in tensors]
         given = [
-            (label, view.ndim, any(t is view for t in inner))
+            (label(), view.ndim, any(t is view for t in inner))
             for _, view, _, label, _ in self._placeholders
-            if label != _CAPTURED
+            if label is not _captured
         ]
         read = [label for label, _, is_read in given if is_read]
         numbers = [label for label, ndim, _ in given if not ndim]
@@ -486,7 +516,7 @@ class Trace:
         numbered = func is None or func.__name__.startswith("_foreach_")
         with torch._C.DisableTorchFunction():  # Each read would pass the mode.
             changed = [
-                (label, view)
+                (label(), view)
                 for _, view, version, label, number in self._placeholders
                 if view._version != version or (numbered and number != recorder.number_of(view))
             ]
