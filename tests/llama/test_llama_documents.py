@@ -5,9 +5,11 @@ import gzip
 import json
 import lzma
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -15,6 +17,18 @@ import pytest
 from examples.llama.data import documents
 from examples.llama.data.documents import DataError
 from tests.llama.texts import lines
+
+
+@pytest.fixture
+def bucket() -> Iterator[Any]:
+    """A file system that is not the disk's."""
+    system = fsspec.filesystem("memory")
+    yield system
+    system.rm("/", recursive=True)
+
+
+def zstd(content: bytes) -> bytes:
+    return pa.compress(content, codec="zstd", asbytes=True)
 
 
 def parquet(**columns: list[Any]) -> bytes:
@@ -36,17 +50,26 @@ def parquet(**columns: list[Any]) -> bytes:
         ("a.jsonl.gz", gzip.compress(lines({"text": "a"}), mtime=0), ["a"]),
         ("a.jsonl.bz2", bz2.compress(lines({"text": "a"})), ["a"]),
         ("a.jsonl.xz", lzma.compress(lines({"text": "a"})), ["a"]),
+        ("a.jsonl.zst", zstd(lines({"text": "a"}, {"text": "b"})), ["a", "b"]),
+        ("a.jsonl.zst", zstd(lines({"text": "a"})) + zstd(lines({"text": "b"})), ["a", "b"]),
+        ("a.txt.zst", zstd("déjà\r\nvu".encode()), ["déjà\nvu"]),
         ("a.jsonl", b"", []),
         ("a.json", json.dumps([{"text": "a"}, {"text": "b"}]).encode(), ["a", "b"]),
         ("a.JSON", lines({"text": "a", "n": 1}, {"text": "b", "n": 2}), ["a", "b"]),
+        ("a.json", json.dumps({"text": "a"}, indent=2).encode(), ["a"]),
+        ("a.json", b"", []),
+        ("a.json.gz", gzip.compress(lines({"text": "a"}, {"text": "b"}), mtime=0), ["a", "b"]),
+        ("a.json.zst", zstd(json.dumps([{"text": "a"}, {"text": "b"}]).encode()), ["a", "b"]),
         ("a.parquet", parquet(n=[1, 2], text=["a", None]), ["a", ""]),
     ],
 )
 def test_documents_read_formats(
-    tmp_path: Path, name: str, content: bytes, expected: list[str]
+    tmp_path: Path, bucket: Any, name: str, content: bytes, expected: list[str]
 ) -> None:
     (tmp_path / name).write_bytes(content)
     assert list(documents.read([str(tmp_path / name)])) == expected
+    bucket.pipe(f"/{name}", content)
+    assert list(documents.read([f"memory://{name}"])) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,6 +118,7 @@ def test_documents_read_json_types_change_late_in_file(tmp_path: Path) -> None:
             "after 1 lines: Compressed",
         ),
         ("a.jsonl.gz", b"text", "after 0 lines: "),
+        ("a.jsonl.zst", zstd(lines({"text": "a"}))[:-9], "after 0 lines: Truncated compressed"),
     ],
 )
 def test_documents_read_errors(
@@ -135,6 +159,27 @@ def test_documents_find_folders_and_patterns(
     for nothing in ("missing.txt", "*.csv", ".git/sub"):
         with pytest.raises(DataError, match=f"no data at {re.escape(repr(nothing))}: give a file"):
             documents.find([nothing])
+
+
+def test_documents_find_behind_urls(tmp_path: Path, bucket: Any) -> None:
+    for name in ("a.jsonl", "sub/b.jsonl.zst", "sub/c.parquet", "note", ".git/d.txt"):
+        bucket.pipe(f"/data/{name}", b"")
+    every = ["a.jsonl", "sub/b.jsonl.zst", "sub/c.parquet"]
+    assert documents.find(["memory://data"]) == [f"memory:///data/{name}" for name in every]
+    assert documents.find(["memory://data/sub/*.zst"]) == ["memory:///data/sub/b.jsonl.zst"]
+    assert documents.find(["memory://data/**/*.jsonl"]) == ["memory:///data/a.jsonl"]
+    assert documents.find(["memory://data/note"]) == ["memory:///data/note"]
+    (tmp_path / "a.txt").write_text("a")
+    assert documents.find([f"file://{tmp_path}/*.txt"]) == [f"{tmp_path}/a.txt"]
+    with pytest.raises(DataError, match=r"no data at 'memory://data/\*\.txt': give a file"):
+        documents.find(["memory://data/*.txt"])
+    with pytest.raises(DataError, match=r"cannot find 'nowhere://a': Protocol not known: nowhere"):
+        documents.find(["nowhere://a"])
+    fsspec.register_implementation(
+        "absent", "no_such_package.System", errtxt="Install no_such_package", clobber=True
+    )
+    with pytest.raises(DataError, match=r"cannot find 'absent://a': Install no_such_package"):
+        documents.find(["absent://a"])
 
 
 def test_documents_python_docs_paragraphs_are_unique() -> None:

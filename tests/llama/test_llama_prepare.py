@@ -1,8 +1,10 @@
 """The reader prepares data before the first step, and finds damage and bad records."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
@@ -56,6 +58,20 @@ def test_reader_makes_damaged_files_again(
     told.clear()
     Reader(settings, tmp_path, say=told.append)
     assert told == []
+
+
+def test_reader_data_behind_a_url(tmp_path: Path) -> None:
+    system = fsspec.filesystem("memory")
+    local = write_lines(tmp_path / "a.jsonl", *documents_of(200))
+    system.pipe("/bucket/a.jsonl", local.read_bytes())
+    settings = DataConfig(("memory://bucket/*.jsonl",), vocab=300, seq=16)
+    reader = Reader(settings, tmp_path)
+    expected = Reader(dataclasses.replace(settings, files=(str(local),)), tmp_path)
+    assert reader.state(5) == expected.state(5)
+    system.pipe("/bucket/a.jsonl", local.read_bytes().replace(b"few", b"new"))
+    with pytest.raises(DataError, match=r"not that of the checkpoint: text was \w+, is \w+"):
+        Reader(settings, tmp_path).go_on(reader.state(5))
+    system.rm("/bucket", recursive=True)
 
 
 # -- records that cannot be read ----------------------------------------------------------------

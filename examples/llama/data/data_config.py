@@ -13,8 +13,9 @@ class DataConfig:
     Attributes:
         kind: what a record is: `text`, a document whose every token is learned; `chat`, a
             conversation whose answers are learned; or `pairs`, two answers, one of them preferred.
-        files: text, JSON lines and parquet files, folders of them, or patterns; `python-docs` is
-            the language reference inside Python.
+        files: text, JSON lines and parquet files, folders of them, or patterns, also behind URLs
+            that fsspec opens (`hf://datasets/...`, `s3://...`, `gs://...`); `python-docs` is the
+            language reference inside Python. A file behind `https://` is taken not to change.
         validation: files to evaluate on, given like `files`, which are then all used for training;
             if empty, a fraction of the documents is held out.
         template: a file with a chat template; `training`: one that writes an answer the same

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from fsspec.core import url_to_fs
 
 from ..files import written
 from .documents import PYTHON_DOCS
@@ -28,9 +29,9 @@ def cached(
 ) -> Path:
     """The folder in `cache` that `write` fills from `files` and `settings`; it is made only once.
 
-    Files are identified by name, size and time, so finding the folder reads none of them. The
-    folder's contents are compared with their checksums: if they are damaged, `say` is called and
-    the folder is made again.
+    Files are identified by name, size and time, those behind a URL by fsspec's `ukey`, so finding
+    the folder reads none of them. The folder's contents are compared with their checksums: if they
+    are damaged, `say` is called and the folder is made again.
     """
     made_from = json.dumps([_FORMAT, [_stamp(f) for f in files], *settings])
     folder = cache / hashlib.sha256(made_from.encode()).hexdigest()[:32]
@@ -77,5 +78,8 @@ def _sum(path: Path) -> str:
 def _stamp(file: str) -> list[Any]:
     if file == PYTHON_DOCS:
         return [file, sys.version]
+    if "://" in file:
+        system, path = url_to_fs(file)
+        return [file, system.ukey(path)]
     status = os.stat(file)
     return [file, status.st_size, status.st_mtime_ns]

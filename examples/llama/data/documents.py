@@ -1,24 +1,28 @@
 """Documents: from text, JSON and parquet files, or from the language reference inside Python.
 
 A text file is one document, as is each line of a JSON lines file and each row of a parquet file.
-Hugging Face's `datasets` reads everything but JSON lines, one file at a time and without making its
-own copy on disk.
+fsspec opens files, also those elsewhere (`hf://`, `s3://`, `gs://`), which are read as streams: no
+copy is made on disk.
 """
 
 import bz2
+import contextlib
 import functools
-import glob
 import gzip
 import hashlib
+import io
 import itertools
 import json
 import lzma
 import math
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from pathlib import PurePath
 from pydoc_data.topics import topics
 from typing import Any, TypeVar
+
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 T = TypeVar("T")
 PYTHON_DOCS = "python-docs"  # the topics of `help('with')` and the like: no download
@@ -31,7 +35,21 @@ _KINDS = {
     ".parquet": "parquet",
 }
 _TABLES = (".csv", ".tsv", ".xls", ".xlsx")  # as text they would be one document with commas in it
-_COMPRESSED: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_BUFFER = 1 << 20  # bytes
+
+
+def _zstd(file: Any) -> Any:
+    import pyarrow  # Imported late: it takes a while, and other files do not need it.
+
+    return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"))
+
+
+_COMPRESSED: dict[str, Callable[[Any], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _zstd,
+}
 
 
 class DataError(ValueError):
@@ -57,18 +75,24 @@ def find(sources: Sequence[str]) -> list[str]:
 
 
 def _files(source: str) -> list[str]:
-    path = Path(source).expanduser()
     if source == PYTHON_DOCS:
         return [source]
-    if path.is_dir():
-        below = (f for f in path.rglob("*") if f.is_file() and _kind(f) is not None)
-        shown = (f for f in below if not any(p[0] == "." for p in f.relative_to(path).parts))
-        files = sorted(str(f.absolute()) for f in shown)
-    else:
-        matches = [str(path)] if path.exists() else glob.glob(str(path), recursive=True)
-        files = sorted(str(f.absolute()) for f in map(Path, matches) if f.is_file())
-    for file in map(Path, files):
-        if {s.lower() for s in file.suffixes[-2:]} & {*_TABLES} and _kind(file) is None:
+    try:
+        system, path = url_to_fs(source)
+        if system.isdir(path):
+            below = (f for f in system.find(path) if _kind(f) is not None)
+            found = [f for f in below if not any(p[:1] == "." for p in f[len(path) :].split("/"))]
+        elif system.exists(path):
+            found = [path]
+        else:
+            matches: Any = system.glob(path, detail=True)
+            found = [name for name, about in matches.items() if about["type"] == "file"]
+    except Exception as error:  # Each file system raises others.
+        raise DataError(f"cannot find {source!r}: {error}") from error
+    local = isinstance(system, LocalFileSystem)
+    files = sorted(f if local else system.unstrip_protocol(f) for f in found)
+    for file in files:
+        if {s.lower() for s in PurePath(file).suffixes[-2:]} & {*_TABLES} and _kind(file) is None:
             raise DataError(f"{file} is a table in an unsupported format: convert it to JSON lines")
     if not files:
         endings = " ".join(_KINDS)
@@ -80,8 +104,9 @@ def _files(source: str) -> list[str]:
     return files
 
 
-def _kind(file: Path) -> str | None:
-    ending = Path(file.stem).suffix if file.suffix in _COMPRESSED else file.suffix
+def _kind(name: str) -> str | None:
+    file = PurePath(name)
+    ending = PurePath(file.stem).suffix if file.suffix in _COMPRESSED else file.suffix
     return _KINDS.get(ending.lower())
 
 
@@ -120,7 +145,7 @@ def records(
         leave_out: as for `read`.
     """
     for file in files:
-        unit = "line" if _kind(Path(file)) == "lines" else "document"
+        unit = "line" if _kind(file) == "lines" else "document"
         for number, row in _rows(file, fields, unit):
             where = f"{unit} {number} of {file}"
             try:
@@ -164,39 +189,62 @@ def _text(field: str, row: Any, where: str) -> str:
 
 def _rows(file: str, fields: Sequence[str], unit: str) -> Iterator[tuple[int, Any]]:
     """The records of a file, each with its line or document number; blank lines are left out."""
-    with tempfile.TemporaryDirectory() as locks:  # `datasets` leaves a lock for each file it reads
-        number = 0
-        try:
-            for row in _open(file, fields, locks):
-                number += 1
-                if not isinstance(row, bytes) or row.strip():
-                    yield number, row
-        except Exception as error:
-            reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
-            raise DataError(
-                f"cannot read {file} after {number} {unit}s: {reason}. Fix it, or remove it"
-            ) from error
+    number = 0
+    try:
+        for row in _open(file, fields):
+            number += 1
+            if not isinstance(row, bytes) or row.strip():
+                yield number, row
+    except Exception as error:
+        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+        raise DataError(
+            f"cannot read {file} after {number} {unit}s: {reason}. Fix it, or remove it"
+        ) from error
 
 
-def _open(file: str, fields: Sequence[str], locks: str) -> Iterator[Any]:
-    kind = _kind(Path(file))
-    if kind == "lines":  # `datasets` requires the same fields and types throughout a file.
-        with _COMPRESSED.get(Path(file).suffix, open)(file, "rb") as lines:
-            yield from (line.rstrip(b"\r\n") for line in lines)
+def _open(file: str, fields: Sequence[str]) -> Iterator[Any]:
+    kind = _kind(file)
+    if kind == "parquet":
+        yield from _parquet(file, fields)
         return
+    system, path = url_to_fs(file)
+    with contextlib.ExitStack() as stack:
+        stored = stack.enter_context(system.open(path, "rb"))
+        content: Any = stack.enter_context(io.BufferedReader(stored, _BUFFER))
+        if (ending := PurePath(file).suffix) in _COMPRESSED:
+            content = stack.enter_context(_COMPRESSED[ending](content))
+        if kind == "lines":
+            yield from (line.rstrip(b"\r\n") for line in content)
+        elif kind == "json":
+            yield from _json(content)
+        else:
+            text = stack.enter_context(io.TextIOWrapper(content, "utf-8"))
+            yield {fields[0]: text.read()}
+
+
+def _json(content: Any) -> Iterator[Any]:
+    """The items of an array, or the lines of a file that has one object on each."""
+    line = next((line for line in content if line.strip()), b"[]")
+    try:
+        found = json.loads(line)
+    except ValueError:
+        found = json.loads(line + content.read())
+    if isinstance(found, list):
+        yield from found
+    else:
+        yield found
+        yield from content
+
+
+def _parquet(file: str, fields: Sequence[str]) -> Iterator[Any]:
     import datasets  # Imported late: it takes a second, and cached tokens do not need it.
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # It also raises what it logs.
-    how: dict[str, Any] = {"streaming": True, "cache_dir": locks}
-    if kind == "json":
-        yield from datasets.Dataset.from_json(file, **how)
-    elif kind == "parquet":
+    with tempfile.TemporaryDirectory() as locks:  # It leaves a lock for each file that it reads.
+        how: dict[str, Any] = {"streaming": True, "cache_dir": locks}
         rows = datasets.Dataset.from_parquet(file, **how)
         columns = [field for field in fields if field in rows.column_names] or None
         yield from datasets.Dataset.from_parquet(file, columns=columns, **how)
-    else:
-        texts: Any = datasets.Dataset.from_text(file, sample_by="document", **how)
-        yield from ({fields[0]: text["text"]} for text in texts)
 
 
 def _python_docs() -> Iterator[str]:
