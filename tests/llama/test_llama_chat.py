@@ -104,7 +104,7 @@ def learned(folder: Path) -> Callable[[conversations.Encoder, dict[str, Any]], l
 
 def trained_on(reader: Reader, folder: Path) -> Part:
     """The data that a reader has prepared in a folder for training."""
-    return prepare(reader.config, folder, 300, str)[1].train
+    return prepare(reader.config, folder, 300, str)[1][0].train
 
 
 # -- templates ------------------------------------------------------------------------------------

@@ -122,6 +122,13 @@ def load(folder: Path) -> Corpus:
     return Corpus(train, held_out, about["fingerprint"])
 
 
+def fingerprint(parts: Sequence[Corpus]) -> str:
+    """A hash of the text of several corpora; that of one is its own."""
+    if len(parts) == 1:
+        return parts[0].fingerprint
+    return hashlib.sha256(" ".join(part.fingerprint for part in parts).encode()).hexdigest()
+
+
 def _part(folder: Path, name: str, dtype: str) -> Part:
     ends, answers = np.load(folder / f"{name}.ends.npy"), folder / f"{name}.learned"
     if not len(ends) or not ends[-1]:  # An empty file cannot be mapped.

@@ -1,5 +1,6 @@
 """The data of a run."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,9 @@ class DataConfig:
         files: text, JSON lines and parquet files, folders of them, or patterns, also behind URLs
             that fsspec opens (`hf://datasets/...`, `s3://...`, `gs://...`); `python-docs` is the
             language reference inside Python. A file behind `https://` is taken not to change.
+        weights: how often each entry of `files` is drawn from, such as `[0.7, 0.3]`: of all rows it
+            has that share, however many tokens it has, and begins a new epoch of its own when all
+            are seen; empty: all files are one, in which each token is as frequent.
         validation: files to evaluate on, given like `files`, which are then all used for training;
             if empty, a fraction of the documents is held out.
         template: a file with a chat template; `training`: one that writes an answer the same
@@ -42,6 +46,7 @@ class DataConfig:
     """
 
     files: tuple[str, ...] = (PYTHON_DOCS,)
+    weights: tuple[float, ...] = ()
     validation: tuple[str, ...] = ()
     kind: Literal["text", "chat", "pairs"] = "text"
     template: str | None = None
@@ -64,6 +69,20 @@ class DataConfig:
                 raise DataError(f"{name} is {getattr(self, name)}: use {least} or more")
         if self.dynamic and self.kind == "pairs":
             raise DataError("dynamic needs rows of one document, and a pair has two: leave it out")
+        if self.weights and len(self.weights) != len(self.files):
+            raise DataError(
+                f"weights are {len(self.weights)}, and files {len(self.files)}: give a weight for "
+                "each entry of data.files, or none"
+            )
+        for weight in self.weights:
+            if not 0 < weight < math.inf:
+                raise DataError(
+                    f"weights has {weight}: use numbers above 0, or leave the files out"
+                )
+        if self.weights and self.dynamic:
+            raise DataError(
+                "weights are shares of rows, and dynamic makes rows of any length: leave one out"
+            )
         if self.memory_limit is not None and (self.memory_limit < 1 or not self.dynamic):
             raise DataError(
                 f"memory_limit is {self.memory_limit}: use a number of bytes, with data.dynamic"

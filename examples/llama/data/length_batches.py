@@ -44,9 +44,10 @@ class ByLength:
         self._ordered = functools.lru_cache(2)(self._order)
 
     def batch(
-        self, epoch: int, rows: Int[np.ndarray, " rows"]
+        self, epoch: int | None, rows: Int[np.ndarray, " rows"]
     ) -> tuple[Int32[np.ndarray, "rows longest"], ...]:
         """Tokens and targets of some rows of an epoch."""
+        assert epoch is not None
         chosen = self._ordered(epoch)[rows]
         shape = len(rows), int(self._sizes[chosen].max(initial=1))
         tokens, targets = np.zeros(shape, np.int32), np.full(shape, IGNORE, np.int32)

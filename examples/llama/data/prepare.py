@@ -1,11 +1,13 @@
 """From the files of a run to a tokenizer and tokens on disk, each made once."""
 
+import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from . import conversations, corpus, documents, tokenizer
+from .conversations import Encoder
 from .corpus import Corpus, Example
 from .data_config import DataConfig
 from .disk_cache import cached
@@ -22,93 +24,104 @@ _SHOWN = 5  # of the records left out
 
 def prepare(
     config: DataConfig, folder: Path, vocab: int | None, say: Say
-) -> tuple[Tokenizer, Corpus]:
-    """The tokenizer and the tokens for a `Reader`, which explains the arguments."""
+) -> tuple[Tokenizer, list[Corpus]]:
+    """The tokenizer and the tokens of each source for a `Reader`, which explains the arguments."""
     if not config.files:
         raise DataError("data.files is empty: give files, folders or patterns")
     if (size := config.vocab or vocab) is None:
         raise DataError("data.vocab is null, and there is no model: set the size of the vocabulary")
     cache = folder / "data" if config.cache is None else Path(config.cache).expanduser()
-    source = _Source(config, say)
+    sources = _sources(config, say)
+    files = [file for source in sources for file in source.files]
 
     def train_tokenizer(folder: Path) -> None:
-        say(f"training a tokenizer of {size} tokens on {source}")
-        trained_on = (text for text, held_out in source.pieces() if not held_out)
+        say(f"training a tokenizer of {size} tokens on {len(files)} files")
+        pieces = itertools.chain.from_iterable(source.pieces() for source in sources)
+        trained_on = (text for text, held_out in pieces if not held_out)
         tokenizer.train(_told(trained_on, say), size, folder)
-
-    def write_corpus(folder: Path) -> None:
-        say(f"encoding the documents of {source}")
-        left_out: list[str] = []
-        tell = _Seldom(say)
-        corpus.write(
-            source.pieces(left_out.append),
-            known,
-            folder,
-            lambda documents, tokens: tell(f"{documents:,} documents, {tokens:,} tokens so far"),
-        )
-        (folder / _LEFT_OUT).write_text("".join(f"{line}\n" for line in left_out), "utf-8")
-
-    def made(settings: list[object], write: Callable[[Path], None]) -> Path:
-        return cached(cache, source.files, [*source.settings, *settings], write, say)
-
-    def write_examples(folder: Path) -> None:
-        say(f"encoding the {config.kind} records of {source}")
-        left_out: list[str] = []
-        tell = _Seldom(say)
-        corpus.write_examples(
-            source.examples(encoder, left_out.append),
-            known,
-            folder,
-            lambda examples, tokens: tell(f"{examples:,} texts, {tokens:,} tokens so far"),
-        )
-        (folder / _NOTE).write_text("\n".join(encoder.notes()), "utf-8")
-        (folder / _LEFT_OUT).write_text("".join(f"{line}\n" for line in left_out), "utf-8")
 
     if config.kind != "text" and config.tokenizer is None:
         raise DataError(
             f"data.kind is {config.kind}, and data.tokenizer is null: give the model's "
             "tokenizer; one trained here cannot replace it"
         )
-    known = tokenizer.load(config.tokenizer or made([size], train_tokenizer))
+    sizes = [len(source.files) for source in sources[1:]]
+    settings = [*sources[0].settings, *sizes, size]
+    known = tokenizer.load(config.tokenizer or cached(cache, files, settings, train_tokenizer, say))
     if vocab is not None:  # Before everything is encoded, which takes long.
         known.check_fits(vocab)
-    if config.kind == "text":
-        tokens = made([known.digest], write_corpus)
-    else:
-        encoder = conversations.Encoder(known, config)
-        tokens = made([known.digest, *encoder.settings], write_examples)
-    found = corpus.load(tokens)
-    _tell(tokens, found, say)
-    return known, found
+    return known, [source.corpus(known, cache) for source in sources]
+
+
+def _sources(config: DataConfig, say: Say) -> list["_Source"]:
+    """What a run reads: all files together, or with weights each entry of `data.files`."""
+    entries = [[entry] for entry in config.files] if config.weights else [config.files]
+    train, validation = [documents.find(e) for e in entries], documents.find(config.validation)
+    every = {file for files in train for file in files}
+    if both := sorted(every & {*validation}):
+        raise DataError(
+            f"{', '.join(both)}: both in data.files and in data.validation. Data used for "
+            "training cannot be used for validation: remove it from one of them"
+        )
+    if config.kind != "text" and PYTHON_DOCS in every | {*validation}:
+        raise DataError(
+            f"data.kind is {config.kind}, and {PYTHON_DOCS} has no such records: give JSON "
+            "lines, JSON or parquet in data.files"
+        )
+    return [
+        _Source(config, files, validation if number == 0 else [], say)
+        for number, files in enumerate(train)
+    ]
 
 
 class _Source:
-    """The documents of a run.
+    """Files that are read together.
+
+    Args:
+        config: the settings.
+        train: files to train on; unless the settings name others, a part is held out.
+        validation: files to evaluate on.
+        say: called with messages about whatever takes long.
 
     Attributes:
-        files: all files they are read from.
-        settings: what determines them, besides the files.
+        files: all of them.
+        settings: what determines the documents, besides the files.
     """
 
-    def __init__(self, config: DataConfig, say: Say):
+    def __init__(
+        self, config: DataConfig, train: Sequence[str], validation: Sequence[str], say: Say
+    ):
         self._config, self._say = config, say
-        self._train = documents.find(config.files)
-        self._validation = documents.find(config.validation)
-        if both := sorted({*self._train} & {*self._validation}):
-            raise DataError(
-                f"{', '.join(both)}: both in data.files and in data.validation. Data used for "
-                "training cannot be used for validation: remove it from one of them"
-            )
-        if config.kind != "text" and PYTHON_DOCS in (*self._train, *self._validation):
-            raise DataError(
-                f"data.kind is {config.kind}, and {PYTHON_DOCS} has no such records: give JSON "
-                "lines, JSON or parquet in data.files"
-            )
-        self.files = [*self._train, *self._validation]
-        self.settings = config.field, config.held_out, len(self._validation), config.skip_bad
+        self._train, self._validation = train, validation
+        self.files = [*train, *validation]
+        held_out = None if config.validation and not validation else config.held_out
+        self.settings = config.field, held_out, len(validation), config.skip_bad
 
-    def __str__(self) -> str:
-        return f"{len(self.files)} files"
+    def corpus(self, known: Tokenizer, cache: Path) -> Corpus:
+        """The tokens of the files, which are in `cache` from then on."""
+        encoder = None if self._config.kind == "text" else Encoder(known, self._config)
+        settings = [*self.settings, known.digest, *(encoder.settings if encoder else ())]
+        write = functools.partial(self._write, known, encoder)
+        folder = cached(cache, self.files, settings, write, self._say)
+        found = corpus.load(folder)
+        _tell(folder, found, self._say)
+        return found
+
+    def _write(self, known: Tokenizer, encoder: Encoder | None, folder: Path) -> None:
+        kind = "documents" if encoder is None else f"{self._config.kind} records"
+        self._say(f"encoding the {kind} of {len(self.files)} files")
+        left_out: list[str] = []
+        seldom = _Seldom(self._say)
+
+        def tell(documents: int, tokens: int) -> None:
+            seldom(f"{documents:,} documents, {tokens:,} tokens so far")
+
+        if encoder is None:
+            corpus.write(self.pieces(left_out.append), known, folder, tell)
+        else:
+            corpus.write_examples(self.examples(encoder, left_out.append), known, folder, tell)
+            (folder / _NOTE).write_text("\n".join(encoder.notes()), "utf-8")
+        (folder / _LEFT_OUT).write_text("".join(f"{line}\n" for line in left_out), "utf-8")
 
     def pieces(
         self, leave_out: Callable[[str], object] = lambda text: None
@@ -119,14 +132,14 @@ class _Source:
             documents.read(files, self._config.field, told)
             for files in (self._train, self._validation)
         )
-        if not self._validation:
+        if not self._config.validation:
             yield from documents.split(train, self._config.held_out)
             return
         yield from ((text, False) for text in train)
         yield from ((text, True) for text in validation)
 
     def examples(
-        self, encoder: conversations.Encoder, leave_out: Callable[[str], object]
+        self, encoder: Encoder, leave_out: Callable[[str], object]
     ) -> Iterator[tuple[Example, bool]]:
         """Each conversation or answer, and whether it is held out."""
         told = leave_out if self._config.skip_bad else None
@@ -134,7 +147,7 @@ class _Source:
             filter(None, documents.records(files, conversations.FIELDS, encoder.examples, told))
             for files in (self._train, self._validation)
         )
-        if self._validation:
+        if self._config.validation:
             divided = itertools.chain(
                 zip(train, itertools.repeat(False)), zip(validation, itertools.repeat(True))
             )

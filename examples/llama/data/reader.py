@@ -11,11 +11,13 @@ import numpy as np
 import torch
 
 from ..model import Batch
+from . import corpus, mixture
 from .binning import Whole
 from .corpus import Part
 from .data_config import DataConfig
 from .documents import DataError
-from .length_batches import ByLength, joined
+from .length_batches import ByLength
+from .mixture import Mixture
 from .packing import Stream
 from .position import Position
 from .prepare import prepare
@@ -52,56 +54,67 @@ class Reader:
         say: Callable[[str], object] = lambda text: None,
         rows: Sequence[int] | None = None,
     ) -> None:
-        self.tokenizer, self._corpus = prepare(config, Path(folder), vocab, say)
-        train, held_out, _ = self._corpus
-        if config.kind == "text" and not config.dynamic and len(train.tokens) < config.seq:
+        self.config, self._position = config, Position()
+        self.tokenizer, self._corpora = prepare(config, Path(folder), vocab, say)
+        self._weights = mixture.whole(config.weights or (1,))
+        train, held_out, _ = zip(*self._corpora, strict=True)
+        self._check(train, held_out)
+        some = rows is not None and not config.dynamic
+        self._rows = np.array(rows) if some else np.arange(config.batch)
+        self._train = Mixture([_rows(config, part) for part in train], self._weights)
+        packed = [_packed(config, part) for part in held_out if len(part.tokens)]
+        self._held_out = Mixture(packed, [part.rows for part in packed])
+        if not all(part.rows for part in self._train.sources):
+            raise DataError("no document to train on has two tokens: use more text")
+        self.held_out_batches = -(-sum(part.rows for part in packed) // config.batch)
+
+    def _check(self, train: Sequence[Part], held_out: Sequence[Part]) -> None:
+        """Raise an error if there is too little of something."""
+        config = self.config
+        for files, part in zip(config.files, train, strict=False):
+            if config.kind == "text" and not config.dynamic and len(part.tokens) < config.seq:
+                which = f" of {files!r}" if config.weights else ""
+                raise DataError(
+                    f"the {len(part.tokens)} tokens{which} to train on do not fill one row of "
+                    f"{config.seq}: use more text, or a smaller seq"
+                )
+        if not any(len(part.tokens) for part in held_out):
+            count = sum(len(part.ends) for part in train)
             raise DataError(
-                f"the {len(train.tokens)} tokens to train on do not fill one row of {config.seq}: "
-                f"use more text, or a smaller seq"
-            )
-        if not len(held_out.tokens):
-            raise DataError(
-                f"none of {len(train.ends)} {_NAMES[config.kind]} is held out: "
+                f"none of {count} {_NAMES[config.kind]} is held out: "
                 f"use a larger part than {config.held_out}, or more text"
                 if not config.validation
                 else "data.validation has no text: give other files"
             )
-        self.config, self._position = config, Position()
-        some = rows is not None and not config.dynamic
-        self._rows = np.array(rows) if some else np.arange(config.batch)
-        self._train, self._held_out = _rows(config, train), _packed(config, held_out)
-        if not self._train.rows:
-            raise DataError("no document to train on has two tokens: use more text")
-        self.held_out_batches = -(-self._held_out.rows // config.batch)
 
     def __str__(self) -> str:
-        train, held_out, _ = self._corpus
-        return (
-            f"{len(train.tokens):,} tokens of {len(train.ends):,} {self._name} to train on, "
-            f"{len(held_out.tokens):,} of {len(held_out.ends):,} held out"
-        )
+        train, held_out, _ = zip(*self._corpora, strict=True)
+        tokens, documents = _counts(train)
+        text = f"{tokens:,} tokens of {documents:,} {_NAMES[self.config.kind]} to train on"
+        if self.config.weights:
+            shares = zip(self._weights, self.config.files, strict=True)
+            each = (f"{weight / sum(self._weights):.1%} {files}" for weight, files in shares)
+            text += f" ({', '.join(each)})"
+        tokens, documents = _counts(held_out)
+        return f"{text}, {tokens:,} of {documents:,} held out"
 
     def batch(self, step: int) -> Batch:
         """The batch of one step, counted from 0."""
         first = self._position.row_at(step, self.config.batch)
-        numbers = first + self._rows  # of the rows, over all epochs
-        epochs, places = np.divmod(numbers, self._train.rows)
-        parts = [
-            self._train.batch(int(number), places[epochs == number]) for number in np.unique(epochs)
-        ]
-        return _batch(joined(parts))
+        return _batch(self._train.batch(first + self._rows))
 
     def widths(self) -> list[int]:
         """The width of each batch of an epoch, with `config.dynamic`."""
-        assert isinstance(self._train, ByLength)
-        return self._train.widths()
+        [rows] = self._train.sources
+        assert isinstance(rows, ByLength)
+        return rows.widths()
 
     def held_out(self, number: int) -> Batch:
         """One of the `held_out_batches`; rows of the last may be empty."""
         if not 0 <= number < self.held_out_batches:
             raise IndexError(f"no batch {number}: {self.held_out_batches} are held out")
         rows = number * self.config.batch + self._rows
-        return _batch(self._held_out.batch(None, rows))
+        return _batch(self._held_out.batch(rows, shuffled=False))
 
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint keeps to continue with the batch of `step`, as plain JSON values."""
@@ -121,7 +134,7 @@ class Reader:
             DataChangedError: the data, or their order, differ without `new_data`; or the tokenizer
                 does, whose token numbers the model has learned.
         """
-        unset = {key: None for key in ("kind", "dynamic") if state.get(key)}
+        unset = {key: None for key in ("kind", "dynamic", "weights") if state.get(key)}
         now, step, position = unset | self._made_of(), state["step"], Position.of(state)
         was = {key: state.get(key) for key in now}
         differ = [key for key in now if was[key] != now[key]]
@@ -150,16 +163,19 @@ class Reader:
             # Earlier versions had no others.
             **({} if kind == "text" else {"kind": kind}),
             **({"dynamic": True} if self.config.dynamic else {}),
-            "text": self._corpus.fingerprint,
+            **({"weights": self._weights} if self._weights[1:] else {}),
+            "text": corpus.fingerprint(self._corpora),
             "tokenizer": self.tokenizer.digest,
             "batch": self.config.batch,
             "seq": self.config.seq,
             "seed": self.config.seed,
         }
 
-    @property
-    def _name(self) -> str:
-        return _NAMES[self.config.kind]
+
+def _counts(parts: Iterable[Part]) -> tuple[int, int]:
+    """How many tokens and documents there are."""
+    tokens, documents = zip(*((len(part.tokens), len(part.ends)) for part in parts), strict=True)
+    return sum(tokens), sum(documents)
 
 
 def _rows(config: DataConfig, part: Part) -> Stream | Whole | ByLength:
