@@ -89,7 +89,9 @@ def learned(folder: Path) -> Callable[[conversations.Encoder, dict[str, Any]], l
     known = tokenizer.load(folder).model
 
     def found(encoder: conversations.Encoder, row: dict[str, Any]) -> list[str]:
-        example = encoder.examples(row, "line 1 of f")[0]
+        texts = encoder.examples(row, "line 1 of f")
+        encoder.count(texts)
+        example = texts[0]
         stretches: list[list[int]] = []
         for before, token, yes in zip(
             [False, *example.learned], example.tokens, example.learned, strict=False
@@ -453,17 +455,20 @@ def test_encoder_too_long(encoder: Callable[..., conversations.Encoder], skip: b
         if skip:
             made = encoder(kind=kind, seq=20, too_long="skip")
             assert made.examples(row, "") == ()
+            assert not made.count(())
             assert made.notes()[1:] == ["1 records are skipped: longer than a row of 20 tokens"]
             assert made.examples({"prompt": "a", "completion": "b", **_both("b")}, "") != ()
             continue
         made = encoder(kind=kind, seq=20, too_long="truncate")
         rooms = {"chat": [20]}.get(kind) or ([10, 10] if row is even else [20 - shortest, shortest])
-        for cut, example, room in zip(made.examples(row, ""), whole, rooms, strict=True):
+        found = made.examples(row, "")
+        assert made.count(found)
+        for cut, example, room in zip(found, whole, rooms, strict=True):
             assert cut.tokens == example.tokens[:room]
             assert cut.learned == example.learned[:room]
         assert made.notes()[1:] == ["1 records are truncated: longer than a row of 20 tokens"]
     made = encoder(seq=20, too_long="truncate")
-    assert made.examples(hopeless, "") == ()
+    assert not made.count(made.examples(hopeless, ""))
     assert made.notes() == [
         "0 of 0 answers are learned",
         "1 records are skipped: longer than a row of 20 tokens, before any answer",

@@ -65,6 +65,9 @@ class Encoder:
         if config.too_long != "error":
             self.settings.append(config.too_long)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Encoder, (self._tokenizer, self._config)
+
     def examples(self, row: Any, where: str) -> tuple[Example, ...]:
         """What there is to learn from in a record: a conversation, or the two of a pair.
 
@@ -84,15 +87,20 @@ class Encoder:
                 )
             cut = _cut(found, self._config.seq)
             if self._config.too_long == "skip" or not all(any(e.learned[1:]) for e in cut):
-                self._skipped += 1
                 return ()
-            self._truncated, found = self._truncated + 1, cut
-        self._answers += sum(example.answers for example in found)
-        self._rewritten += sum(example.rewritten for example in found)
+            return cut
         return found
 
+    def count(self, found: tuple[Example, ...]) -> bool:
+        """Count what `examples` returned for a record, for `notes`; whether there is anything."""
+        self._skipped += not found
+        self._truncated += any(example.truncated for example in found)
+        self._answers += sum(example.answers for example in found)
+        self._rewritten += sum(example.rewritten for example in found)
+        return bool(found)
+
     def notes(self) -> list[str]:
-        """What became of the answers and of long records so far."""
+        """What became of the answers and of long records counted so far."""
         learned = f"{self._answers - self._rewritten:,} of {self._answers:,} answers are learned"
         if self._rewritten:
             learned += (
@@ -210,7 +218,9 @@ def _cut(found: Sequence[Example], room: int) -> tuple[Example, ...]:
     """The beginnings of the examples, which together have `room` tokens at most."""
     shortest = min(len(example.tokens) for example in found)
     each = max(room // len(found), room - shortest * (len(found) - 1))
-    return tuple(e._replace(tokens=e.tokens[:each], learned=e.learned[:each]) for e in found)
+    return tuple(
+        e._replace(tokens=e.tokens[:each], learned=e.learned[:each], truncated=True) for e in found
+    )
 
 
 def _messages(row: dict[str, Any], field: str, where: str) -> list[Message]:

@@ -1,7 +1,9 @@
 """All documents as tokens, in flat files that are mapped into memory."""
 
 import contextlib
+import functools
 import hashlib
+import itertools
 import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int, UInt
 
+from .documents import Map
 from .tokenizer import Tokenizer, slices
 
 _PARTS = ("train", "held_out")
@@ -32,13 +35,14 @@ class Example(NamedTuple):
     """A document that consists of tokens already, and which of them are learned.
 
     It has so many answers, and from some of them, `rewritten`, nothing is learned: see
-    `Template.answers`.
+    `Template.answers`. It may be `truncated` to fit into a row.
     """
 
     tokens: Sequence[int]
     learned: Sequence[bool]
     answers: int = 1
     rewritten: int = 0
+    truncated: bool = False
 
 
 class Corpus(NamedTuple):
@@ -54,10 +58,12 @@ def write(
     tokenizer: Tokenizer,
     folder: Path,
     tell: Callable[[int, int], object] = lambda documents, tokens: None,
+    mapped: Map = map,
 ) -> None:
     """Encode documents, given with whether each is held out, into the files of a corpus.
 
-    `tell` is given the numbers of documents and of tokens so far, again and again.
+    `tell` is given the numbers of documents and of tokens so far, again and again. `mapped` is like
+    the builtin, and is called with what encodes several pieces.
     """
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
     begin, end = ([] if t is None else [t] for t in (tokenizer.begin, tokenizer.end))
@@ -66,11 +72,13 @@ def write(
         open(folder / "train.tokens", "wb") as train,
         open(folder / "held_out.tokens", "wb") as held_out,
     ):
-        for chunk in _chunks(pieces):
-            encoded = tokenizer.encode([piece.text for piece in chunk])
+        chunks, same = itertools.tee(_chunks(pieces))
+        texts = ([piece.text for piece in chunk] for chunk in chunks)
+        encode = functools.partial(_encode, tokenizer)
+        for encoded, chunk in zip(mapped(encode, texts), same, strict=True):
             for piece, tokens in zip(chunk, encoded, strict=True):
-                tokens = begin * piece.first + tokens + end * piece.last
-                (held_out if piece.held_out else train).write(np.array(tokens, dtype).tobytes())
+                tokens = np.concatenate([begin * piece.first, tokens, end * piece.last])
+                (held_out if piece.held_out else train).write(tokens.astype(dtype).tobytes())
                 sizes[piece.held_out] += len(tokens)
                 fingerprint.update(piece.text.encode())
                 if piece.last:
@@ -135,6 +143,11 @@ def _part(folder: Path, name: str, dtype: str) -> Part:
         return Part(np.empty(0, dtype), ends)
     learned = np.memmap(answers, np.bool_, mode="r") if answers.exists() else None
     return Part(np.memmap(folder / f"{name}.tokens", dtype, mode="r"), ends, learned)
+
+
+def _encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+    """The tokens of each text, in arrays, which are quickly pickled."""
+    return [np.array(tokens, np.uint32) for tokens in tokenizer.encode(texts)]
 
 
 class _Piece(NamedTuple):

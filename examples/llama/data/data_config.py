@@ -42,6 +42,8 @@ class DataConfig:
             of `seq` tokens.
         memory_limit: bytes that a step with `dynamic` may use on a device: beyond that, values are
             recomputed for the backward pass; null: no limit.
+        processes: how many make tokens of the data; null: one for each CPU, or one for less than 64
+            MiB.
         cache: a folder for the tokenized data, which runs may share; None: the run's own.
     """
 
@@ -61,12 +63,15 @@ class DataConfig:
     seed: int = 0
     dynamic: bool = False
     memory_limit: int | None = None
+    processes: int | None = None
     cache: str | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("batch", 1), ("seq", 1), ("seed", 0)):
             if getattr(self, name) < least:
                 raise DataError(f"{name} is {getattr(self, name)}: use {least} or more")
+        if self.processes is not None and self.processes < 1:
+            raise DataError(f"processes is {self.processes}: use 1 or more, or null")
         if self.dynamic and self.kind == "pairs":
             raise DataError("dynamic needs rows of one document, and a pair has two: leave it out")
         if self.weights and len(self.weights) != len(self.files):

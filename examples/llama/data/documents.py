@@ -25,6 +25,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 T = TypeVar("T")
+Map = Callable[[Callable[[Any], Any], Iterable[Any]], Iterator[Any]]
 PYTHON_DOCS = "python-docs"  # the topics of `help('with')` and the like: no download
 _KINDS = {
     ".txt": "text",
@@ -36,6 +37,7 @@ _KINDS = {
 }
 _TABLES = (".csv", ".tsv", ".xls", ".xlsx")  # as text they would be one document with commas in it
 _BUFFER = 1 << 20  # bytes
+_RECORDS = 64  # given to a process at once
 
 
 def _zstd(file: Any) -> Any:
@@ -60,8 +62,11 @@ class BadRecordError(DataError):
     """One record cannot be used; the message says why, and what to do."""
 
     def __init__(self, problem: str, hint: str):
-        super().__init__(problem + hint)
+        super().__init__(problem, hint)
         self.problem = problem
+
+    def __str__(self) -> str:
+        return "".join(self.args)
 
 
 def find(sources: Sequence[str]) -> list[str]:
@@ -110,6 +115,12 @@ def _kind(name: str) -> str | None:
     return _KINDS.get(ending.lower())
 
 
+def size(files: Iterable[str]) -> int:
+    """How many bytes the files have."""
+    found = (url_to_fs(file) for file in files if file != PYTHON_DOCS)
+    return sum(system.size(path) or 0 for system, path in found)
+
+
 def read(
     files: Iterable[str], field: str = "text", leave_out: Callable[[str], object] | None = None
 ) -> Iterator[str]:
@@ -135,27 +146,58 @@ def records(
     fields: Sequence[str],
     made: Callable[[Any, str], T],
     leave_out: Callable[[str], object] | None = None,
+    mapped: Map = map,
 ) -> Iterator[T]:
     """What `made` returns for each record: a row of a table, a JSON object, or the text of a file.
 
     Args:
         files: their names.
         fields: the columns to read from a table, which need not have all of them.
-        made: called with a record and its location; it may raise a `BadRecordError`.
-        leave_out: as for `read`.
+        made: called with a record and its location; it may raise a `DataError`.
+        leave_out: as for `read`, for each `BadRecordError`.
+        mapped: like the builtin, which is called with a function of several records.
     """
-    for file in files:
-        unit = "line" if _kind(file) == "lines" else "document"
-        for number, row in _rows(file, fields, unit):
-            where = f"{unit} {number} of {file}"
-            try:
-                found = made(_parsed(row, where), where)
-            except BadRecordError as error:
-                if leave_out is None:
-                    raise
-                leave_out(error.problem)
-                continue
-            yield found
+    located = (
+        (row, f"{unit} {number} of {file}")
+        for file in files
+        for unit in ["line" if _kind(file) == "lines" else "document"]
+        for number, row in _rows(file, fields, unit)
+    )
+    several = _several(located, 1 if mapped is map else _RECORDS)
+    with contextlib.closing(located):  # and files, also if an error holds this frame
+        for found in itertools.chain.from_iterable(mapped(functools.partial(_each, made), several)):
+            if isinstance(found, BadRecordError) and leave_out is not None:
+                leave_out(found.problem)
+            elif isinstance(found, DataError):
+                raise found
+            else:
+                yield found
+
+
+def _several(located: Iterator[T], size: int) -> Iterator[list[T]]:
+    """Lists of so many; the last one is shorter, also before an error."""
+    found: list[T] = []
+    try:
+        for one in located:
+            found.append(one)
+            if len(found) == size:
+                yield found
+                found = []
+    except DataError:
+        yield found
+        raise
+    yield found
+
+
+def _each(made: Callable[[Any, str], T], located: Iterable[tuple[Any, str]]) -> list[T | DataError]:
+    """What `made` returns for each record, or raises."""
+    found: list[T | DataError] = []
+    for row, where in located:
+        try:
+            found.append(made(_parsed(row, where), where))
+        except DataError as error:
+            found.append(error)
+    return found
 
 
 def _parsed(row: Any, where: str) -> Any:

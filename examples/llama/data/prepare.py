@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -11,14 +12,16 @@ from .conversations import Encoder
 from .corpus import Corpus, Example
 from .data_config import DataConfig
 from .disk_cache import cached
-from .documents import PYTHON_DOCS, DataError
+from .documents import PYTHON_DOCS, DataError, Map
 from .tokenizer import Tokenizer
+from .workers import Workers
 
 Say = Callable[[str], object]
 
 _EVERY = 10.0  # seconds between lines about progress
 _LEFT_OUT = "left_out.txt"  # beside the tokens: records that could not be read, one per line
 _NOTE = "note.txt"  # beside the tokens: messages about them, one per line
+_LITTLE = 1 << 26  # bytes
 _SHOWN = 5  # of the records left out
 
 
@@ -116,10 +119,14 @@ class _Source:
         def tell(documents: int, tokens: int) -> None:
             seldom(f"{documents:,} documents, {tokens:,} tokens so far")
 
-        if encoder is None:
-            corpus.write(self.pieces(left_out.append), known, folder, tell)
-        else:
-            corpus.write_examples(self.examples(encoder, left_out.append), known, folder, tell)
+        with Workers(self._config.processes or _processes(self.files)) as workers:
+            mapped = map if workers.count == 1 else workers.map
+            if encoder is None:
+                corpus.write(self.pieces(left_out.append), known, folder, tell, mapped)
+            else:
+                found = self.examples(encoder, left_out.append, mapped)
+                corpus.write_examples(found, known, folder, tell)
+        if encoder is not None:
             (folder / _NOTE).write_text("\n".join(encoder.notes()), "utf-8")
         (folder / _LEFT_OUT).write_text("".join(f"{line}\n" for line in left_out), "utf-8")
 
@@ -139,12 +146,15 @@ class _Source:
         yield from ((text, True) for text in validation)
 
     def examples(
-        self, encoder: Encoder, leave_out: Callable[[str], object]
+        self, encoder: Encoder, leave_out: Callable[[str], object], mapped: Map
     ) -> Iterator[tuple[Example, bool]]:
         """Each conversation or answer, and whether it is held out."""
         told = leave_out if self._config.skip_bad else None
         train, validation = (
-            filter(None, documents.records(files, conversations.FIELDS, encoder.examples, told))
+            filter(
+                encoder.count,
+                documents.records(files, conversations.FIELDS, encoder.examples, told, mapped),
+            )
             for files in (self._train, self._validation)
         )
         if self._config.validation:
@@ -154,6 +164,12 @@ class _Source:
         else:
             divided = conversations.split(train, self._config.held_out)
         return ((example, held) for record, held in divided for example in record)
+
+
+def _processes(files: Sequence[str]) -> int:
+    """One for little data: starting others takes a second."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 1 if documents.size(files) < _LITTLE else cpus
 
 
 class _Seldom:

@@ -41,6 +41,9 @@ class Tokenizer:
     digest: str
     files: tuple[Path, ...]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load, (self.files[0],)  # Its JSON lacks some of what `load` sets.
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of parts of documents, without begin and end.
 
