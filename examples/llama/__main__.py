@@ -97,6 +97,7 @@ def eval_command(argv: Sequence[str]) -> int:
     hosts.check_same_data(reader.state(0))
     batches = found.run.eval_batches
     loss = evaluate.held_out_loss(found.params, reader, found.recipe, batches, found.base)
+    reader.check()
     text = f"{found.name}: held-out loss {loss:.4f}"
     if not found.recipe.pairs:
         perplexity = torch.tensor(loss, dtype=torch.float64).exp()  # That of Python can overflow.

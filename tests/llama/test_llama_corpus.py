@@ -81,7 +81,7 @@ def test_cached_ignores_leftovers_of_killed_run(tmp_path: Path) -> None:
 
     with pytest.raises(SystemExit, match="killed"):
         disk_cache.cached(tmp_path, ["python-docs"], [1], killed)
-    folder = disk_cache.cached(tmp_path, ["python-docs"], [1], whole)
+    folder = disk_cache.cached(tmp_path, ["python-docs"], [1], whole).folder
     assert {p.name for p in folder.iterdir()} == {"all", "sha256.json"}
     assert [p for p in tmp_path.iterdir() if p.is_dir()] == [folder]
 
@@ -94,7 +94,7 @@ def test_cached_one_host_writes_and_others_wait(tmp_path: Path) -> None:
 
     def host() -> None:
         barrier.wait()
-        folders.append(disk_cache.cached(tmp_path, ["python-docs"], [], write))
+        folders.append(disk_cache.cached(tmp_path, ["python-docs"], [], write).folder)
 
     hosts = [threading.Thread(target=host) for _ in range(4)]
     for thread in hosts:
@@ -123,6 +123,6 @@ def test_cached_hosts_without_locks_agree_on_first(
             disk_cache.cached(tmp_path, ["python-docs"], [], write("first"))
         write("second")(folder)
 
-    folder = disk_cache.cached(tmp_path, ["python-docs"], [], slow)
+    folder = disk_cache.cached(tmp_path, ["python-docs"], [], slow).folder
     assert (folder / "file").read_text() == "first"
     assert [p for p in tmp_path.iterdir() if p.is_dir()] == [folder]

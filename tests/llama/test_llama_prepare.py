@@ -1,18 +1,24 @@
 """The reader prepares data before the first step, and finds damage and bad records."""
 
 import dataclasses
+import hashlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
 
 from examples.llama import config
-from examples.llama.data import documents, tokenizer
+from examples.llama.checkpoint.checkpoints import Checkpoints
+from examples.llama.config import Run
+from examples.llama.data import disk_cache, documents, tokenizer
 from examples.llama.data.data_config import DataConfig
 from examples.llama.data.documents import DataError
 from examples.llama.data.reader import Reader
+from examples.llama.train import fit
 from tests.llama.texts import documents_of, write_lines
 
 
@@ -28,7 +34,7 @@ def held_out_text(reader: Reader) -> str:
     ("name", "damage", "reason"),
     [
         ("train.tokens", lambda b: b[:40] + bytes([b[40] ^ 1]) + b[41:], "train.tokens differ"),
-        ("train.tokens", lambda b: b[:-2], "train.tokens differ"),
+        ("train.tokens", lambda b: b[:-2], "the sizes of train.tokens differ"),
         ("held_out.ends.npy", lambda b: b[:-1] + b"\x01", "held_out.ends.npy differ"),
         (
             "tokenizer.json",
@@ -72,6 +78,65 @@ def test_reader_data_behind_a_url(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"not that of the checkpoint: text was \w+, is \w+"):
         Reader(settings, tmp_path).go_on(reader.state(5))
     system.rm("/bucket", recursive=True)
+
+
+def test_reader_checks_large_data_while_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = (str(write_lines(tmp_path / "a.jsonl", *documents_of(200))),)
+    settings = DataConfig(files, vocab=300, seq=16)
+    first = Reader(settings, tmp_path)
+    first.check()
+    tokens = next(tmp_path.rglob("train.tokens"))
+    size, digest, go = tokens.stat().st_size, hashlib.file_digest, threading.Event()
+
+    def slow(file: Any, name: str) -> Any:
+        if file.name == str(tokens):
+            go.wait()
+        return digest(file, name)
+
+    monkeypatch.setattr(disk_cache, "AT_ONCE", size)
+    monkeypatch.setattr(hashlib, "file_digest", slow)
+    reader = Reader(settings, tmp_path)
+    assert (reader.batch(3).tokens == first.batch(3).tokens).all()
+    reader.check(wait=False)
+    go.set()
+    reader.check()
+
+    content = tokens.read_bytes()
+    tokens.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    told: list[str] = []
+    damaged = Reader(settings, tmp_path, say=told.append)
+    assert told == []
+    with pytest.raises(
+        DataError, match=r"is damaged, and was read: the checksums of train\.tokens"
+    ):
+        damaged.check()
+    again = Reader(settings, tmp_path, say=told.append)
+    assert "is made again" in told[0]
+    again.check()
+    assert tokens.read_bytes() == content
+    tokens.write_bytes(content[:-2])
+    Reader(settings, tmp_path, say=told.append)
+    assert "the sizes of train.tokens differ" in told[-2]
+
+
+def test_fit_with_damaged_data_saves_no_checkpoint(
+    run_of: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit.fit(run_of("a", "data.cache=null", "train.steps=4"))
+    run = run_of("a", "data.cache=null")
+    tokens = next(Path(run.folder).rglob("train.tokens"))
+    content = tokens.read_bytes()
+    tokens.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    monkeypatch.setattr(disk_cache, "AT_ONCE", 0)
+    with pytest.raises(
+        DataError, match=r"checksums of train\.tokens differ\. Run the command again"
+    ):
+        fit.fit(run)
+    with Checkpoints(Path(run.folder, "checkpoints")) as checkpoints:
+        assert checkpoints.latest() == 4
+    assert fit.fit(run).ended == "done"
 
 
 # -- records that cannot be read ----------------------------------------------------------------

@@ -2,22 +2,42 @@
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import socket
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 from fsspec.core import url_to_fs
 
 from ..files import written
-from .documents import PYTHON_DOCS
+from .documents import PYTHON_DOCS, DataError
 
 _FORMAT = 2  # of the folders' contents; folders of another format are not used
-_SUMS = "sha256.json"
+_SUMS = "sha256.json"  # for each file its sum and its size; earlier versions had no sizes
+AT_ONCE = 1 << 26  # bytes that are compared with their checksums before a folder is used
+
+
+class Cached(NamedTuple):
+    """A folder of results, and what is found to be wrong with it, which may take a while."""
+
+    folder: Path
+    damage: "Future[str]"
+
+    def check(self, *, wait: bool = True) -> None:
+        """Raise an error if the folder is damaged; without `wait`, if that is known already."""
+        if (wait or self.damage.done()) and (damage := self.damage.result()):
+            (self.folder / _SUMS).unlink(missing_ok=True)  # So it is made again.
+            raise DataError(
+                f"{self.folder} is damaged, and was read: {damage}. Run the command again, which "
+                "makes it again; fit continues from its last checkpoint"
+            )
 
 
 def cached(
@@ -26,23 +46,33 @@ def cached(
     settings: Sequence[Any],
     write: Callable[[Path], None],
     say: Callable[[str], object] = lambda text: None,
-) -> Path:
+) -> Cached:
     """The folder in `cache` that `write` fills from `files` and `settings`; it is made only once.
 
     Files are identified by name, size and time, those behind a URL by fsspec's `ukey`, so finding
-    the folder reads none of them. The folder's contents are compared with their checksums: if they
-    are damaged, `say` is called and the folder is made again.
+    the folder reads none of them. The folder's contents are compared with their checksums, or at
+    first with their sizes if they are larger than `AT_ONCE`: if they are damaged, `say` is called
+    and the folder is made again. The checksums of large ones are computed in a thread.
     """
     made_from = json.dumps([_FORMAT, [_stamp(f) for f in files], *settings])
     folder = cache / hashlib.sha256(made_from.encode()).hexdigest()[:32]
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):  # Of hosts that share a disk, one does the work.
-        if folder.is_dir() and (damage := _damage(folder)):
+        if folder.is_dir() and (damage := _damage(folder, AT_ONCE)):
             say(f"{folder} is damaged and is made again: {damage}")
             shutil.rmtree(folder)
+        size = sum(path.stat().st_size for path in folder.iterdir()) if folder.is_dir() else 0
         if not folder.is_dir():
             _make(folder, write)
-    return folder
+    damage = Future[str]()
+    if size > AT_ONCE:
+        # A daemon: a program that ends does not wait for it.
+        threading.Thread(
+            target=lambda: damage.set_result(_damage(folder)), name="checksums", daemon=True
+        ).start()
+    else:
+        damage.set_result("")
+    return Cached(folder, damage)
 
 
 def _make(folder: Path, write: Callable[[Path], None]) -> None:
@@ -53,18 +83,28 @@ def _make(folder: Path, write: Callable[[Path], None]) -> None:
         with written(folder, partial):
             partial.mkdir()
             write(partial)
-            sums = {path.name: _sum(path) for path in partial.iterdir()}
+            sums = {path.name: [_sum(path), path.stat().st_size] for path in partial.iterdir()}
             (partial / _SUMS).write_text(json.dumps(sums), "utf-8")
     except OSError:
         if not folder.is_dir():
             raise
 
 
-def _damage(folder: Path) -> str:
-    """What is wrong with the files of a folder; empty if nothing is."""
+def _damage(folder: Path, most: float = math.inf) -> str:
+    """What is wrong with the files of a folder; empty if nothing is.
+
+    If they have more than `most` bytes, only their sizes are compared.
+    """
     try:
-        sums = json.loads((folder / _SUMS).read_text("utf-8"))
-        wrong = [name for name, expected in sums.items() if _sum(folder / name) != expected]
+        stored = json.loads((folder / _SUMS).read_text("utf-8"))
+        known = {name: x if isinstance(x, list) else [x, None] for name, x in stored.items()}
+        sizes = {name: (folder / name).stat().st_size for name in known}
+        wrong = [name for name, (_, size) in known.items() if size not in (None, sizes[name])]
+        if wrong:
+            return f"the sizes of {', '.join(wrong)} differ"
+        if sum(sizes.values()) > most and all(size is not None for _, size in known.values()):
+            return ""
+        wrong = [name for name, (expected, _) in known.items() if _sum(folder / name) != expected]
     except (OSError, ValueError, AttributeError) as error:
         return str(error)
     return f"the checksums of {', '.join(wrong)} differ" if wrong else ""

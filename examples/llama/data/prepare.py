@@ -11,7 +11,7 @@ from . import conversations, corpus, documents, tokenizer
 from .conversations import Encoder
 from .corpus import Corpus, Example
 from .data_config import DataConfig
-from .disk_cache import cached
+from .disk_cache import Cached, cached
 from .documents import PYTHON_DOCS, DataError, Map
 from .tokenizer import Tokenizer
 from .workers import Workers
@@ -27,8 +27,11 @@ _SHOWN = 5  # of the records left out
 
 def prepare(
     config: DataConfig, folder: Path, vocab: int | None, say: Say
-) -> tuple[Tokenizer, list[Corpus]]:
-    """The tokenizer and the tokens of each source for a `Reader`, which explains the arguments."""
+) -> tuple[Tokenizer, list[Corpus], list[Cached]]:
+    """The tokenizer, and the tokens of each source and their folder, for a `Reader`.
+
+    It explains the arguments.
+    """
     if not config.files:
         raise DataError("data.files is empty: give files, folders or patterns")
     if (size := config.vocab or vocab) is None:
@@ -50,10 +53,12 @@ def prepare(
         )
     sizes = [len(source.files) for source in sources[1:]]
     settings = [*sources[0].settings, *sizes, size]
-    known = tokenizer.load(config.tokenizer or cached(cache, files, settings, train_tokenizer, say))
+    given = config.tokenizer
+    known = tokenizer.load(given or cached(cache, files, settings, train_tokenizer, say).folder)
     if vocab is not None:  # Before everything is encoded, which takes long.
         known.check_fits(vocab)
-    return known, [source.corpus(known, cache) for source in sources]
+    found = [source.tokens(known, cache) for source in sources]
+    return known, [tokens for tokens, _ in found], [folder for _, folder in found]
 
 
 def _sources(config: DataConfig, say: Say) -> list["_Source"]:
@@ -100,15 +105,15 @@ class _Source:
         held_out = None if config.validation and not validation else config.held_out
         self.settings = config.field, held_out, len(validation), config.skip_bad
 
-    def corpus(self, known: Tokenizer, cache: Path) -> Corpus:
-        """The tokens of the files, which are in `cache` from then on."""
+    def tokens(self, known: Tokenizer, cache: Path) -> tuple[Corpus, Cached]:
+        """The tokens of the files, and their folder in `cache`."""
         encoder = None if self._config.kind == "text" else Encoder(known, self._config)
         settings = [*self.settings, known.digest, *(encoder.settings if encoder else ())]
         write = functools.partial(self._write, known, encoder)
-        folder = cached(cache, self.files, settings, write, self._say)
-        found = corpus.load(folder)
-        _tell(folder, found, self._say)
-        return found
+        stored = cached(cache, self.files, settings, write, self._say)
+        found = corpus.load(stored.folder)
+        _tell(stored.folder, found, self._say)
+        return found, stored
 
     def _write(self, known: Tokenizer, encoder: Encoder | None, folder: Path) -> None:
         kind = "documents" if encoder is None else f"{self._config.kind} records"

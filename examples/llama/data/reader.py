@@ -55,10 +55,10 @@ class Reader:
         rows: Sequence[int] | None = None,
     ) -> None:
         self.config, self._position = config, Position()
-        self.tokenizer, self._corpora = prepare(config, Path(folder), vocab, say)
+        self.tokenizer, self._corpora, self._stored = prepare(config, Path(folder), vocab, say)
         self._weights = mixture.whole(config.weights or (1,))
         train, held_out, _ = zip(*self._corpora, strict=True)
-        self._check(train, held_out)
+        self._check_amounts(train, held_out)
         some = rows is not None and not config.dynamic
         self._rows = np.array(rows) if some else np.arange(config.batch)
         self._train = Mixture([_rows(config, part) for part in train], self._weights)
@@ -68,7 +68,7 @@ class Reader:
             raise DataError("no document to train on has two tokens: use more text")
         self.held_out_batches = -(-sum(part.rows for part in packed) // config.batch)
 
-    def _check(self, train: Sequence[Part], held_out: Sequence[Part]) -> None:
+    def _check_amounts(self, train: Sequence[Part], held_out: Sequence[Part]) -> None:
         """Raise an error if there is too little of something."""
         config = self.config
         for files, part in zip(config.files, train, strict=False):
@@ -102,6 +102,15 @@ class Reader:
         """The batch of one step, counted from 0."""
         first = self._position.row_at(step, self.config.batch)
         return _batch(self._train.batch(first + self._rows))
+
+    def check(self, *, wait: bool = True) -> None:
+        """Raise a `DataError` if tokens that were read are damaged.
+
+        Those of large data are compared with their checksums while batches are read already;
+        without `wait`, this says what is known so far.
+        """
+        for stored in self._stored:
+            stored.check(wait=wait)
 
     def widths(self) -> list[int]:
         """The width of each batch of an epoch, with `config.dynamic`."""

@@ -273,6 +273,7 @@ class _Loop:
                 if self._is_saved(step) or interrupted or late.hopeless:
                     late.read()
                     self.pace.pause()
+                    self.reader.check(wait=not interrupted)  # A signal leaves little time.
                     self._save(step, state)
                 if interrupted or late.hopeless:
                     return Outcome(step, held_out, "bad" if late.hopeless else "interrupted")
