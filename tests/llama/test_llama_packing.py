@@ -1,15 +1,19 @@
 """Documents packed into rows, and their losses there."""
 
+import tracemalloc
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 import xfunc as xf
 from examples.llama import model
 from examples.llama.data import packing
+from examples.llama.data.corpus import Part
+from examples.llama.data.permutation import Permutation
 from examples.llama.model.plan import Plan
 
 
@@ -80,6 +84,73 @@ def test_shuffled_order_is_that_of_earlier_releases() -> None:
         *([20, 21, 22, 23, 0, 0], [24, 25, 19, 15, 16, 17], [18, 13, 14, 10, 11, 12]),
         *([15, 16, 17, 18, 10, 11], [12, 19, 20, 21, 0, 0], [22, 23, 24, 25, 13, 14]),
     ]
+
+
+# Many documents
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10, 64, 65, 1000, 5000])
+def test_permutation_has_each_item_once(size: int) -> None:
+    order = Permutation(size, (0, 1))(np.arange(size))
+    assert sorted(order) == list(range(size))
+    assert [int(Permutation(size, (0, 1))(np.array([i]))[0]) for i in range(0, size, 99)] == list(
+        order[::99]
+    )
+
+
+def test_permutation_is_like_a_drawn_one() -> None:
+    places = np.arange(3000)
+    orders = np.stack([Permutation(3000, (3, epoch))(places) for epoch in range(300)])
+    for order in orders[:20]:
+        assert abs(np.corrcoef(places, order)[0, 1]) < 0.07
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.07
+    for place in (0, 1, 1500, 2999):
+        counts = np.histogram(orders[:, place], bins=10, range=(0, 3000))[0]
+        assert scipy.stats.chisquare(counts).pvalue > 1e-4
+    fixed = (orders == places).sum(1)
+    assert 0.8 < fixed.mean() < 1.2  # That of all permutations is 1.
+
+
+@pytest.mark.parametrize("seq", [1, 4, 7])
+def test_stream_of_blocks_has_each_token_once(seq: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "BLOCK", 4)
+    draw = np.random.default_rng(0)
+    tokens, ends = flat(draw.integers(1, 12, 30).tolist())
+    stream = packing.Stream(Part(tokens, ends), seq, 5)
+    cuts = [0, *ends[3::4], len(tokens)]
+    assert stream.rows == sum(-(-size // seq) for size in np.diff(cuts).tolist())
+    epochs = []
+    for epoch in (None, 0, 1):
+        packed = stream.batch(epoch, np.arange(stream.rows))
+        seen, targets, segments = packed
+        assert sorted(seen[segments > 0]) == tokens.tolist()
+        followed = set(tokens.tolist()) - set(tokens[ends - 1].tolist())
+        assert sorted(seen[targets != model.IGNORE]) == sorted(followed)
+        assert (targets - seen)[targets != model.IGNORE].tolist() == [1] * len(followed)
+        for row in range(stream.rows):
+            one = stream.batch(epoch, np.array([row]))
+            assert all((x[0] == y[row]).all() for x, y in zip(one, packed, strict=True))
+        epochs.append(seen)
+    assert epochs[0][segments_of(stream) > 0].tolist() == tokens.tolist()
+    assert not (epochs[1] == epochs[2]).all()
+    past = stream.batch(None, np.array([stream.rows, stream.rows + 3]))
+    assert [set(part.ravel().tolist()) for part in past] == [{0}, {model.IGNORE}, {0}]
+
+
+def segments_of(stream: packing.Stream) -> np.ndarray:
+    return stream.batch(None, np.arange(stream.rows))[2]
+
+
+def test_stream_of_many_documents_takes_little_memory() -> None:
+    ends = np.arange(1, 2_000_001) * 50
+    tokens = np.broadcast_to(np.uint16(7), 100_000_000)
+    tracemalloc.start()
+    stream = packing.Stream(Part(tokens, ends), 2048, 0)
+    for epoch in range(3):
+        stream.batch(epoch, np.arange(0, 48_000, 6000))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < ends.nbytes // 2
 
 
 # With the model

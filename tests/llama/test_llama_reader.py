@@ -14,7 +14,7 @@ import torch
 
 import xfunc as xf
 from examples.llama import model
-from examples.llama.data import documents, reader, tokenizer
+from examples.llama.data import documents, packing, reader, tokenizer
 from examples.llama.data.documents import DataError
 from examples.llama.data.reader import DataChangedError, DataConfig, Reader
 from tests.llama.texts import lines
@@ -157,6 +157,24 @@ def test_reader_go_on_with_other_data_raises(run: Path, tmp_path: Path) -> None:
     other.write_bytes((run / "a.jsonl").read_bytes())
     copy = Reader(config_of(run, files=(str(other),)), tmp_path)
     assert copy.go_on(state) == ""  # a copy is the same data
+
+
+def test_reader_go_on_of_many_documents_in_another_order_raises(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = Reader(config_of(run), run)
+    monkeypatch.setattr(packing, "BLOCK", 50)
+    r = Reader(config_of(run), run)
+    assert r.go_on(r.state(12)) == ""
+    assert torch.equal(
+        real(r.batch(step) for step in range(12, 30)).sort().values,
+        real(Reader(config_of(run), run).batch(step) for step in range(12, 30)).sort().values,
+    )
+    with pytest.raises(
+        DataChangedError, match=r"order was of all documents, as earlier versions drew it, is of"
+    ):
+        r.go_on(earlier.state(12))
+    assert r.go_on(earlier.state(12), new_data=True).startswith("from step 13 on")
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,8 @@ def fingerprint(parts: Sequence[Corpus]) -> str:
 
 
 def _part(folder: Path, name: str, dtype: str) -> Part:
-    ends, answers = np.load(folder / f"{name}.ends.npy"), folder / f"{name}.learned"
+    ends = np.load(folder / f"{name}.ends.npy", mmap_mode="r")
+    answers = folder / f"{name}.learned"
     if not len(ends) or not ends[-1]:  # An empty file cannot be mapped.
         return Part(np.empty(0, dtype), ends)
     learned = np.memmap(answers, np.bool_, mode="r") if answers.exists() else None

@@ -3,6 +3,12 @@
 All documents follow each other in one circular stream, which is cut into rows of `seq` tokens. So
 no token is lost or seen twice in an epoch, and only its last row may have padding. A document that
 does not fit continues in another row. Segment ids keep the documents of a row apart.
+
+NOTE [blocks of documents]
+More than `BLOCK` documents are such a stream for each `BLOCK` of them, in the order of the files:
+documents are put in order within their block, when a row of it is asked for, and rows among all
+blocks, by a permutation that is computed one by one. So an epoch takes neither memory nor time in
+proportion to the number of documents.
 """
 
 import functools
@@ -14,6 +20,10 @@ from jaxtyping import Int, Int32, UInt
 
 from ..model import IGNORE
 from .corpus import Part
+from .permutation import Permutation
+
+BLOCK = 1 << 14
+_KEPT = 256  # blocks in order, of 256 KiB each
 
 
 class Epoch(NamedTuple):
@@ -80,15 +90,17 @@ class Stream:
 
     Attributes:
         rows: how many rows an epoch has.
+        blocks: how many streams they are rows of; see NOTE [blocks of documents].
     """
 
     def __init__(self, part: Part, seq: int, seed: int):
-        self._part, self._seq = part, seq
-        self._in_order = in_order(part.ends, seq)
-        self._shuffled = functools.lru_cache(2)(  # A batch may span two.
-            lambda number: shuffled(part.ends, seq, (seed, number))
-        )
-        self.rows = len(self._in_order.rows)
+        self._part, self._seq, self._seed = part, seq, seed
+        self.blocks = -(-len(part.ends) // BLOCK)
+        lasts = np.minimum(np.arange(1, self.blocks + 1) * BLOCK, len(part.ends)) - 1
+        self._begins = np.concatenate([[0], part.ends[lasts]])
+        self._rows = np.cumsum(-(-np.diff(self._begins) // seq))
+        self.rows = int(self._rows[-1])
+        self._epoch = functools.lru_cache(_KEPT)(self._drawn)
 
     def batch(
         self, epoch: int | None, rows: Int[np.ndarray, " rows"]
@@ -97,7 +109,28 @@ class Stream:
 
         Epoch None is the one that is not shuffled.
         """
+        if self.blocks == 1:
+            return self._pack(epoch, 0, rows)
+        if epoch is not None:
+            rows = Permutation(self.rows, (self._seed, epoch))(rows)
+        blocks = np.minimum(np.searchsorted(self._rows, rows, side="right"), self.blocks - 1)
+        places = rows - np.concatenate([[0], self._rows])[blocks]
+        found = np.zeros((3, len(rows), self._seq), np.int32)
+        for block in np.unique(blocks):
+            found[:, blocks == block] = self._pack(epoch, int(block), places[blocks == block])
+        return tuple(found)
+
+    def _pack(
+        self, epoch: int | None, block: int, rows: Int[np.ndarray, " rows"]
+    ) -> tuple[Int32[np.ndarray, "rows seq"], ...]:
+        tokens = self._part.tokens[self._begins[block] : self._begins[block + 1]]
+        drawn = self._epoch(epoch, block)
+        chosen = rows if epoch is None or self.blocks > 1 else drawn.rows[rows]
+        return pack(tokens, drawn, chosen, self._seq)
+
+    def _drawn(self, epoch: int | None, block: int) -> Epoch:
+        ends = self._part.ends[block * BLOCK : (block + 1) * BLOCK] - self._begins[block]
         if epoch is None:
-            return pack(self._part.tokens, self._in_order, rows, self._seq)
-        found = self._shuffled(epoch)
-        return pack(self._part.tokens, found, found.rows[rows], self._seq)
+            return in_order(ends, self._seq)
+        more = () if self.blocks == 1 else (block,)
+        return shuffled(ends, self._seq, (self._seed, epoch, *more))

@@ -18,7 +18,7 @@ from .data_config import DataConfig
 from .documents import DataError
 from .length_batches import ByLength
 from .mixture import Mixture
-from .packing import Stream
+from .packing import BLOCK, Stream
 from .position import Position
 from .prepare import prepare
 
@@ -143,9 +143,11 @@ class Reader:
             DataChangedError: the data, or their order, differ without `new_data`; or the tokenizer
                 does, whose token numbers the model has learned.
         """
-        unset = {key: None for key in ("kind", "dynamic", "weights") if state.get(key)}
+        unset = {key: None for key in ("kind", "dynamic", "weights", "order") if state.get(key)}
         now, step, position = unset | self._made_of(), state["step"], Position.of(state)
         was = {key: state.get(key) for key in now}
+        if "order" in now and was["order"] is None:
+            was["order"] = "of all documents, as earlier versions drew it"
         differ = [key for key in now if was[key] != now[key]]
         changed = "; ".join(f"{key} was {was[key]}, is {now[key]}" for key in differ)
         if not changed:
@@ -168,11 +170,14 @@ class Reader:
     def _made_of(self) -> dict[str, Any]:
         """What determines the batches of steps."""
         kind = self.config.kind
+        streams = (part for part in self._train.sources if isinstance(part, Stream))
+        blocks = max((part.blocks for part in streams), default=1)
         return {
             # Earlier versions had no others.
             **({} if kind == "text" else {"kind": kind}),
             **({"dynamic": True} if self.config.dynamic else {}),
             **({"weights": self._weights} if self._weights[1:] else {}),
+            **({"order": f"of blocks of {BLOCK:,} documents"} if blocks > 1 else {}),
             "text": corpus.fingerprint(self._corpora),
             "tokenizer": self.tokenizer.digest,
             "batch": self.config.batch,
