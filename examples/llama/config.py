@@ -150,6 +150,14 @@ class Run:
         for name, given in (("folder", self.folder), ("programs", self.programs)):
             if given == "":
                 raise SettingError(f"{name} is empty: give a folder")
+        if self.data.kind in ("pairs", "unpaired"):
+            wanted = "unpaired" if self.train.preference == "kto" else "pairs"
+            if self.data.kind != wanted:
+                raise SettingError(
+                    f"data.kind is {self.data.kind}, and train.preference is "
+                    f"{self.train.preference}: use data.kind={wanted}, or train.preference="
+                    f"{'kto' if wanted == 'pairs' else 'dpo or orpo'}"
+                )
         if self.data.batch % self.train.plan.microbatches:
             raise SettingError(
                 f"data.batch is {self.data.batch}, and train.plan.microbatches is "
@@ -199,7 +207,7 @@ class Run:
             raise SettingError(f"train: {error}") from None
         sharding = Sharding.of(self.mesh.axes(devices), abstract=abstract)
         plan = dataclasses.replace(self.train.plan, sharding=sharding)
-        pairs = self.data.kind == "pairs"
+        pairs = self.data.kind in ("pairs", "unpaired")
         skip_bad = self.on_bad != "ignore"
         return dataclasses.replace(self.train, plan=plan, pairs=pairs, skip_bad=skip_bad)
 
@@ -269,11 +277,12 @@ def tuned(found: Run, start: Run) -> Run:
 
     Sources of the rates: Touvron et al., "Llama 2", 2023, for all weights; Dettmers et al.,
     "QLoRA", 2023, for adapters; Tunstall et al., "Zephyr", 2023, for pairs, and the scripts of Hong
-    et al., "ORPO", 2024, for its loss of pairs; ten times these for adapters, as in Schulman et
-    al., "LoRA Without Regret", 2025.
+    et al., "ORPO", 2024, and TRL's defaults for KTO, for their losses; ten times these for
+    adapters, as in Schulman et al., "LoRA Without Regret", 2025.
     """
-    loss = found.train.preference if found.data.kind == "pairs" else "tokens"
+    loss = found.train.preference if found.data.kind in ("pairs", "unpaired") else "tokens"
     rates = {"tokens": (2e-5, 2e-4), "dpo": (5e-7, 5e-6), "orpo": (5e-6, 5e-5)}
+    rates |= {"kto": (1e-6, 1e-5)}
     rate = rates[loss][bool(found.train.tune.lora)]
     return dataclasses.replace(start, train=dataclasses.replace(start.train, peak_lr=rate))
 

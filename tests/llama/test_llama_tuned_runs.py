@@ -167,8 +167,8 @@ def test_orpo_needs_no_base(begun: Callable[..., Run]) -> None:
     assert last["accuracy"] == 1.0
     with pytest.raises(ValueError, match="dpo_beta: not for preference orpo"):
         config.read(pairs=["train.preference=orpo", "train.dpo_beta=0.2"])
-    with pytest.raises(ValueError, match="unknown preference 'kto': use one of dpo, orpo"):
-        config.read(pairs=["train.preference=kto"])
+    with pytest.raises(ValueError, match="unknown preference 'ipo': use one of dpo, orpo, kto"):
+        config.read(pairs=["train.preference=ipo"])
 
 
 def test_orpo_of_certain_answers_is_finite() -> None:

@@ -21,13 +21,16 @@ class Whole:
         seq: tokens in a row; no group of documents has more.
         group: how many consecutive documents belong in one row: 2 for pairs.
         seed: of the order of the rows.
+        labelled: whether groups have labels, see `preference`: in place of whether the first token
+            of the first document is learned.
 
     Attributes:
         rows: how many rows an epoch has.
     """
 
-    def __init__(self, part: Part, seq: int, group: int, seed: int):
+    def __init__(self, part: Part, seq: int, group: int, seed: int, *, labelled: bool = False):
         self._part, self._seq, self._group, self._seed = part, seq, group, seed
+        self._labelled = labelled
         self._begins = np.concatenate([[0], part.ends])
         sizes = np.diff(self._begins[::group])
         self._bins = best_fit(sizes.tolist(), seq)
@@ -62,7 +65,10 @@ class Whole:
         part, at, number = self._part, 0, 0
         assert part.learned is not None
         for group in groups:
-            for document in range(group * self._group, (group + 1) * self._group):
+            first = group * self._group
+            if self._labelled:
+                number = -(-number // 4) * 4 + (0 if part.learned[self._begins[first]] else 2)
+            for document in range(first, first + self._group):
                 begin, end = self._begins[document : document + 2]
                 found, learned = part.tokens[begin:end].astype(np.int32), part.learned[begin:end]
                 size, number = len(found), number + 1

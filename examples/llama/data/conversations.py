@@ -2,8 +2,9 @@
 
 A record of `chat` has `messages`; `conversations`, as in ShareGPT; a `prompt` and a `completion`;
 or an `instruction`, perhaps an `input` to it, and an `output`, as in Alpaca. One of `pairs` has a
-`prompt`, and a `chosen` and a `rejected` answer to it. Prompts and the answers to them, except
-Alpaca's, are texts or lists of messages.
+`prompt`, and a `chosen` and a `rejected` answer to it; one of `unpaired` has a `prompt`, a
+`completion`, and a `label`, which is true if that is a desirable answer. Prompts and the answers
+to them, except Alpaca's, are texts or lists of messages.
 Messages become text by the template of the tokenizer; a prompt and an answer that are texts follow
 on each other as they are, between the tokens that begin and end a document.
 """
@@ -32,6 +33,7 @@ FIELDS = (
     "completion",
     "chosen",
     "rejected",
+    "label",
     "instruction",
     "input",
     "output",
@@ -79,13 +81,14 @@ class Encoder:
         found = self._record(row, where)
         if not all(any(example.learned[1:]) for example in found):
             raise BadRecordError(f"{where} has an empty answer", _MEND)
-        if (size := sum(len(example.tokens) for example in found)) > self._config.seq:
+        again = _prompt(found[0]) + 1 if self._config.kind == "unpaired" else 0  # `with_others`
+        if (size := sum(len(example.tokens) for example in found) + again) > self._config.seq:
             if self._config.too_long == "error":
                 raise BadRecordError(
                     f"{where} has {size} tokens, and a row {self._config.seq}",
                     ": raise data.seq, or set data.too_long to skip or truncate",
                 )
-            cut = _cut(found, self._config.seq)
+            cut = _cut(found, max(self._config.seq - again, 0))
             if self._config.too_long == "skip" or not all(any(e.learned[1:]) for e in cut):
                 return ()
             return cut
@@ -130,6 +133,8 @@ class Encoder:
             raise BadRecordError(f"{where} is not an object with fields", _MEND)
         if self._config.kind == "pairs":
             found = tuple(self._answered(row, field, where) for field in ("chosen", "rejected"))
+        elif self._config.kind == "unpaired":
+            found = (self._labelled(row, where),)
         elif row.get("messages") is not None:
             found = (self._conversation(_messages(row, "messages", where), row, where),)
         elif row.get("conversations") is not None:
@@ -155,6 +160,13 @@ class Encoder:
         before, after = (_messages(row, name, where) for name in ("prompt", field))
         whole = [*before, *after]
         return self._conversation(whole, row, where, since=len(before), field=field)
+
+    def _labelled(self, row: dict[str, Any], where: str) -> Example:
+        """A prompt with its answer; the label is in place of whether the first token is learned."""
+        found = self._answered(row, "completion", where)
+        if not isinstance(row.get("label"), bool):
+            raise BadRecordError(f"{where} has no true or false for 'label'", _MEND)
+        return found._replace(learned=[row["label"], *found.learned[1:]])
 
     def _texts(self, prompt: str, answer: str) -> Example:
         asked, said = self._tokenizer.encode([_clean(prompt), _clean(answer)])
@@ -221,6 +233,37 @@ def _cut(found: Sequence[Example], room: int) -> tuple[Example, ...]:
     return tuple(
         e._replace(tokens=e.tokens[:each], learned=e.learned[:each], truncated=True) for e in found
     )
+
+
+def _prompt(example: Example) -> int:
+    """How many tokens come before the answer, which learns nothing of the first one."""
+    return 1 + list(example.learned[1:]).index(True)
+
+
+def with_others(
+    records: Iterable[tuple[tuple[Example, ...], bool]], seq: int
+) -> Iterator[tuple[tuple[Example, ...], bool]]:
+    """Each answer, and its prompt with the answer of the record before, or of the last one.
+
+    The latter is cut if both do not fit into a row; see `preference.kto`.
+    """
+    first: dict[bool, Example] = {}
+    before: dict[bool, Example] = {}
+    for (example,), held_out in records:
+        if held_out in before:
+            yield (example, _other(example, before[held_out], seq)), held_out
+        else:
+            first[held_out] = example
+        before[held_out] = example
+    for held_out, example in first.items():
+        yield (example, _other(example, before[held_out], seq)), held_out
+
+
+def _other(example: Example, before: Example, seq: int) -> Example:
+    prompt, answer = _prompt(example), _prompt(before)
+    room = slice(answer, answer + seq - len(example.tokens) - prompt)
+    tokens = [*example.tokens[:prompt], *before.tokens[room]]
+    return Example(tokens, [*[False] * prompt, *before.learned[room]])
 
 
 def _messages(row: dict[str, Any], field: str, where: str) -> list[Message]:

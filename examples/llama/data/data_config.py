@@ -13,7 +13,9 @@ class DataConfig:
 
     Attributes:
         kind: what a record is: `text`, a document whose every token is learned; `chat`, a
-            conversation whose answers are learned; or `pairs`, two answers, one of them preferred.
+            conversation whose answers are learned; `pairs`, two answers, one of them preferred; or
+            `unpaired`, an answer with a label, whether it is desirable: with it a row holds its
+            prompt again, with the answer of the record before, which is cut if it does not fit.
         files: text, JSON lines and parquet files, folders of them, or patterns, also behind URLs
             that fsspec opens (`hf://datasets/...`, `s3://...`, `gs://...`); `python-docs` is the
             language reference inside Python. A file behind `https://` is taken not to change.
@@ -50,7 +52,7 @@ class DataConfig:
     files: tuple[str, ...] = (PYTHON_DOCS,)
     weights: tuple[float, ...] = ()
     validation: tuple[str, ...] = ()
-    kind: Literal["text", "chat", "pairs"] = "text"
+    kind: Literal["text", "chat", "pairs", "unpaired"] = "text"
     template: str | None = None
     field: str = "text"
     skip_bad: bool = False
@@ -72,8 +74,10 @@ class DataConfig:
                 raise DataError(f"{name} is {getattr(self, name)}: use {least} or more")
         if self.processes is not None and self.processes < 1:
             raise DataError(f"processes is {self.processes}: use 1 or more, or null")
-        if self.dynamic and self.kind == "pairs":
-            raise DataError("dynamic needs rows of one document, and a pair has two: leave it out")
+        if self.dynamic and self.kind in ("pairs", "unpaired"):
+            raise DataError(
+                f"dynamic needs rows of one document, and {self.kind} has two: leave it out"
+            )
         if self.weights and len(self.weights) != len(self.files):
             raise DataError(
                 f"weights are {len(self.weights)}, and files {len(self.files)}: give a weight for "

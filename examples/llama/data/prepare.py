@@ -168,6 +168,8 @@ class _Source:
             )
         else:
             divided = conversations.split(train, self._config.held_out)
+        if self._config.kind == "unpaired":
+            divided = conversations.with_others(divided, self._config.seq)
         return ((example, held) for record, held in divided for example in record)
 
 

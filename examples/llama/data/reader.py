@@ -22,7 +22,7 @@ from .packing import BLOCK, Stream
 from .position import Position
 from .prepare import prepare
 
-_NAMES = {"text": "documents", "chat": "conversations", "pairs": "answers"}
+_NAMES = {"text": "documents", "chat": "conversations", "pairs": "answers", "unpaired": "answers"}
 
 
 class DataChangedError(DataError):
@@ -201,7 +201,9 @@ def _rows(config: DataConfig, part: Part) -> Stream | Whole | ByLength:
 def _packed(config: DataConfig, part: Part) -> Stream | Whole:
     if config.kind == "text":
         return Stream(part, config.seq, config.seed)
-    return Whole(part, config.seq, 2 if config.kind == "pairs" else 1, config.seed)
+    labelled = config.kind == "unpaired"
+    group = 2 if labelled or config.kind == "pairs" else 1
+    return Whole(part, config.seq, group, config.seed, labelled=labelled)
 
 
 def _batch(arrays: Iterable[np.ndarray]) -> Batch:

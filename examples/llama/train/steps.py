@@ -83,6 +83,7 @@ class Details(NamedTuple):
     taken: Float[Tensor, "layers experts"] | None = None  # tokens, if there are experts
     margin: Float[Tensor, ""] | None = None  # the mean of pairs, see `preference.Compared`
     accuracy: Float[Tensor, ""] | None = None  # the share of pairs with a margin above 0
+    kl: Float[Tensor, ""] | None = None  # see `preference.Compared`
 
     def metrics(self) -> dict[str, Tensor]:
         """What is reported, by name."""
@@ -91,6 +92,7 @@ class Details(NamedTuple):
             "expert_load": None if self.taken is None else experts.load(self.taken),
             "margin": self.margin,
             "accuracy": self.accuracy,
+            "kl": self.kl,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -297,15 +299,22 @@ def loss(
         found = preference.orpo(joined, batch, sizes, plan, recipe.orpo_weight)
     elif base is None:
         raise ValueError("pairs are compared with a base, but there is none: give one")
+    elif recipe.preference == "kto":
+        beta, weights = recipe.dpo_beta, recipe.kto_weights
+        found = preference.kto(joined, base, batch, sizes, plan, beta, weights)
     else:
         found = preference.dpo(joined, base, batch, sizes, plan, recipe.dpo_beta)
     taken = None if found.routed is None else found.routed.taken
-    return found.loss / count, Details(None, taken, found.margin / count, found.correct / count)
+    kl = None if found.kl is None else found.kl / count
+    return found.loss / count, Details(None, taken, found.margin / count, found.correct / count, kl)
 
 
 def target_count(batch: Batch, recipe: Recipe) -> Float[Tensor, ""]:
     """How many targets, or pairs, a batch has; at least 1."""
-    return preference.pair_count(batch) if recipe.pairs else model.target_count(batch)
+    if not recipe.pairs:
+        return model.target_count(batch)
+    count = preference.answer_count if recipe.preference == "kto" else preference.pair_count
+    return count(batch)
 
 
 def watch(

@@ -22,7 +22,11 @@ OPTIMIZERS = {
     "muon": (muon.muon_init, muon.muon_update),
     "schedule_free": (schedule_free.schedule_free_init, schedule_free.schedule_free_update),
 }
-PREFERENCES = ("dpo", "orpo")
+PREFERENCES = {  # and their options
+    "dpo": ("dpo_beta",),
+    "orpo": ("orpo_weight",),
+    "kto": ("dpo_beta", "kto_weights"),
+}
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
 # The settings that only some optimizers have.
 _OPTIONS = {
@@ -74,10 +78,13 @@ class Recipe:
         router_size: the weight of the loss for large router logits.
         tune: which weights are trained, and with which adapters.
         preference: the loss of pairs, see `data.kind`: `dpo`, which compares the model with its
-            base; or `orpo`, which needs none, and teaches the preferred answers too.
-        dpo_beta: the strength of the penalty for moving away from the base, in `dpo`.
+            base; or `orpo`, which needs none, and teaches the preferred answers too. That of
+            unpaired answers is `kto`, which compares the model with its base.
+        dpo_beta: the strength of the penalty for moving away from the base, in `dpo` and `kto`.
         orpo_weight: the weight of the comparison of the two answers, in `orpo`.
-        pairs: whether to train on pairs of answers, one of which is preferred.
+        kto_weights: the weights of desirable and of undesirable answers, in `kto`: where one kind is
+            more frequent, the other should weigh more.
+        pairs: whether to train on answers that are preferred or not.
         skip_bad: whether to skip steps whose loss or gradient is not finite or is a spike.
         spike: a loss or gradient norm this many standard deviations above the mean of about the
             last 50 counts as a spike; null: nothing does.
@@ -110,6 +117,7 @@ class Recipe:
     preference: str = "dpo"
     dpo_beta: float = 0.1
     orpo_weight: float = 0.1
+    kto_weights: tuple[float, float] = (1.0, 1.0)
     pairs: bool = False
     skip_bad: bool = True
     spike: float | None = None
@@ -153,9 +161,14 @@ class Recipe:
                 f"{', '.join(given)}: not an option of the optimizer, {self.optimizer}. Leave it "
                 "out"
             )
-        other = {"dpo": "orpo_weight", "orpo": "dpo_beta"}[self.preference]
-        if getattr(self, other) != usual[other]:
-            raise ValueError(f"{other}: not for preference {self.preference}. Leave it out")
+        others = {x for options in PREFERENCES.values() for x in options}
+        for other in sorted(others - {*PREFERENCES[self.preference]}):
+            if getattr(self, other) != usual[other]:
+                raise ValueError(f"{other}: not for preference {self.preference}. Leave it out")
+        if len(self.kto_weights) != 2 or not all(0 <= w < math.inf for w in self.kto_weights):
+            raise ValueError(
+                f"kto_weights is {list(self.kto_weights)}: use two numbers of 0 or more"
+            )
         if self.optimizer == "schedule_free" and self.schedule != "constant":
             raise ValueError(
                 f"schedule is {self.schedule}, and schedule_free averages the weights in place of "
@@ -193,8 +206,8 @@ class Recipe:
 
     @property
     def compared(self) -> bool:
-        """Whether the model is compared with its base, in the loss of pairs."""
-        return self.pairs and self.preference == "dpo"
+        """Whether the model is compared with its base, in the loss of preferences."""
+        return self.pairs and self.preference != "orpo"
 
     @property
     def has_base(self) -> bool:

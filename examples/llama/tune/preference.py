@@ -1,10 +1,13 @@
-"""Training on pairs of answers, one of them preferred, without a reward model.
+"""Training on answers that are preferred or not, in pairs or alone, without a reward model.
 
 A row holds whole pairs: its odd segments are a prompt with the preferred answer, each followed by
-the same prompt with the other answer. Only answers have targets.
+the same prompt with the other answer. Only answers have targets. For KTO a pair is a prompt with
+its answer, and the same prompt with the answer of another record: segments 1 and 2 of each four if
+the answer is desirable, and 3 and 4 if it is not.
 
 Sources: Rafailov et al., Direct Preference Optimization: Your Language Model is Secretly a Reward
-Model, 2023; Hong et al., ORPO: Monolithic Preference Optimization without Reference Model, 2024.
+Model, 2023; Hong et al., ORPO: Monolithic Preference Optimization without Reference Model, 2024;
+Ethayarajh et al., KTO: Model Alignment as Prospect Theoretic Optimization, 2024.
 """
 
 from typing import NamedTuple
@@ -21,19 +24,22 @@ from ..model.plan import Plan
 
 
 class Compared(NamedTuple):
-    """Sums over the pairs of a batch.
+    """Sums over the pairs of a batch, or over its answers, for KTO.
 
     Attributes:
         loss: that is minimized.
-        margin: by how much the implicit reward of the preferred answer exceeds the other's.
+        margin: by how much the implicit reward of the preferred answer exceeds the other's; or that
+            of a desirable answer what `kto` compares it with, or falls below it otherwise.
         correct: 1 where it does.
         routed: the statistics of the model's routers, if it has experts.
+        kl: what `kto` compares each implicit reward with, without `beta`.
     """
 
     loss: Float[Tensor, ""]
     margin: Float[Tensor, ""]
     correct: Float[Tensor, ""]
     routed: Routed | None
+    kl: Float[Tensor, ""] | None = None
 
 
 def dpo(
@@ -83,6 +89,48 @@ def orpo(params: Params, batch: Batch, config: Config, plan: Plan, weight: float
     return Compared(losses.sum(), margins.detach().sum(), correct.sum(), routed)
 
 
+def kto(
+    params: Params,
+    reference: Params,
+    batch: Batch,
+    config: Config,
+    plan: Plan,
+    beta: float,
+    weights: tuple[float, float],
+) -> Compared:
+    """`weight * (1 - sigmoid(margin))` of all answers.
+
+    The implicit reward of an answer is that of `dpo`. It is compared with an estimate of the KL
+    divergence of the weights from the reference: the mean log ratio of answers to other prompts,
+    or 0 if that is more, which gets no gradient.
+
+    Args:
+        params: the weights.
+        reference: the weights to compare with, which get no gradient.
+        batch: rows of answers.
+        config: the sizes.
+        plan: how the model is computed.
+        beta: the strength of the penalty for moving away from the reference.
+        weights: of desirable answers, and of others.
+    """
+    known, routed = model.losses_and_routed(params, batch, config, plan)
+    before = model.losses(reference, batch, config, plan).detach()
+    ratios = _of_pairs(before - known, batch, 4).unflatten(-1, (2, 2)).sum(-2)
+    sizes = _of_pairs((batch.targets != IGNORE).to(known.dtype), batch, 4)
+    good, bad = ((sizes[..., i] > 0).to(known.dtype) for i in (0, 2))
+    count, (own, others) = answer_count(batch), ratios.unbind(-1)
+    kl = (others.detach().sum() / count).clamp(min=0.0)
+    margins = beta * (good - bad) * (own - kl)
+    losses = (weights[0] * good + weights[1] * bad) * torch.sigmoid(-margins)
+    correct = (margins > 0).to(margins.dtype)
+    return Compared(losses.sum(), margins.detach().sum(), correct.sum(), routed, kl * count)
+
+
+def answer_count(batch: Batch) -> Float[Tensor, ""]:
+    """How many answers with a label a batch has; at least 1."""
+    return ((_segments(batch).amax(1) + 3) // 4).sum().clamp(min=1).float()
+
+
 def pair_count(batch: Batch) -> Float[Tensor, ""]:
     """How many pairs a batch has; at least 1."""
     return (_segments(batch).amax(1) // 2).sum().clamp(min=1).float()
@@ -94,14 +142,19 @@ def log_odds(p: Tensor) -> Tensor:
     return p - (-torch.expm1(p)).log()
 
 
-def _of_pairs(values: Float[Tensor, "batch seq"], batch: Batch) -> Float[Tensor, "batch pairs 2"]:
-    """The sums over the preferred and the other answer of each pair of a row; 0 without a pair."""
+def _of_pairs(
+    values: Float[Tensor, "batch seq"], batch: Batch, size: int = 2
+) -> Float[Tensor, "batch pairs {size}"]:
+    """The sums over the preferred and the other answer of each pair of a row; 0 without a pair.
+
+    A pair has two of `size` segments.
+    """
     segments = _segments(batch)
     rows, seq = segments.shape
-    most = 2 * (seq // 4 + 1)  # A prompt with its answer has two tokens or more.
+    most = size * (seq // 4 + 1)  # A prompt with its answer has two tokens or more.
     found = values.new_zeros((rows, most))
     found = found.scatter_add(1, (segments - 1).clamp(min=0).long(), values)
-    return found.unflatten(1, (-1, 2))
+    return found.unflatten(1, (-1, size))
 
 
 def _is_pair(batch: Batch) -> Bool[Tensor, "batch pairs"]:
