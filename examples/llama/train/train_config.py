@@ -82,7 +82,7 @@ class Recipe:
             unpaired answers is `kto`, which compares the model with its base.
         dpo_beta: the strength of the penalty for moving away from the base, in `dpo` and `kto`.
         orpo_weight: the weight of the comparison of the two answers, in `orpo`.
-        kto_weights: the weights of desirable and of undesirable answers, in `kto`: where one kind is
+        kto_weights: the weights of desirable and of undesirable answers, in `kto`: if one kind is
             more frequent, the other should weigh more.
         pairs: whether to train on answers that are preferred or not.
         skip_bad: whether to skip steps whose loss or gradient is not finite or is a spike.
