@@ -125,7 +125,7 @@ def test_reader_dynamic_resume_and_changed_rows(run_on: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"dynamic": True, "kind": "pairs"}, "a pair has two"),
+        ({"dynamic": True, "kind": "pairs"}, "rows of one document, and pairs has two"),
         ({"memory_limit": 100}, "use a number of bytes, with data.dynamic"),
         ({"memory_limit": 0, "dynamic": True}, "memory_limit is 0"),
     ],
