@@ -45,6 +45,24 @@ EXPERTS = {
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "qwen2_moe": MOE,
     "qwen3_moe": MOE,
+    "deepseek_v3": {"num_hidden_layers": 5},
+}
+SIGMOID = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 12,
+    "routed_scaling_factor": 1.7,
+    "first_k_dense_replace": 1,
+}
+LATENT = {
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 10,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_group": 1,
+    "topk_group": 1,
 }
 CASES: dict[str, dict[str, Any]] = {
     "llama, biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
@@ -138,6 +156,37 @@ CASES |= {
     },
     "ernie4_5": {"model_type": "ernie4_5", "head_dim": 8, "use_bias": True},
     "arcee": {"model_type": "arcee", "mlp_bias": True},
+    "glm4_moe": SIGMOID
+    | {
+        "model_type": "glm4_moe",
+        "head_dim": 8,
+        "partial_rotary_factor": 0.5,
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
+    "glm4_moe, groups": SIGMOID
+    | {
+        "model_type": "glm4_moe",
+        "num_hidden_layers": 4,
+        "first_k_dense_replace": 2,
+        "head_dim": 12,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "n_shared_experts": 2,
+        "norm_topk_prob": False,
+    },
+    "deepseek_v3": SIGMOID
+    | LATENT
+    | {
+        "num_hidden_layers": 3,
+        "q_lora_rank": 14,
+        "attention_bias": True,
+        "n_group": 2,
+        "topk_group": 1,
+        "rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3},
+    },
+    "deepseek_v3, queries of all features": SIGMOID | LATENT | {"q_lora_rank": None},
     "gpt_oss": {
         "model_type": "gpt_oss",
         "num_local_experts": 5,
@@ -162,6 +211,9 @@ def reference_of(fields: dict[str, Any], folder: Path) -> Any:
         for p in reference.parameters():
             noise = torch.randn(p.shape, generator=generator)
             p.copy_(p + 0.3 * noise if p.ndim == 1 else noise * p.shape[-1] ** -0.5)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     reference.save_pretrained(folder)
     return reference
 
@@ -181,7 +233,7 @@ def test_hf_config_defaults_match_transformers(family: str, tmp_path: Path) -> N
     short, full = tmp_path / "short", tmp_path / "full"
     short.mkdir()
     sizes = {name: n for name, n in SIZES.items() if name.endswith(("_size", "_hidden_layers"))}
-    sizes |= {"model_type": family, "hidden_size": 64, "num_attention_heads": 32}
+    sizes |= {"model_type": family, "hidden_size": 128, "num_attention_heads": 32}
     sizes |= EXPERTS.get(family, {})
     (short / "config.json").write_text(json.dumps(sizes))
     transformers.AutoConfig.from_pretrained(short).save_pretrained(full)
@@ -215,6 +267,14 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float =
     torch.testing.assert_close(actual.float(), expected, rtol=0.0, atol=tolerance * scale)
 
 
+def balance_of(routed: list[Any]) -> torch.Tensor:
+    """The loss for uneven loads, with the shares of experts in the sum of their sigmoids."""
+    logits, _, chosen = (torch.cat(parts) for parts in zip(*routed, strict=True))
+    shares = logits.sigmoid() / logits.sigmoid().sum(-1, keepdim=True)
+    taken = torch.nn.functional.one_hot(chosen, logits.shape[-1]).sum(1).float()
+    return (taken.mean(0) * shares.mean(0)).sum() * logits.shape[-1]
+
+
 @pytest.mark.sample(24, seed=0)
 @pytest.mark.parametrize("case", CASES)
 def test_family_matches_transformers(case: str, tmp_path: Path) -> None:
@@ -224,10 +284,14 @@ def test_family_matches_transformers(case: str, tmp_path: Path) -> None:
     windows = torch.randint(config.vocab, (2, SEQ + 1), generator=generator)
     batch = model.batch_of(windows)
     more = {} if config.experts is None else {"output_router_logits": True}
+    routed: list[Any] = []
+    for module in reference.modules():
+        if hasattr(module, "e_score_correction_bias"):
+            module.register_forward_hook(lambda *call: routed.append(call[-1]))
     expected = reference(batch.tokens, **more)
     loss = torch.nn.functional.cross_entropy(expected.logits.flatten(0, 1), batch.targets.flatten())
     if config.experts is not None:
-        loss = loss + 0.3 * expected.aux_loss
+        loss = loss + 0.3 * (balance_of(routed) if routed else expected.aux_loss)
         sizes = [logits.logsumexp(-1).square().mean() for logits in expected.router_logits]
         loss = loss + 0.2 * torch.stack(sizes).mean()
     loss.backward()
@@ -244,6 +308,8 @@ def test_family_matches_transformers(case: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits, expected.logits.detach(), rtol=1e-5, atol=1e-5)
     assert_near(our_loss, loss.detach())
     found = by_hub_name(config, grads)
+    for name in [name for name in found if name.endswith("correction_bias")]:
+        assert not found.pop(name).any()
     for name, grad in grads_of(reference, found).items():
         assert_near(found.pop(name), grad)
     assert not found
@@ -299,7 +365,8 @@ def test_family_learns_as_in_torch(case: str, tmp_path: Path) -> None:
         adamw.step()
         expected.append(loss.item())
 
-    optimizer = xf.optim.adamw(LR, weight_decay=0.1)
+    decayed = model.decayed(config, norms=True, embeddings=True)
+    optimizer = xf.optim.adamw(LR, weight_decay=0.1, mask=decayed)
 
     @xf.jit
     def run(params: Any, windows: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import xfunc as xf
 
 from .. import train
 from ..model import Params
+from ..model.parameters import cast
 from ..train import Guard, State
 from ..train.train_config import Recipe
 from .checkpoints import Checkpoints, Restored
@@ -51,7 +52,7 @@ def restore_params(
 def used(average: Params | None, recipe: Recipe) -> Params:
     """The average of the weights, in their dtype."""
     kept = recipe.numbers.weights
-    return xf.jit(lambda tree: xf.tree.map(lambda a: a.to(kept), tree))(average)
+    return xf.jit(lambda tree: cast(tree, kept))(average)
 
 
 def _with_guard_of_losses(target: Any) -> State:

@@ -16,6 +16,7 @@ from ..data import documents, tokenizer
 from ..hub import hf
 from ..hub.hf_config import load_config, load_context, load_dtype
 from ..model import Params
+from ..model.parameters import cast
 from ..options import SettingError
 from ..parallel import hosts
 from ..train.finite import check_finite
@@ -178,8 +179,7 @@ def _check_left(key: str, was: Any, now: Any, file: Path) -> None:
 def _placed(params: Params, recipe: Recipe) -> Params:
     """The trained weights, on the devices."""
     where: Any = train.shardings(recipe)
-    kept = xf.tree.map(lambda p: p.to(recipe.numbers.weights), params)
-    return xf.device_put(kept, where.params)
+    return xf.device_put(cast(params, recipe.numbers.weights), where.params)
 
 
 def _begun(params: Params, run: Run, recipe: Recipe) -> Params:
@@ -189,7 +189,7 @@ def _begun(params: Params, run: Run, recipe: Recipe) -> Params:
     def begin(params: Params) -> Params:
         adapt = lora.adapters(recipe.model, recipe.tune, xf.random.key(run.seed))
         found = lora.trained(params, recipe.model, recipe.tune, adapt)
-        return xf.tree.map(lambda p: p.to(recipe.numbers.weights), found)
+        return cast(found, recipe.numbers.weights)
 
     return xf.jit(begin, out_shardings=where.params)(params)
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from ..model.sizes import Config
     from .fields import Fields
 
-# Names on the hub; ``{}`` is the layer number, and then the expert number.
+# Names on the hub; ``{}`` is the layer number, and then the expert number. Those with `shared_w`
+# are of the expert that all tokens take.
 NAMES = {
     "embed": "model.embed_tokens.weight",
     "attn_norm": "model.layers.{}.input_layernorm.weight",
@@ -44,7 +45,19 @@ NAMES = {
     "be_gate": "model.layers.{}.mlp.experts.{}.gate_proj.bias",
     "be_up": "model.layers.{}.mlp.experts.{}.up_proj.bias",
     "be_down": "model.layers.{}.mlp.experts.{}.down_proj.bias",
+    "shared_w_gate": "model.layers.{}.mlp.shared_experts.gate_proj.weight",
+    "shared_w_up": "model.layers.{}.mlp.shared_experts.up_proj.weight",
+    "shared_w_down": "model.layers.{}.mlp.shared_experts.down_proj.weight",
+    "choice_bias": "model.layers.{}.mlp.gate.e_score_correction_bias",
     "sinks": "model.layers.{}.self_attn.sinks",
+    "wq_a": "model.layers.{}.self_attn.q_a_proj.weight",
+    "bq_a": "model.layers.{}.self_attn.q_a_proj.bias",
+    "q_a_norm": "model.layers.{}.self_attn.q_a_layernorm.weight",
+    "wq_b": "model.layers.{}.self_attn.q_b_proj.weight",
+    "wkv_a": "model.layers.{}.self_attn.kv_a_proj_with_mqa.weight",
+    "bkv_a": "model.layers.{}.self_attn.kv_a_proj_with_mqa.bias",
+    "kv_a_norm": "model.layers.{}.self_attn.kv_a_layernorm.weight",
+    "wkv_b": "model.layers.{}.self_attn.kv_b_proj.weight",
     "norm": "model.norm.weight",
     "head": "lm_head.weight",
 }
@@ -79,6 +92,9 @@ class Traits:
         interleaved: whether rotary embeddings turn features 2i and 2i + 1 of a head together.
         sinks: whether each query head also attends to nothing, with a score that is learned.
         expert_biases: whether experts and their router have biases.
+        sigmoid_router: whether an expert's weight is the sigmoid of its logit, and a bias that no
+            gradient trains counts in the choice of experts.
+        shared_gate: whether the expert that all tokens take has a gate of its own.
     """
 
     qk_norm: Literal["head", "all"] | None = None
@@ -91,6 +107,8 @@ class Traits:
     interleaved: bool = False
     sinks: bool = False
     expert_biases: bool = False
+    sigmoid_router: bool = False
+    shared_gate: bool = True
 
 
 @dataclass(frozen=True)

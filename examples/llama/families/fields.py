@@ -45,13 +45,17 @@ _KINDS: list[tuple[Callable[[Any], bool], str, str]] = [
         vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads
         num_key_value_heads head_dim max_position_embeddings sliding_window_pattern
         _sliding_window_pattern num_local_experts num_experts num_experts_per_tok
-        moe_intermediate_size no_rope_layer_interval
+        moe_intermediate_size no_rope_layer_interval n_routed_experts n_group topk_group
+        kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim
         """,
     ),
     (
         lambda x: _is_number(x) and isinstance(x, int) and x >= 0,
         "a whole number",
-        "max_window_layers shared_expert_intermediate_size sliding_window",
+        """
+        max_window_layers shared_expert_intermediate_size sliding_window n_shared_experts
+        first_k_dense_replace num_nextn_predict_layers
+        """,
     ),
     (
         lambda x: _is_number(x) and x > 0,
@@ -61,6 +65,7 @@ _KINDS: list[tuple[Callable[[Any], bool], str, str]] = [
         final_logit_softcapping factor low_freq_factor high_freq_factor attention_factor beta_fast
         beta_slow original_max_position_embeddings embedding_multiplier residual_multiplier
         attention_multiplier logits_scaling partial_rotary_factor swiglu_limit swiglu_alpha
+        routed_scaling_factor
         """,
     ),
     (_is_number, "a number", "mscale mscale_all_dim"),
@@ -69,7 +74,7 @@ _KINDS: list[tuple[Callable[[Any], bool], str, str]] = [
         "true or false",
         """
         tie_word_embeddings attention_bias attention_out_bias mlp_bias qkv_bias use_bias
-        use_sliding_window norm_topk_prob truncate
+        use_sliding_window norm_topk_prob truncate rope_interleave
         """,
     ),
     (

@@ -57,9 +57,9 @@ QWEN2_MOE = Family(
         "qkv_bias": c.qkv_bias,
     },
     names={  # of the expert that all tokens take
-        "w_gate": "model.layers.{}.mlp.shared_expert.gate_proj.weight",
-        "w_up": "model.layers.{}.mlp.shared_expert.up_proj.weight",
-        "w_down": "model.layers.{}.mlp.shared_expert.down_proj.weight",
+        "shared_w_gate": "model.layers.{}.mlp.shared_expert.gate_proj.weight",
+        "shared_w_up": "model.layers.{}.mlp.shared_expert.up_proj.weight",
+        "shared_w_down": "model.layers.{}.mlp.shared_expert.down_proj.weight",
         "shared_gate": "model.layers.{}.mlp.shared_expert_gate.weight",
     },
     defaults={"num_key_value_heads": 16},

@@ -1,9 +1,11 @@
 """All families, by `model_type` in `config.json`."""
 
 from .arcee import ARCEE
+from .deepseek import DEEPSEEK_V3
 from .ernie import ERNIE4_5
 from .family import Family
 from .gemma import GEMMA, GEMMA2, GEMMA3
+from .glm import GLM4_MOE
 from .gpt_oss import GPT_OSS
 from .granite import GRANITE
 from .llama import LLAMA
@@ -34,6 +36,8 @@ FAMILIES = {
     "ernie4_5": ERNIE4_5,
     "arcee": ARCEE,
     "gpt_oss": GPT_OSS,
+    "glm4_moe": GLM4_MOE,
+    "deepseek_v3": DEEPSEEK_V3,
 }
 
 

@@ -1,7 +1,6 @@
 """Rotary angles in Hugging Face's `config.json`."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -80,18 +79,15 @@ def _yarn(outer: Fields, fields: Fields) -> RopeScaling:
     if factor is None:
         [longest] = outer.all_of("max_position_embeddings")
         factor = longest / context
-    scales = fields.take("mscale"), fields.take("mscale_all_dim")
-    attention = fields.take("attention_factor")
-    if attention is None and all(scales):
-        one, other = (0.1 * m * math.log(factor) + 1 if factor > 1 else 1.0 for m in scales)
-        attention = one / other
     return RopeScaling(
         factor,
         original_context=context,
         kind="yarn",
         beta_fast=fields.some("beta_fast", None) or 32.0,
         beta_slow=fields.some("beta_slow", None) or 1.0,
-        attention_factor=attention,
+        attention_factor=fields.take("attention_factor"),
+        mscale=fields.take("mscale"),
+        mscale_all_dim=fields.take("mscale_all_dim"),
         truncate=fields.take("truncate", True),
     )
 
@@ -115,8 +111,9 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
             "beta_slow": scaling.beta_slow,
             "truncate": scaling.truncate,
         }
-        if scaling.attention_factor is not None:
-            fields["attention_factor"] = scaling.attention_factor
+        for name in ("attention_factor", "mscale", "mscale_all_dim"):
+            if (value := getattr(scaling, name)) is not None:
+                fields[name] = value
     if scaling.kind in ("llama3", "yarn"):
         fields["original_max_position_embeddings"] = scaling.original_context
     return fields

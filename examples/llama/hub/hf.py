@@ -8,6 +8,7 @@ import contextlib
 import functools
 import itertools
 import json
+import math
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -34,7 +35,7 @@ from ..model.quantised import Form
 from ..parallel import hosts
 from . import bnb
 from .hf_config import config_json as config_json
-from .hf_config import is_text_part
+from .hf_config import is_text_part, read_text_config
 from .hf_config import load_config as load_config
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -52,8 +53,14 @@ _WITHIN = {  # names of a text model's tensors in a larger model, and on their o
 def hub_names(config: Config) -> dict[str, Any]:
     """The hub's names, in a tree like the parameters; ``{}`` is the number of a layer or expert."""
     names = NAMES | dict(FAMILIES[config.family].names)
+    sparse = {stack.name for stack in config.stacks if stack.experts}
+
+    def of(weight: str, stack: str = "") -> str:
+        shared = f"shared_{weight}" if stack in sparse else weight
+        return names.get(shared) or names[weight]
+
     return {
-        name: {inner: names[inner] for inner in weight} if isinstance(weight, dict) else names[name]
+        name: {inner: of(inner, name) for inner in weight} if isinstance(weight, dict) else of(name)
         for name, weight in model.weights(config).items()
     }
 
@@ -65,6 +72,7 @@ class _Part(NamedTuple):
     """
 
     name: str
+    layer: int  # its number; -1: the weight is in none
     shape: tuple[int, ...]
     at: tuple[int, ...]
     outputs: slice = slice(None)
@@ -97,23 +105,36 @@ def _layout(config: Config) -> Any:
     """How each weight is stored, in a tree like the parameters."""
     names, shapes = hub_names(config), model.shapes(config)
     within: Any = xf.tree.map(lambda _: (), shapes)
-    for name, fused in FAMILIES[config.family].fused.items():
+    for stack, (name, fused) in itertools.product(
+        config.stacks, FAMILIES[config.family].fused.items()
+    ):
         start, ndim = 0, 1 if fused.weights[0].startswith("b") else 2
         for i, one in enumerate(fused.weights):
-            shape = shapes["layers"][one].shape
+            shape = shapes[stack.name][one].shape
             size, dim = shape[-ndim], len(shape) - 1 - ndim
             apart = slice(start, start + size)
             outputs = slice(i, None, len(fused.weights)) if fused.alternating else apart
-            within["layers"][one] = outputs, dim, fused
-            names["layers"][one], start = name, start + size
+            within[stack.name][one] = outputs, dim, fused
+            names[stack.name][one], start = name, start + size
 
-    def stored(name: str, shape: xf.ShapeDtypeStruct, more: tuple[Any, ...]) -> _FileParts:
-        stacked = name.count("{}")
-        places = itertools.product(*map(range, shape.shape[:stacked]))
+    def stored(
+        name: str, shape: xf.ShapeDtypeStruct, more: tuple[Any, ...], first: int
+    ) -> _FileParts:
+        if not (stacked := name.count("{}")):
+            return _FileParts([_Part(name, -1, tuple(shape.shape), (), *more)], False)
         inner = tuple(shape.shape[stacked:])
-        return _FileParts([_Part(name.format(*at), inner, at, *more) for at in places], stacked > 0)
+        parts = []
+        for at in itertools.product(*map(range, shape.shape[:stacked])):
+            layer = first + at[0]
+            parts.append(_Part(name.format(layer, *at[1:]), layer, inner, at, *more))
+        return _FileParts(parts, True)
 
-    return xf.tree.map(stored, names, shapes, within)
+    first = {stack.name: stack.layers.start for stack in config.stacks}
+    starts = {
+        name: xf.tree.map(lambda _, name=name: first.get(name, 0), tree)
+        for name, tree in shapes.items()
+    }
+    return xf.tree.map(stored, names, shapes, within, starts)
 
 
 # -- reading ----------------------------------------------------------------------------------
@@ -129,7 +150,7 @@ def load(
 
     Args:
         folder: holds `config.json` and `model.safetensors`, or several files and an index of them.
-        dtype: of the parameters; None: as stored.
+        dtype: of the parameters, but for buffers, see `model.weights`; None: as stored.
         shardings: a tree like the parameters, such as `Sharding.params` makes: each tensor is put
             on the devices before the next one is read, file by file. None: CPU tensors.
         forms: a tree like the parameters: which of them are quantised as they are read, see
@@ -142,16 +163,17 @@ def load(
     """
     folder = Path(folder)
     config = load_config(folder)
-    layout, shapes = _layout(config), model.shapes(config)
+    layout, shapes = _layout(config), model.shapes(config, dtype or torch.bfloat16)
     with contextlib.ExitStack() as stack:
         stored = bnb.whole(_open(folder, stack))
         _check_tensors(folder, stored, layout)
 
         def read(weight: _FileParts, shape: xf.ShapeDtypeStruct) -> Tensor:
             first = weight.parts[0].of(stored[weight.parts[0].name])
+            kind = first.dtype if dtype is None else shape.dtype
             if not weight.is_stack:
-                return first.to(dtype)
-            found = first.new_empty(shape.shape, dtype=dtype)
+                return first.to(kind)
+            found = first.new_empty(shape.shape, dtype=kind)
             for part in weight.parts:
                 found[part.at] = part.of(stored[part.name])
             return found
@@ -163,7 +185,8 @@ def load(
             weight: _FileParts, shape: xf.ShapeDtypeStruct, place: Any, form: Form
         ) -> _Placed:
             first = stored[weight.parts[0].name]
-            kind = dtype or (first.dtype if isinstance(first, bnb.Codes) else first[:0].dtype)
+            own = first.dtype if isinstance(first, bnb.Codes) else first[:0].dtype
+            kind = own if dtype is None else shape.dtype
             whole = xf.ShapeDtypeStruct(shape.shape, kind, place)
             arrays = xf.tree.map(_Array, quantised.abstract(whole, form))
             return _Placed(weight.parts, form, arrays)
@@ -244,19 +267,35 @@ def _fill(folder: Path, placed: list[_Placed]) -> None:
 
 
 def _text_names(folder: Path, keys: Iterable[str]) -> dict[str, str]:
-    """The names in files of a text model's tensors, by those that they have on their own."""
-    if not is_text_part(folder):
-        return {key: key for key in keys}
-    found = {}
-    for inner, own in _WITHIN.items():
-        found |= {own + key.removeprefix(inner): key for key in keys if key.startswith(inner)}
-    return found
+    """The names in files of a text model's tensors, by those that they have on their own.
+
+    Those of layers that predict tokens after the next one, beyond the last of the others, are left
+    out.
+    """
+    if is_text_part(folder):
+        found = {}
+        for inner, own in _WITHIN.items():
+            found |= {own + key.removeprefix(inner): key for key in keys if key.startswith(inner)}
+    else:
+        found = {key: key for key in keys}
+    config = read_text_config(folder)
+    if not config.get("num_nextn_predict_layers"):
+        return found
+    layers = config.get("num_hidden_layers", math.inf)
+
+    def is_beyond(name: str) -> bool:
+        number = re.match(r"model\.layers\.(\d+)\.", name)
+        return number is not None and int(number[1]) >= layers
+
+    return {name: key for name, key in found.items() if not is_beyond(name)}
 
 
 def left_out(folder: str | Path) -> list[str]:
-    """The names of tensors that `load` ignores, because they are not of the text model."""
+    """The names of tensors that `load` ignores: of more than the text model, or of layers that
+    predict tokens after the next one.
+    """
     with contextlib.ExitStack() as stack:
-        paths = files(Path(folder)) if is_text_part(folder) else []
+        paths = files(Path(folder))
         opened = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
         keys = [key for file in opened for key in file.keys()]  # noqa: SIM118
     return sorted(set(keys) - set(_text_names(Path(folder), keys).values()))
@@ -341,7 +380,7 @@ def save(
         params: the weights, on the CPU or the devices; a sharded weight is gathered one layer at a
             time.
         tokenizer: a `tokenizer.json` or the folder of one; the files beside it are copied too.
-        dtype: the dtype they are stored in; None: their own.
+        dtype: the dtype they are stored in, buffers in float32 at least; None: that of embeddings.
         context: how many tokens the model was trained for; other tools take this as a limit.
         max_shard_size: of each file: bytes, or a string such as ``"5GB"``.
 
@@ -371,12 +410,12 @@ def _write(
 ) -> None:
     tensors = by_name(config, params)
     empty = {
-        name: torch.empty(tensor.shape, dtype=dtype, device="meta")
-        for name, tensor in tensors.items()
+        name: torch.empty(tensor.shape, dtype=tensor.parts[0][1].dtype, device="meta")
+        for name, tensor in by_name(config, model.shapes(config, dtype)).items()
     }
     split = split_torch_state_dict_into_shards(empty, max_shard_size=max_shard_size)
     for file, names in split.filename_to_tensors.items():
-        found = {name: tensors[name].fetch().to(dtype) for name in names}
+        found = {name: tensors[name].fetch().to(empty[name].dtype) for name in names}
         if hosts.is_first():
             save_file(found, folder / file, metadata={"format": "pt"})
     if split.is_sharded and hosts.is_first():
@@ -407,7 +446,7 @@ def by_name(config: Config, params: Params) -> dict[str, FileTensor]:
 
 
 def _tensors(parts: list[tuple[_Part, Any]]) -> dict[str, FileTensor]:
-    parts.sort(key=lambda pair: (pair[0].at[:1], pair[0].outputs.start or 0))
+    parts.sort(key=lambda pair: (pair[0].layer, pair[0].outputs.start or 0))
     found: dict[str, FileTensor] = {}
     for part, weight in parts:
         found.setdefault(part.name, FileTensor([])).parts.append((part, weight))

@@ -35,7 +35,7 @@ class Routed(NamedTuple):
     Attributes:
         tokens: their number.
         taken: how many each expert took.
-        probability: the router's, for each expert.
+        probability: the router's, for each expert; of sigmoids, their shares in the sum.
         size: the squared logarithm of the softmax's denominator.
     """
 
@@ -56,15 +56,42 @@ def feed(
     """The experts' output for each token of a layer, and the statistics of its router."""
     logits = linear(wide(x), xf.tree.map(wide, layer["router"]))
     logits = logits + wide(layer["b_router"]) if "b_router" in layer else logits
-    chances = logits.softmax(-1)
-    shares, chosen = chances.topk(settings.active, -1)
-    if settings.normalised:
-        shares = shares / shares.sum(-1, keepdim=True)
+    if "choice_bias" in layer:
+        chances, shares, chosen = _by_sigmoid(logits, layer["choice_bias"], settings)
+    else:
+        chances = logits.softmax(-1)
+        shares, chosen = chances.topk(settings.active, -1)
+        if settings.normalised:
+            shares = shares / shares.sum(-1, keepdim=True)
+    shares = shares if settings.scale == 1 else shares * settings.scale
     weights = layer["e_gate"], layer["e_up"], layer["e_down"]
     biases = tuple(layer[name] for name in ("be_gate", "be_up", "be_down") if name in layer)
     gated = functools.partial(_gated, activation=activation, settings=settings)
     made = _spread(x, chosen, shares, weights, biases, gated, plan)
     return made, _routed(logits, chances, chosen, segments)
+
+
+def _by_sigmoid(
+    logits: Float[Tensor, "batch seq experts"], bias: Float[Tensor, " experts"], settings: Experts
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The share of each expert in the sum of sigmoids, and the weights and numbers of those that a
+    token takes. The bias, which counts in the choice alone, has no gradient.
+
+    Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2.
+    """
+    sigmoids = logits.sigmoid()
+    scores = sigmoids.detach() + wide(bias)
+    if settings.groups > 1:
+        grouped = scores.unflatten(-1, (settings.groups, -1))
+        best = grouped.topk(2, -1).values.sum(-1).topk(settings.active_groups, -1).indices
+        number = torch.arange(settings.groups, device=logits.device)
+        taken = (best[..., None] == number).any(-2)
+        scores = grouped.masked_fill(~taken[..., None], -torch.inf).flatten(-2)
+    chosen = scores.topk(settings.active, -1).indices
+    shares, few = sigmoids.gather(-1, chosen), 1e-20  # all may be 0
+    if settings.normalised:
+        shares = shares / (shares.sum(-1, keepdim=True) + few)
+    return sigmoids / (sigmoids.sum(-1, keepdim=True) + few), shares, chosen
 
 
 def _gated(gate: Tensor, made: Tensor, activation: Activation, settings: Experts) -> Tensor:

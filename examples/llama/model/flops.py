@@ -8,10 +8,12 @@ utilisation look higher, by 4% for 405B and by 14% for 8B at 8192 positions.
 Source: Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", appendix B, 2022.
 """
 
+import math
 from typing import NamedTuple
 
 from xfunc.aot import CHIPS
 
+from .parameters import weights
 from .plan import Plan
 from .sizes import Config
 
@@ -42,23 +44,26 @@ class Forward(NamedTuple):
 
 def forward(config: Config, seq: int) -> Forward:
     """The operations of a forward pass per token, on average over a document of `seq` tokens."""
-    q, kv = (n * config.head_dim for n in (config.heads, config.kv_heads))
-    routed = 0 if config.experts is None else config.experts.count * config.hidden
-    maps = 3 if config.traits.gated else 2
-    weights = 2 * config.hidden * (q + kv) + maps * config.hidden * _features(config) + routed
     seen = sum(_seen(seq, config.window if local else None) for local in config.local_layers)
     return Forward(
-        layers=2.0 * config.layers * weights,
-        attention=4.0 * q * seen,
+        layers=2.0 * _matrices(config),
+        attention=2.0 * config.heads * (config.head_dim + config.value_dim) * seen,
         head=2.0 * config.vocab * config.hidden,
     )
 
 
-def _features(config: Config) -> int:
-    """Intermediate feed-forward features that are computed for one token."""
-    if config.experts is None:
-        return config.intermediate
-    return config.experts.active * config.experts.intermediate + config.experts.shared
+def _matrices(config: Config, *names: str) -> float:
+    """The elements, in all layers, of the matrices of some names, or of any, that one token is
+    multiplied with.
+    """
+    tree, e = weights(config), config.experts
+    share = dict.fromkeys(("e_gate", "e_up", "e_down"), 1 if e is None else e.active / e.count)
+    return sum(
+        math.prod(weight.shape) * share.get(name, 1)
+        for stack in config.stacks
+        for name, weight in tree[stack.name].items()
+        if weight.kind == "matrix" and (not names or name in names)
+    )
 
 
 def _seen(seq: int, window: int | None) -> float:
@@ -102,9 +107,10 @@ def executed_per_token(config: Config, seq: int, plan: Plan, extent: Extent = AL
     """
     once, (layers, attention) = forward(config, seq), RECOMPUTED[plan.policy]
     head = 0.0 if seq <= plan.loss_chunk else once.head
-    last = 2.0 * config.layers * config.hidden * _features(config)
+    last = 2.0 * _matrices(config, "w_down", "e_down")
     again = head + layers * (once.layers - last) + attention * once.attention
-    scores = 0.0 if plan.attention == "dense" else once.attention / 2
+    products = config.head_dim / (config.head_dim + config.value_dim)  # of queries and keys
+    scores = 0.0 if plan.attention == "dense" else once.attention * products
     return per_token(config, seq, extent) + again + scores
 
 

@@ -6,7 +6,7 @@ place. The positions of a row count from its first token.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,10 @@ class Cache(NamedTuple):
     """The keys and values of each layer at each place of a row; zero where there is nothing yet."""
 
     keys: Float[Tensor, "layers batch kv_heads length head_dim"]
-    values: Float[Tensor, "layers batch kv_heads length head_dim"]
+    values: Float[Tensor, "layers batch kv_heads length value_dim"]
+
+
+Caches: TypeAlias = dict[str, Cache]  # by the names of `Config.stacks`
 
 
 def pad(
@@ -141,7 +144,7 @@ def _continued(
     whole = lengths + new - 1 if is_long else None
     cache = empty(config, batch, prompt.shape[1] + new - 1, params["embed"].dtype, plan)
 
-    def read(carry: tuple[Cache, Tensor], tokens: Tensor) -> tuple[tuple[Cache, Tensor], Tensor]:
+    def read(carry: tuple[Caches, Tensor], tokens: Tensor) -> tuple[tuple[Caches, Tensor], Tensor]:
         cache, at = carry
         logits, cache = advance(
             params, cache, tokens, at, first, config, plan, lengths if whole is None else whole
@@ -185,10 +188,18 @@ def check(new: int, temperature: float, top_p: float) -> None:
     Settings(temperature=temperature, top_p=top_p)
 
 
-def empty(config: Config, batch: int, length: int, dtype: torch.dtype, plan: Plan) -> Cache:
+def empty(config: Config, batch: int, length: int, dtype: torch.dtype, plan: Plan) -> Caches:
     """An empty cache of `length` places."""
-    shape = config.layers, batch, config.kv_heads, length, config.head_dim
-    return Cache(*(lie(torch.zeros(shape, dtype=dtype), plan) for _ in Cache._fields))
+
+    def zeros(layers: int, size: int) -> Tensor:
+        shape = layers, batch, config.kv_heads, length, size
+        return lie(torch.zeros(shape, dtype=dtype), plan)
+
+    sizes = config.head_dim, config.value_dim
+    return {
+        stack.name: Cache(*(zeros(len(stack.layers), size) for size in sizes))
+        for stack in config.stacks
+    }
 
 
 def lie(cache: Tensor, plan: Plan) -> Tensor:
@@ -199,14 +210,14 @@ def lie(cache: Tensor, plan: Plan) -> Tensor:
 
 def advance(
     params: Params,
-    cache: Cache,
+    cache: Caches,
     tokens: Int[Tensor, "batch new"],
     at: Int[Tensor, ""],
     first: Int[Tensor, " batch"],
     config: Config,
     plan: Plan,
     lengths: Int[Tensor, " batch"] | None = None,
-) -> tuple[Float[Tensor, "batch vocab"], Cache]:
+) -> tuple[Float[Tensor, "batch vocab"], Caches]:
     """The logits of the token that follows `tokens`, and the cache with `tokens` added.
 
     Args:
@@ -219,7 +230,8 @@ def advance(
         plan: where arrays are placed.
         lengths: of the texts, on which the scaling of angles may depend; None: up to `tokens`.
     """
-    place = torch.arange(cache.keys.shape[3], device=tokens.device)
+    length = next(iter(cache.values())).keys.shape[3]
+    place = torch.arange(length, device=tokens.device)
     places = at + torch.arange(tokens.shape[1], device=tokens.device)
     begun = place >= first[:, None, None]
     lengths = at + tokens.shape[1] - first if lengths is None else lengths
@@ -242,10 +254,11 @@ def advance(
         return x, Cache(*new)
 
     x = llama.embedded(params, tokens, config)
-    x, new = llama.scan_layers(layer, x, (params["layers"], cache), config)
+    both = {name: (params[name], old) for name, old in cache.items()}
+    x, new = llama.scan_layers(layer, x, both, config)
     # The additions of all layers are written here: written within the loop, they would need a
     # second copy of the whole cache.
-    cache = Cache(*(lie(o.index_copy(3, places, n), plan) for o, n in zip(cache, new, strict=True)))
+    cache = xf.tree.map(lambda o, n: lie(o.index_copy(3, places, n), plan), cache, new)
     return llama.logits(params, x[:, -1:], config, plan)[:, 0], cache
 
 

@@ -7,7 +7,7 @@ published weights fit: rotary embeddings on the two halves of a head, grouped-qu
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -25,8 +25,8 @@ from .linear import linear
 from .parameters import Params
 from .plan import POLICIES, Plan
 from .ring import ring
-from .rope import Kind, Local, Rope, Ropes, rotate
-from .sizes import Config
+from .rope import Kind, Local, Rope, Ropes, rotate, temperature
+from .sizes import Config, Latent
 
 IGNORE = -100  # a target that has no loss
 
@@ -74,6 +74,8 @@ def heads(
     x: Float[Tensor, "batch seq hidden"], layer: Params, rope: Rope, config: Config, plan: Plan
 ) -> tuple[attention.Heads, attention.Heads, attention.Heads]:
     """Queries, keys and values; the latter two have `config.kv_heads` heads."""
+    if config.latent is not None:
+        return _from_latent(x, layer, rope, config, config.latent, plan)
 
     def made(name: str, n: int) -> attention.Heads:
         mapped, weight = _map(x, layer, f"w{name}"), layer.get(f"{name}_norm")
@@ -83,11 +85,47 @@ def heads(
         if weight is not None and config.traits.qk_norm == "head":
             split = norm(split, weight, config)
         if name != "v" and config.traits.interleaved:  # Products keep their values.
-            split = split.unflatten(-1, (-1, 2)).mT.flatten(-2)
-        return _lie(split.transpose(1, 2), lambda s: s.heads, plan)
+            split = _parted(split)
+        return _in_heads(split, plan)
 
     q, k = made("q", config.heads), made("k", config.kv_heads)
     return rotate(q, rope), rotate(k, rope), made("v", config.kv_heads)
+
+
+def _parted(x: Tensor) -> Tensor:
+    """Pairs of neighbouring features as the two halves that `rotate` turns."""
+    return x.unflatten(-1, (-1, 2)).mT.flatten(-2)
+
+
+_LATENT_EPS = 1e-6  # of norms of latent features, whatever `norm_eps` is
+
+
+def _from_latent(
+    x: Tensor, layer: Params, rope: Rope, config: Config, sizes: Latent, plan: Plan
+) -> tuple[attention.Heads, attention.Heads, attention.Heads]:
+    """`heads` of latent attention. A head's features with rotary embeddings come first here: on the
+    hub they are the last ones.
+    """
+    if sizes.queries is None:
+        q = linear(x, layer["wq"])
+    else:
+        low = rms_norm(_map(x, layer, "wq_a"), layer["q_a_norm"], _LATENT_EPS)
+        q = linear(low, layer["wq_b"])
+    q_plain, q_turned = q.unflatten(-1, (config.heads, -1)).split((sizes.plain, sizes.rotary), -1)
+    low, k_turned = _map(x, layer, "wkv_a").split((sizes.keys, sizes.rotary), -1)
+    both = linear(rms_norm(low, layer["kv_a_norm"], _LATENT_EPS), layer["wkv_b"])
+    k_plain, v = both.unflatten(-1, (config.heads, -1)).split((sizes.plain, sizes.values), -1)
+    k_turned = k_turned[:, :, None].expand(-1, -1, config.heads, -1)
+
+    def made(turned: Tensor, plain: Tensor) -> attention.Heads:
+        turned = _parted(turned) if config.traits.interleaved else turned
+        return rotate(_in_heads(torch.cat([turned, plain], -1), plan), rope)
+
+    return made(q_turned, q_plain), made(k_turned, k_plain), _in_heads(v, plan)
+
+
+def _in_heads(x: Float[Tensor, "batch seq heads size"], plan: Plan) -> attention.Heads:
+    return _lie(x.transpose(1, 2), lambda s: s.heads, plan)
 
 
 def attend(
@@ -101,6 +139,8 @@ def attend(
 ) -> Float[Tensor, "batch seq hidden"]:
     """Causal self-attention, with several query heads for each head of keys and values."""
     q, k, v = heads(x, layer, rope, config, plan)
+    if missing := config.head_dim - config.value_dim:  # Kernels have one size for all three.
+        v = F.pad(v, (0, missing))
     see: dict[str, Any] = {"reach": reach(config, local), "scores": scores(config)}
     sinks = layer.get("sinks")
     if sinks is not None and (plan.context > 1 or plan.attention not in ("dense", "blockwise")):
@@ -116,7 +156,7 @@ def attend(
         mixed = attention.blockwise(q, k, v, segments, block=plan.block, sinks=sinks, **see)
     else:
         mixed = _by_kernel(q, k, v, segments, config, plan, local)
-    return joined(_lie(mixed, lambda s: s.heads, plan), layer)
+    return joined(_lie(mixed[..., : config.value_dim], lambda s: s.heads, plan), layer)
 
 
 def _by_kernel(
@@ -156,6 +196,9 @@ def reach(config: Config, local: Local) -> attention.Reach:
 def scores(config: Config) -> attention.Scores:
     """How scores are computed from the products of queries and keys."""
     scale = None if config.query_scale is None else config.query_scale**-0.5
+    scaling = config.rope_scaling
+    if config.latent is not None and scaling is not None and scaling.mscale_all_dim:
+        scale = config.head_dim**-0.5 * temperature(scaling.factor, scaling.mscale_all_dim) ** 2
     return attention.Scores(scale or config.score_scale, config.score_cap)
 
 
@@ -222,13 +265,15 @@ def _feed(
     x: Tensor, layer: Params, config: Config, plan: Plan, segments: Tensor | None
 ) -> tuple[Tensor, Routed | None]:
     """The feed-forward part."""
-    if config.experts is None:
+    if config.experts is None or "router" not in layer:
         return mlp(x, layer, plan, config.activation), None
     activation = _ACTIVATIONS[config.activation]
     made, routed = experts.feed(x, layer, config.experts, activation, plan, segments)
     if config.experts.shared:
-        share = linear(x, layer["shared_gate"]).sigmoid()
-        made = made + share * mlp(x, layer, plan, config.activation)
+        gate = layer.get("shared_gate")
+        share = None if gate is None else linear(x, gate).sigmoid()
+        shared = mlp(x, layer, plan, config.activation)
+        made = made + (shared if share is None else share * shared)
     return made, routed
 
 
@@ -247,20 +292,28 @@ def embedded(
 def scan_layers(
     layer: Callable[[Any, Any, Kind], tuple[Any, Any]],
     x: Any,
-    xs: Any,
+    xs: Mapping[str, Any],
     config: Config,
     **settings: Any,
-) -> tuple[Any, Any]:
-    """`xf.scan` over layers; `layer` is told the kind of each, statically where all agree."""
-    flags = {
-        "local": config.local_layers,
-        "still": tuple(i in config.nope_layers for i in range(config.layers)),
-    }
-    same = {name: each[0] for name, each in flags.items() if len(set(each)) == 1}
-    differ = {name: torch.tensor(each) for name, each in flags.items() if name not in same}
-    return xf.scan(
-        lambda x, each: layer(x, each[0], Kind(**same, **each[1])), x, (xs, differ), **settings
-    )
+) -> tuple[Any, dict[str, Any]]:
+    """`xf.scan` over layers; `layer` is told the kind of each, statically where all agree.
+
+    What it is given, and what it returns, is by the names of `config.stacks`, and stacked.
+    """
+    found = {}
+    for stack in config.stacks:
+        flags = {
+            "local": tuple(config.local_layers[i] for i in stack.layers),
+            "still": tuple(i in config.nope_layers for i in stack.layers),
+        }
+        same: Any = {name: each[0] for name, each in flags.items() if len(set(each)) == 1}
+        differ = {name: torch.tensor(each) for name, each in flags.items() if name not in same}
+
+        def run(x: Any, each: Any, same: Any = same) -> tuple[Any, Any]:
+            return layer(x, each[0], Kind(**same, **each[1]))
+
+        x, found[stack.name] = xf.scan(run, x, (xs[stack.name], differ), **settings)
+    return x, found
 
 
 def _lie(x: Tensor, where: Callable[[Sharding], P], plan: Plan) -> Tensor:
@@ -307,7 +360,11 @@ def run_layers(
         x = _lie(x, lambda s: s.of_context, plan)
     x = _lie(x, lambda s: s.activations, plan)
     policy = POLICIES[plan.policy]
-    return scan_layers(block, x, params["layers"], config, checkpoint_policy=policy)
+    x, found = scan_layers(block, x, params, config, checkpoint_policy=policy)
+    routed = [each for each in found.values() if each is not None]
+    if len(routed) < 2:
+        return x, routed[0] if routed else None
+    return x, xf.tree.map(lambda *parts: torch.cat(parts), *routed)
 
 
 def forward(

@@ -15,6 +15,8 @@ from torch import Tensor
 
 import xfunc as xf
 
+from .parameters import cast, is_buffer
+
 Tree: TypeAlias = Any  # a pytree of tensors
 
 
@@ -41,7 +43,7 @@ class Precision:
         """The weights in the form the model computes with."""
         if self.arithmetic == self.weights:
             return params
-        return xf.tree.map(lambda p: p.to(self.arithmetic), params)
+        return cast(params, self.arithmetic)
 
     def wide(self, params: Tree, compensation: Tree) -> Tree:
         """The weights as they are updated: in float32."""
@@ -62,11 +64,14 @@ class Precision:
         if self.weights == torch.float32:
             return wide, None
         if self.rounding == "stochastic":
-            leaves, treedef = xf.tree.flatten(wide)
+            leaves, treedef = xf.tree.leaves_with_path(wide), xf.tree.structure(wide)
             keys = xf.random.split(xf.random.fold_in(xf.random.key(0), step), len(leaves))
-            made = [stochastic(w, key) for w, key in zip(leaves, keys, strict=True)]
+            made = [
+                w if is_buffer(path) else stochastic(w, key)
+                for (path, w), key in zip(leaves, keys, strict=True)
+            ]
             return xf.tree.unflatten(treedef, made), None
-        params = xf.tree.map(lambda w: w.to(self.weights), wide)
+        params = cast(wide, self.weights)
         if self.rounding == "nearest":
             return params, None
         return params, xf.tree.map(lambda w, p: (w - p).to(p.dtype), wide, params)

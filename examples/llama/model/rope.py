@@ -39,7 +39,7 @@ def rotary(
         frequencies = frequencies / scaling.factor
     elif scaling.kind == "yarn":
         cos, sin = _turned(positions, _yarn(frequencies, config, scaling))
-        factor = scaling.attention_factor or _temperature(scaling.factor)
+        factor = scaling.attention_factor or _temperature(scaling)
         return cos * factor, sin * factor
     elif scaling.kind == "longrope":
         cos, sin = _turned(positions, _by_length(frequencies, scaling, length))
@@ -171,8 +171,15 @@ def _yarn(
     return frequencies * (1 - divided + divided / c.factor)
 
 
-def _temperature(factor: float) -> float:
-    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+def _temperature(c: RopeScaling) -> float:
+    if c.mscale and c.mscale_all_dim:
+        return temperature(c.factor, c.mscale) / temperature(c.factor, c.mscale_all_dim)
+    return temperature(c.factor)
+
+
+def temperature(factor: float, share: float = 1.0) -> float:
+    """The factor of scores' square root that goes with stretched frequencies, of `yarn`."""
+    return 0.1 * share * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
 def _by_length(

@@ -1,14 +1,30 @@
 """The description of a model: its family, its sizes and its particulars."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..families import FAMILIES, Traits
 from ..families.parts import ROPE_KINDS as ROPE_KINDS
 from ..families.parts import Experts as Experts
+from ..families.parts import Latent as Latent
 from ..families.parts import RopeScaling as RopeScaling
 from ..families.parts import check_above_0
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
+
+
+class Stack(NamedTuple):
+    """A run of equal layers, whose weights are stacked.
+
+    Attributes:
+        name: in the tree of parameters.
+        layers: the numbers of its layers.
+        experts: those of each layer; None: they have one feed-forward part for all tokens.
+    """
+
+    name: str
+    layers: range
+    experts: Experts | None
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,9 @@ class Config:
             by; null: they are unchanged.
         logit_scale: what logits are divided by; null: they are unchanged.
         experts: the experts of the feed-forward part; null: one feed-forward part for all tokens.
+        dense_layers: numbers of the layers without experts.
+        latent: attention with keys and values from a few features; null: of all.
+        qk_norms: whether queries and keys have the norms that those of the family can have.
     """
 
     vocab: int
@@ -78,6 +97,9 @@ class Config:
     residual_scale: float | None = None
     logit_scale: float | None = None
     experts: Experts | None = None
+    dense_layers: tuple[int, ...] = ()
+    latent: Latent | None = None
+    qk_norms: bool = True
 
     def __post_init__(self) -> None:
         sizes = "vocab hidden intermediate layers heads kv_heads head_size window rotary_size"
@@ -86,7 +108,13 @@ class Config:
                 raise ValueError(f"{name} is {value}: use 1 or more")
         check_above_0(self, "rope_theta norm_eps local_theta query_scale score_scale score_cap")
         check_above_0(self, "logit_cap embed_scale residual_scale logit_scale")
-        if self.head_size is None and self.hidden % self.heads:
+        if self.latent is not None:
+            if self.kv_heads != self.heads or self.head_size or self.rotary_size:
+                raise ValueError(
+                    "latent is given: make kv_heads equal to heads, and leave out head_size and "
+                    "rotary_size"
+                )
+        elif self.head_size is None and self.hidden % self.heads:
             raise ValueError(
                 f"hidden is {self.hidden}, heads is {self.heads}: make hidden a multiple of heads, "
                 "or give head_size"
@@ -100,7 +128,7 @@ class Config:
         for name, known in tables:
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"unknown {name} {value!r}: use one of {', '.join(known)}")
-        for name in ("full_layers", "nope_layers"):
+        for name in ("full_layers", "nope_layers", "dense_layers"):
             if wrong := [i for i in getattr(self, name) if not 0 <= i < self.layers]:
                 raise ValueError(f"{name} has {wrong}, but there are {self.layers} layers")
         if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
@@ -121,12 +149,19 @@ class Config:
     @property
     def head_dim(self) -> int:
         """The features of one attention head."""
+        if self.latent is not None:
+            return self.latent.rotary + self.latent.plain
         return self.head_size or self.hidden // self.heads
+
+    @property
+    def value_dim(self) -> int:
+        """The features of a head's values."""
+        return self.head_dim if self.latent is None else self.latent.values
 
     @property
     def rotary_dim(self) -> int:
         """The features of a head that rotary embeddings turn."""
-        return self.rotary_size or self.head_dim
+        return self.latent.rotary if self.latent else self.rotary_size or self.head_dim
 
     @property
     def traits(self) -> Traits:
@@ -138,6 +173,27 @@ class Config:
         """Whether each layer has the window."""
         return tuple(
             self.window is not None and i not in self.full_layers for i in range(self.layers)
+        )
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """The runs of equal layers.
+
+        The only one is `layers`; of several, each has the number of its first layer in its name,
+        such as `layers_3`.
+        """
+        sparse = [
+            self.experts is not None and i not in self.dense_layers for i in range(self.layers)
+        ]
+        starts = [i for i in range(self.layers) if not i or sparse[i] != sparse[i - 1]]
+        runs = map(range, starts, [*starts[1:], self.layers])
+        return tuple(
+            Stack(
+                "layers" if len(starts) == 1 else f"layers_{run.start}",
+                run,
+                self.experts if sparse[run.start] else None,
+            )
+            for run in runs
         )
 
     @classmethod

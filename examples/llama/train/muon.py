@@ -12,6 +12,7 @@ from torch import Tensor
 
 import xfunc as xf
 
+from ..model.parameters import is_stack
 from .optimizer import Rate, Tree, adamw_init, descent
 
 
@@ -29,7 +30,7 @@ class MuonState(NamedTuple):
 def is_within(params: Tree) -> Tree:
     """For each parameter, whether Muon updates it: stacked matrices are, adapters too."""
     return {
-        name: xf.tree.map(lambda p, inside=name == "layers": inside and p.ndim > 2, tree)
+        name: xf.tree.map(lambda p, name=name: is_stack(name) and p.ndim > 2, tree)
         for name, tree in params.items()
     }
 

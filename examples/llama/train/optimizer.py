@@ -13,6 +13,8 @@ from torch import Tensor
 import xfunc as xf
 from xfunc.optim import FactoredState, ScaleByAdamState
 
+from ..model.parameters import is_stack
+
 Tree: TypeAlias = Any  # a pytree of tensors
 Rate: TypeAlias = float | Float[Tensor, ""]
 
@@ -120,14 +122,14 @@ def descent(
 
 
 def norms(grads: Tree) -> dict[str, Tensor]:
-    """The norm of the gradients of each layer, in `layers`, and of each weight outside them."""
+    """The norm of the gradients of each layer, by its stack, and of each weight outside them."""
 
     def norm(tree: Tree, stacked: bool) -> Tensor:
         squares = [wide(g).square() for g in xf.tree.leaves(tree)]
         each = [s.reshape(*s.shape[:stacked], -1).sum(-1) for s in squares]
         return torch.stack(each).sum(0).sqrt().float()
 
-    return {name: norm(tree, name == "layers") for name, tree in grads.items()}
+    return {name: norm(tree, is_stack(name)) for name, tree in grads.items()}
 
 
 def rate(

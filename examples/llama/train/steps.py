@@ -15,6 +15,7 @@ from xfunc import NamedSharding, P
 
 from .. import model
 from ..model import Batch, Params, experts, float8, quantised
+from ..model.parameters import with_buffers
 from ..parallel.sharding import Sharding
 from ..tune import lora, preference
 from . import optimizer
@@ -157,7 +158,8 @@ def train_step(
     grads, _ = clip.update(grads, clip.init(grads))
     lr = recipe.rate(state.opt.step)
     wide = recipe.numbers.wide(state.params, state.compensation)
-    wide, opt = recipe.update(grads, state.opt, wide, lr)
+    updated, opt = recipe.update(grads, state.opt, wide, lr)
+    wide = with_buffers(updated, wide)
     params, compensation = recipe.numbers.kept(wide, opt.step)
     guard, bad = watch(state.guard, mean.float(), norm, recipe.spike)
     average = averaged(state.average, wide, opt.step, recipe.ema)

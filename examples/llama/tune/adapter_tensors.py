@@ -40,6 +40,11 @@ def names(config: Config) -> dict[str, str]:
     Raises:
         FormatError: the family keeps several weights in one tensor, which has one adapter there.
     """
+    if len(config.stacks) > 1:
+        raise FormatError(
+            f"models of the family {config.family} have layers of several kinds, and adapters of "
+            "such models have no files: leave out --adapter, and export merged weights"
+        )
     if fused := FAMILIES[config.family].fused:
         several = ", ".join(name for each in fused.values() for name in each.weights)
         raise FormatError(

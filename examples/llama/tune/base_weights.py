@@ -14,6 +14,7 @@ from ..config import Run
 from ..files import sums
 from ..hub import hf
 from ..model import Config, Params, quantised
+from ..model.parameters import is_buffer
 from ..options import SettingError
 from ..parallel import hosts
 from ..train.train_config import Recipe
@@ -105,11 +106,11 @@ def frozen(params: Params, recipe: Recipe) -> Params | None:
     kept = lora.frozen(params, recipe.model, recipe.tune, whole=recipe.compared)
     dtype = recipe.numbers.arithmetic
 
-    def cast(leaf: Any) -> Any:
-        plain = isinstance(leaf, torch.Tensor) and leaf.dtype != dtype
+    def cast(path: str, leaf: Any) -> Any:
+        plain = isinstance(leaf, torch.Tensor) and leaf.dtype != dtype and not is_buffer(path)
         return _cast(leaf, dtype) if plain else leaf
 
-    return xf.tree.map(cast, kept, is_leaf=quantised.is_quantised)
+    return xf.tree.map_with_path(cast, kept, is_leaf=quantised.is_quantised)
 
 
 def _cast(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -26,10 +26,11 @@ from xfunc import NamedSharding, P
 from .. import model
 from ..model import Config, Params, quantised
 from ..model.linear import Adapted
+from ..model.parameters import is_stack
 
 FULL, LORA, FROZEN = "full", "lora", "frozen"
 # Adapters without a `down` of their own: in transformers, and so in PEFT, the two are one matrix.
-SHARED = {"layers.e_up": "layers.e_gate"}
+SHARED = {"e_up": "e_gate"}
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ def roles(config: Config, tune: Tune) -> Params:
             f"{', '.join(wrong)}: adapters are for matrices only; name it in full, or remove "
             "it from lora"
         )
-    for name, other in SHARED.items():
+    for name in shapes:
+        other = sharer(name)
         if (name in adapted) != (other in adapted):
             raise ValueError(
                 f"only one of {other} and {name} is in lora, but their adapters share a matrix: "
@@ -129,6 +131,18 @@ def roles(config: Config, tune: Tune) -> Params:
     found = {name: LORA if name in adapted else FROZEN for name in shapes}
     found |= dict.fromkeys(trained, FULL)
     return nested(found)
+
+
+def sharer(name: str) -> str:
+    """The weight whose adapter has the first matrix of another weight's; itself, if it has one."""
+    outer, dot, own = name.rpartition(".")
+    return outer + dot + SHARED.get(own, own)
+
+
+def within(name: str) -> str:
+    """The name of a weight within its layer, such as `wq`; "" if it is in none."""
+    stack, _, own = name.rpartition(".")
+    return own if is_stack(stack) else ""
 
 
 def named(tree: Params, path: str = "") -> dict[str, Any]:
@@ -160,18 +174,18 @@ def _matching(patterns: tuple[str, ...], names: list[str]) -> set[str]:
 
 def _has_products(name: str, shape: xf.ShapeDtypeStruct) -> bool:
     """Whether a weight is a matrix, or several, and only multiplied with."""
-    router = name in ("layers.router", "layers.shared_gate")
+    router = within(name) in ("router", "shared_gate")
     return router or _is_of_experts(name) or _is_matrix(name, shape)
 
 
 def _is_matrix(name: str, shape: xf.ShapeDtypeStruct) -> bool:
     """Whether a weight is used by `linear` and nothing else."""
-    return name == "head" or (name.startswith("layers.w") and len(shape.shape) == 3)
+    return name == "head" or (within(name).startswith("w") and len(shape.shape) == 3)
 
 
 def _is_of_experts(name: str) -> bool:
     """Whether it has the matrices of experts, which `experts` multiplies with."""
-    return name.startswith("layers.e_")
+    return within(name).startswith("e_")
 
 
 def is_all(config: Config, tune: Tune) -> bool:
@@ -227,7 +241,7 @@ def trained(
 
     def made(name: str, leaf: Any) -> Adapter:
         adapter = adapt(name, leaf)
-        return adapter._replace(down=None) if name in SHARED else adapter
+        return adapter._replace(down=None) if sharer(name) != name else adapter
 
     return _kept(tree, roles(config, tune), {FULL: _unchanged, LORA: made})
 
@@ -314,7 +328,7 @@ def merged(params: Params, dtype: torch.dtype) -> Params:
             return leaf.plain().to(dtype)
         if not isinstance(leaf, Adapted):
             return leaf
-        down = every[SHARED.get(name, name)].down
+        down = every[sharer(name)].down
         base = leaf.base.float() if isinstance(leaf.base, Tensor) else leaf.base.plain()
         return (base + leaf.up.float() @ down.float()).to(leaf.up.dtype)
 
