@@ -144,9 +144,9 @@ def step(
     at: torch.Tensor,
 ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
     """One token of a server: the cache is written in place."""
-    before, first = generate.Cache(*cache), torch.zeros_like(token)
+    before, first = {"layers": generate.Cache(*cache)}, torch.zeros_like(token)
     logits, after = generate.advance(params, before, token[:, None], at, first, CONFIG, Plan())
-    return tuple(after), logits.argmax(-1)
+    return tuple(after["layers"]), logits.argmax(-1)
 
 
 CONFIG = model.TINY["tiny-scaled"]
@@ -187,7 +187,8 @@ def serve(folder: Path, code: str, devices: int) -> tuple[Any, dict[str, Any]]:
 
 def test_serve_on_one_device(tmp_path: Path) -> None:
     params, prompt = weights(), torch.arange(12).reshape(2, 6)
-    cache, token = tuple(generate.empty(CONFIG, 2, 8, torch.float32, Plan())), prompt[:, 0]
+    cache = tuple(generate.empty(CONFIG, 2, 8, torch.float32, Plan())["layers"])
+    token = prompt[:, 0]
     n = xf.Dim("n", max=9)
     inputs: dict[str, list[tuple[Any, ...]]] = {
         "gradient": [(normal(5, 4), normal(4, 4))],

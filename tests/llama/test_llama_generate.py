@@ -70,8 +70,9 @@ def test_advance_logits_match_full_forward(config: model.Config, block: int) -> 
             where = torch.tensor(at)
             logits, cache = generate.advance(params, cache, part, where, first, config, plan)
             torch.testing.assert_close(logits, expected[:, at + block - 1], rtol=1e-12, atol=1e-12)
-    assert cache.keys.shape == (config.layers, 3, config.kv_heads, 3 * block + 2, config.head_dim)
-    for x in cache:
+    shape = config.layers, 3, config.kv_heads, 3 * block + 2, config.head_dim
+    assert cache["layers"].keys.shape == shape
+    for x in cache["layers"]:
         filled = (x != 0).any(-1).all((0, 1, 2)).tolist()
         assert filled == [True] * 3 * block + [False] * 2
 

@@ -121,7 +121,7 @@ def test_llama_cache_is_sharded() -> None:
         cache = generate.empty(CONFIG, 4, 16, torch.float32, plan)
         first = torch.zeros(4, dtype=torch.int64)
         where = torch.tensor(0)
-        return generate.advance(params, cache, prompt, where, first, CONFIG, plan)[1]
+        return generate.advance(params, cache, prompt, where, first, CONFIG, plan)[1]["layers"]
 
     put = xf.device_put(random_params(), sharding.params(model.weights(CONFIG)))
     for x in run(put, tokens(4, 9)):

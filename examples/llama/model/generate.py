@@ -4,6 +4,7 @@ Prompts of different lengths are left-padded, so that all rows write their next 
 place. The positions of a row count from its first token.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -25,10 +26,14 @@ from .sizes import Config
 
 
 class Cache(NamedTuple):
-    """The keys and values of each layer at each place of a row; zero where there is nothing yet."""
+    """The keys and values of each layer at each place of a row; zero where there is nothing yet.
+
+    Of latent attention they are what keys and values are computed from: the features of keys with
+    rotary embeddings, and the latent ones, as of one head.
+    """
 
     keys: Float[Tensor, "layers batch kv_heads length head_dim"]
-    values: Float[Tensor, "layers batch kv_heads length value_dim"]
+    values: Float[Tensor, "layers batch kv_heads length head_dim"]
 
 
 Caches: TypeAlias = dict[str, Cache]  # by the names of `Config.stacks`
@@ -191,11 +196,13 @@ def check(new: int, temperature: float, top_p: float) -> None:
 def empty(config: Config, batch: int, length: int, dtype: torch.dtype, plan: Plan) -> Caches:
     """An empty cache of `length` places."""
 
+    latent = config.latent
+    sizes = (config.head_dim,) * 2 if latent is None else (latent.rotary, latent.keys)
+
     def zeros(layers: int, size: int) -> Tensor:
-        shape = layers, batch, config.kv_heads, length, size
+        shape = layers, batch, config.kv_heads if latent is None else 1, length, size
         return lie(torch.zeros(shape, dtype=dtype), plan)
 
-    sizes = config.head_dim, config.value_dim
     return {
         stack.name: Cache(*(zeros(len(stack.layers), size) for size in sizes))
         for stack in config.stacks
@@ -242,13 +249,18 @@ def advance(
         new: list[Tensor] = []
 
         def mix(normed: Tensor) -> Tensor:
-            q, *made = llama.heads(normed, weights, ropes.of_layer(*kind), config, plan)
-            new.extend(made)
-            keys, values = (o.index_copy(2, places, n) for o, n in zip(old, made, strict=True))
-            reach, scores = llama.reach(config, kind.local), llama.scores(config)
+            reach = llama.reach(config, kind.local)
             seen = begun & attention.visible(place, places[:, None], reach)
-            mixed = attention.masked(q, keys, values, seen, scores, weights.get("sinks"))
-            return llama.joined(mixed, weights)
+            part = normed, weights, ropes.of_layer(*kind), config, plan
+            if config.latent is not None:
+                found = llama.latents(*part)
+                new.extend(found[2:])
+                return _of_latents(found, _added(old, found[2:], places), weights, config, seen)
+            q, *made = llama.heads(*part)
+            new.extend(made)
+            keys, values = _added(old, made, places)
+            scores, sinks = llama.scores(config), weights.get("sinks")
+            return llama.joined(attention.masked(q, keys, values, seen, scores, sinks), weights)
 
         x, _ = llama.add_to(x, weights, mix, config, plan)
         return x, Cache(*new)
@@ -260,6 +272,28 @@ def advance(
     # second copy of the whole cache.
     cache = xf.tree.map(lambda o, n: lie(o.index_copy(3, places, n), plan), cache, new)
     return llama.logits(params, x[:, -1:], config, plan)[:, 0], cache
+
+
+def _added(old: Cache, new: Sequence[Tensor], places: Tensor) -> Cache:
+    return Cache(*(o.index_copy(2, places, n) for o, n in zip(old, new, strict=True)))
+
+
+def _of_latents(
+    now: llama.Latents, cache: Cache, weights: Params, config: Config, seen: Tensor
+) -> Tensor:
+    """Attention to the latent features themselves, as to one head of keys and values: queries are
+    multiplied with the matrix of keys instead, and the outputs with that of values.
+    """
+    sizes = config.latent
+    assert sizes is not None
+    matrices = weights["wkv_b"].unflatten(0, (config.heads, -1))
+    of_keys, of_values = matrices.split((sizes.plain, sizes.values), 1)
+    q = torch.cat([now.q_turned, torch.einsum("bhqp,hpk->bhqk", now.q_plain, of_keys)], -1)
+    keys = torch.cat(cache, -1)
+    scores = llama.scores(config)
+    scores = dataclasses.replace(scores, scale=scores.scale or config.head_dim**-0.5)
+    mixed = attention.masked(q, keys, cache.values, seen, scores)
+    return llama.joined(torch.einsum("bhqk,hvk->bhqv", mixed, of_values), weights)
 
 
 def draw(

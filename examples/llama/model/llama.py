@@ -75,7 +75,8 @@ def heads(
 ) -> tuple[attention.Heads, attention.Heads, attention.Heads]:
     """Queries, keys and values; the latter two have `config.kv_heads` heads."""
     if config.latent is not None:
-        return _from_latent(x, layer, rope, config, config.latent, plan)
+        found = latents(x, layer, rope, config, plan)
+        return _expanded(found, layer, config, config.latent, plan)
 
     def made(name: str, n: int) -> attention.Heads:
         mapped, weight = _map(x, layer, f"w{name}"), layer.get(f"{name}_norm")
@@ -100,12 +101,21 @@ def _parted(x: Tensor) -> Tensor:
 _LATENT_EPS = 1e-6  # of norms of latent features, whatever `norm_eps` is
 
 
-def _from_latent(
-    x: Tensor, layer: Params, rope: Rope, config: Config, sizes: Latent, plan: Plan
-) -> tuple[attention.Heads, attention.Heads, attention.Heads]:
-    """`heads` of latent attention. A head's features with rotary embeddings come first here: on the
-    hub they are the last ones.
-    """
+class Latents(NamedTuple):
+    """Queries, and what keys and values of latent attention are computed from."""
+
+    q_turned: Float[Tensor, "batch heads seq rotary"]
+    q_plain: Float[Tensor, "batch heads seq plain"]
+    k_turned: Float[Tensor, "batch 1 seq rotary"]
+    low: Float[Tensor, "batch 1 seq keys"]
+
+
+def latents(
+    x: Float[Tensor, "batch seq hidden"], layer: Params, rope: Rope, config: Config, plan: Plan
+) -> Latents:
+    """The features of latent attention, with rotary embeddings."""
+    sizes = config.latent
+    assert sizes is not None
     if sizes.queries is None:
         q = linear(x, layer["wq"])
     else:
@@ -113,15 +123,25 @@ def _from_latent(
         q = linear(low, layer["wq_b"])
     q_plain, q_turned = q.unflatten(-1, (config.heads, -1)).split((sizes.plain, sizes.rotary), -1)
     low, k_turned = _map(x, layer, "wkv_a").split((sizes.keys, sizes.rotary), -1)
-    both = linear(rms_norm(low, layer["kv_a_norm"], _LATENT_EPS), layer["wkv_b"])
-    k_plain, v = both.unflatten(-1, (config.heads, -1)).split((sizes.plain, sizes.values), -1)
-    k_turned = k_turned[:, :, None].expand(-1, -1, config.heads, -1)
+    low = rms_norm(low, layer["kv_a_norm"], _LATENT_EPS)
+    q_turned, k_turned = (
+        rotate(_in_heads(_parted(a) if config.traits.interleaved else a, plan), rope)
+        for a in (q_turned, k_turned[:, :, None])
+    )
+    return Latents(q_turned, _in_heads(q_plain, plan), k_turned, low[:, None])
 
-    def made(turned: Tensor, plain: Tensor) -> attention.Heads:
-        turned = _parted(turned) if config.traits.interleaved else turned
-        return rotate(_in_heads(torch.cat([turned, plain], -1), plan), rope)
 
-    return made(q_turned, q_plain), made(k_turned, k_plain), _in_heads(v, plan)
+def _expanded(
+    latents: Latents, layer: Params, config: Config, sizes: Latent, plan: Plan
+) -> tuple[attention.Heads, attention.Heads, attention.Heads]:
+    """Queries, keys and values of latent attention; the features with rotary embeddings come first,
+    which on the hub are the last.
+    """
+    q_turned, q_plain, k_turned, low = latents
+    both = linear(low[:, 0], layer["wkv_b"]).unflatten(-1, (config.heads, -1))
+    k_plain, v = _in_heads(both, plan).split((sizes.plain, sizes.values), -1)
+    k_turned = k_turned.expand(-1, config.heads, -1, -1)
+    return torch.cat([q_turned, q_plain], -1), torch.cat([k_turned, k_plain], -1), v
 
 
 def _in_heads(x: Float[Tensor, "batch seq heads size"], plan: Plan) -> attention.Heads:
@@ -196,9 +216,9 @@ def reach(config: Config, local: Local) -> attention.Reach:
 def scores(config: Config) -> attention.Scores:
     """How scores are computed from the products of queries and keys."""
     scale = None if config.query_scale is None else config.query_scale**-0.5
-    scaling = config.rope_scaling
-    if config.latent is not None and scaling is not None and scaling.mscale_all_dim:
-        scale = config.head_dim**-0.5 * temperature(scaling.factor, scaling.mscale_all_dim) ** 2
+    if config.latent is not None and (scaling := config.rope_scaling) is not None:
+        scale = temperature(scaling.factor, scaling.mscale_all_dim or 0.0) ** 2
+        scale *= config.head_dim**-0.5
     return attention.Scores(scale or config.score_scale, config.score_cap)
 
 
