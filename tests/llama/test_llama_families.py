@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import re
+import shutil
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 import xfunc as xf
 from examples.llama import config as settings_of_runs
 from examples.llama import families, model
+from examples.llama.data import tokenizer
 from examples.llama.families import FAMILIES
 from examples.llama.hub import hf
 from examples.llama.model import generate
@@ -199,7 +201,7 @@ CASES |= {
 }
 
 
-def reference_of(fields: dict[str, Any], folder: Path) -> Any:
+def reference_of(fields: dict[str, Any], folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """A model of transformers with random weights, saved in a folder."""
     import transformers
 
@@ -214,6 +216,8 @@ def reference_of(fields: dict[str, Any], folder: Path) -> Any:
         for name, buffer in reference.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+    for p in reference.parameters():
+        p.data = p.data.to(dtype)
     reference.save_pretrained(folder)
     return reference
 
@@ -423,6 +427,48 @@ def test_adapters_of_weights_in_one_tensor_raise() -> None:
     config = dataclasses.replace(model.TINY["tiny"], family="phi3")
     with pytest.raises(hf.FormatError, match=r"phi3 keep wq, wk, wv, .* export merged weights"):
         adapter_tensors.names(config)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "train.optimizer=schedule_free train.schedule=constant train.decay_norms=true",
+        "train.optimizer=adafactor train.precision=stochastic train.layer_norms=true",
+        "train.optimizer=muon train.precision=float8 train.router_balance=0.1",
+        "train.tune.lora=[layers*.w*,layers*.e_*,layers*.router] train.tune.base=int8",
+        "train.ema=0.5 average=true train.plan.microbatches=2",
+    ],
+)
+def test_bias_of_the_choice_is_not_trained(
+    settings: str, tmp_path: Path, made: Path, command: Callable[..., tuple[int, str]]
+) -> None:
+    """It is exported in float32, to the bit, beside weights in bfloat16 that are trained."""
+    fields = SIGMOID | LATENT | {"vocab_size": 290, "hidden_size": 32, "num_hidden_layers": 3}
+    fields |= {"intermediate_size": 32, "moe_intermediate_size": 16, "q_lora_rank": 16}
+    fields |= {"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+    hub, out = tmp_path / "hub", tmp_path / "out"
+    reference_of(fields, hub, torch.bfloat16)
+    for file in tokenizer.load(made).files:
+        shutil.copy(file, hub)
+    run = tmp_path / "run"
+    pairs = f"folder={run} data.files={made / 'text.jsonl'} data.seq=16 data.batch=4 "
+    pairs += f"train.steps=3 train.warmup=1 save_every=3 eval_every=3 train.peak_lr=0.1 {settings}"
+    for args in (
+        ["import-hf", hub, *pairs.split()],
+        ["fit", "--config", run / "config.yaml"],
+        ["export-hf", run, "--out", out, "--dtype", "bfloat16"],
+        ["generate", run, "--prompt", "is it", "--new", "3"],
+    ):
+        status, said = command(*args)
+        assert not status, said
+    before, after = load_file(hub / hf.SINGLE), load_file(out / hf.SINGLE)
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        is_bias = name.endswith("e_score_correction_bias")
+        assert after[name].dtype == (torch.float32 if is_bias else torch.bfloat16)
+        if is_bias or name.endswith("o_proj.weight"):
+            assert torch.equal(tensor, after[name]) == is_bias
+    loaded(out)
 
 
 def test_sinks_with_other_attention_raise() -> None:

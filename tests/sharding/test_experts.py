@@ -13,7 +13,7 @@ import xfunc as xf
 from examples.llama import model, train
 from examples.llama.model import experts, generate, quantised
 from examples.llama.model.plan import Plan
-from examples.llama.model.sizes import Experts
+from examples.llama.model.sizes import Experts, Latent
 from examples.llama.parallel.sharding import Sharding
 from examples.llama.tune import lora
 from examples.llama.tune.lora import Tune
@@ -31,6 +31,15 @@ CONFIG = model.Config(
 )
 BIASED = dataclasses.replace(
     CONFIG, family="gpt_oss", window=5, experts=Experts(8, 3, intermediate=12, limit=0.7)
+)
+SIGMOID = dataclasses.replace(
+    CONFIG,
+    family="deepseek_v3",
+    layers=3,
+    kv_heads=4,
+    experts=Experts(8, 3, 12, shared=8, groups=4, active_groups=2, scale=1.5),
+    dense_layers=(0,),
+    latent=Latent(8, 12, rotary=4, plain=2, values=4),
 )
 ROUTERS = model.Routers(balance=0.3, size=0.1)
 
@@ -64,7 +73,7 @@ def on_one_device(config: model.Config = CONFIG) -> Any:
 
 
 @pytest.mark.sample(2, seed=0)
-@pytest.mark.parametrize("config", [CONFIG, BIASED], ids=["shared", "biased"])
+@pytest.mark.parametrize("config", [CONFIG, BIASED, SIGMOID], ids=["shared", "biased", "sigmoid"])
 @pytest.mark.parametrize(
     "axes",
     [{"expert": 4, "tensor": 2}, {"expert": 2, "fsdp": 2, "data": 2}],
@@ -83,7 +92,7 @@ def test_experts_loss_and_gradients_equal_one_device(
         lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6), found, expected
     )
     parts = axes.get("expert", 1)
-    assert places["layers"]["e_up"].shard_shape((2, 8, 12, 16))[1] == 8 // parts
+    assert places[config.stacks[-1].name]["e_up"].shard_shape((2, 8, 12, 16))[1] == 8 // parts
 
 
 @pytest.mark.parametrize(
@@ -257,13 +266,14 @@ def test_experts_chosen_by_all_tokens_drop_none(
     xf.tree.map(lambda a, b: torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6), found, alone)
 
 
-def test_experts_generate_equals_one_device() -> None:
+@pytest.mark.parametrize("config", [CONFIG, SIGMOID], ids=["shared", "sigmoid"])
+def test_experts_generate_equals_one_device(config: model.Config) -> None:
     """Two rows, which the mesh does not divide."""
     sharding = Sharding.of({"expert": 4, "tensor": 2})
-    params, prompt = xf.device_get(model.init(CONFIG, 3)), batch().tokens[:2]
-    put = xf.device_put(params, sharding.params(model.weights(CONFIG)))
+    params, prompt = xf.device_get(model.init(config, 3)), batch().tokens[:2]
+    put = xf.device_put(params, sharding.params(model.weights(config)))
     found = [
-        generate.generate(p, prompt, xf.random.key(0), config=CONFIG, new=5, plan=plan)
+        generate.generate(p, prompt, xf.random.key(0), config=config, new=5, plan=plan)
         for p, plan in ((params, Plan()), (put, Plan(sharding=sharding)))
     ]
     one, divided = (xf.device_get(x).tolist() for x in found)

@@ -14,7 +14,7 @@ from examples.llama.hub import hf
 from examples.llama.model import generate, splash
 from examples.llama.model.attention import dense
 from examples.llama.model.plan import Plan
-from examples.llama.model.sizes import Experts
+from examples.llama.model.sizes import Experts, Latent
 from examples.llama.parallel.sharding import Sharding
 from examples.llama.tools.footprint import Case
 from examples.llama.train import fit, steps
@@ -32,6 +32,12 @@ FAMILIES = {  # with every trait of layers, and every form of tensors in files
         "ernie4_5": {"qkv_bias": True, "out_bias": True, "mlp_bias": True},
         "arcee": {"activation": "relu2", "mlp_bias": True},
         "gpt_oss": {"intermediate": 12, "experts": Experts(4, 2, 12, limit=0.7)},
+        "deepseek_v3": {
+            "dense_layers": (0,),
+            "experts": Experts(4, 2, 12, shared=12),
+            "latent": Latent(16, 24, rotary=4, plain=8, values=8),
+            "kv_heads": 4,
+        },
     }.items()
 }
 
@@ -56,7 +62,7 @@ def assert_equal(actual: Any, expected: Any) -> None:
     xf.tree.map(lambda a, e: torch.testing.assert_close(a, e, rtol=0, atol=0), actual, expected)
 
 
-@pytest.mark.parametrize("family", ["llama", "phi3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "phi3", "gpt_oss", "deepseek_v3"])
 def test_llama_load_and_save_sharded_weights(
     sharding: Sharding, family: str, tmp_path: Path
 ) -> None:

@@ -137,11 +137,11 @@ class Latent:
         values: features of a head's values.
     """
 
-    keys: int
-    queries: int | None
-    rotary: int
-    plain: int
-    values: int
+    keys: int = 512
+    queries: int | None = None
+    rotary: int = 64
+    plain: int = 128
+    values: int = 128
 
     def __post_init__(self) -> None:
         check_above_0(self, "keys queries rotary plain values")
