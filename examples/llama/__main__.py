@@ -208,7 +208,7 @@ def import_command(argv: Sequence[str]) -> int:
     _join("import-hf", args)
     run = trained_weights.import_published(args.folder, args.config, args.settings, args.adapter)
     if ignored := hf.left_out(args.folder):
-        _say(f"the text model alone is imported, without {ignored[0]} and {len(ignored) - 1} more")
+        _say(f"only the text model is imported, without {ignored[0]} and {len(ignored) - 1} more")
     files = "" if run.data.files else " data.files=..."
     _say(f"go on with: python -m examples.llama fit --config {run.folder}/config.yaml{files}")
     return 0

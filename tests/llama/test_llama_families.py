@@ -91,6 +91,16 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2-moe": MOE
     | {"model_type": "qwen2_moe", "norm_topk_prob": False, "shared_expert_intermediate_size": 16},
     "qwen3-moe": MOE | {"model_type": "qwen3_moe", "norm_topk_prob": True, "head_dim": 8},
+    "qwen3-moe, some layers dense": MOE
+    | {
+        "model_type": "qwen3_moe",
+        "head_dim": 8,
+        "num_hidden_layers": 4,
+        "mlp_only_layers": [1],
+        "decoder_sparse_step": 1,
+    },
+    "qwen2-moe, every second layer dense": MOE
+    | {"model_type": "qwen2_moe", "decoder_sparse_step": 2, "num_hidden_layers": 3},
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
     "qwen2, half local": {
         "model_type": "qwen2",
@@ -471,6 +481,64 @@ def test_bias_of_the_choice_is_not_trained(
     loaded(out)
 
 
+def test_adapters_of_layers_of_two_kinds_raise() -> None:
+    with pytest.raises(hf.FormatError, match=r"glm4_moe have layers of several kinds, and adapt"):
+        adapter_tensors.names(model.PUBLISHED["glm4.5-air"])
+
+
+def test_layers_for_later_tokens_are_left_out(tmp_path: Path) -> None:
+    reference_of(CASES["glm4_moe"], tmp_path)
+    path, file = tmp_path / "config.json", tmp_path / hf.SINGLE
+    config, params = hf.load(tmp_path)
+    extra = {f"model.layers.2.{name}.weight": torch.ones(3) for name in ("eh_proj", "enorm")}
+    save_file(load_file(file) | extra, file)
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps(fields | {"num_nextn_predict_layers": 1}))
+    assert hf.left_out(tmp_path) == [*extra]
+    assert hf.load(tmp_path)[0] == config
+    assert all(xf.tree.leaves(xf.tree.map(torch.equal, hf.load(tmp_path)[1], params)))
+    path.write_text(json.dumps(fields | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(hf.FormatError, match=r"layers\.2\.enorm\.weight: not a tensor of this"):
+        hf.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_group": 4}, r"count is 6, groups is 4, .*: make groups of equal sizes, of 2 experts"),
+        (
+            {"n_group": 3, "num_experts_per_tok": 3},
+            r"active is 3, but 1 groups have 2 experts: ",
+        ),
+        ({"v_head_dim": 12}, r"values is 12, rotary and plain 10 together: give values no more"),
+        ({"scoring_func": "softmax"}, r"has scoring_func 'softmax', but the model only supports"),
+        ({"topk_method": "greedy"}, r"has topk_method 'greedy', but the model only supports 'noau"),
+        ({"rope_interleave": False}, r"has rope_interleave False, but the model only supports Tru"),
+    ],
+    ids=str,
+)
+def test_deepseek_unsupported_settings_raise(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | SIGMOID | LATENT | change))
+    with pytest.raises(hf.FormatError, match=message):
+        hf.load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dense_layers": (0, 1)}, r"dense_layers has all layers: leave out experts, or some"),
+        ({"dense_layers": (2,)}, r"dense_layers has \[2\], but there are 2 layers"),
+        ({"latent": model.Latent()}, r"latent is given: make kv_heads equal to heads, and leave"),
+    ],
+    ids=str,
+)
+def test_sizes_of_stacks_and_latents_raise(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(model.TINY["tiny"], experts=Experts(4, 2, 8), **change)
+
+
 def test_sinks_with_other_attention_raise() -> None:
     config = dataclasses.replace(model.TINY["tiny"], family="gpt_oss", experts=Experts(4, 2, 8))
     tokens = torch.zeros(1, 8, dtype=torch.long)
@@ -545,5 +613,5 @@ def test_text_part_of_a_larger_model(
     if outer == "gemma3":
         status, output = command("import-hf", hub, f"folder={tmp_path / 'run'}")
         assert not status
-        said = rf"text model alone is imported, without .* and {len(ignored) - 1} more"
+        said = rf"only the text model is imported, without .* and {len(ignored) - 1} more"
         assert re.search(said, output)

@@ -1,5 +1,6 @@
 """What a step of the Llama example computes, by formulas, and what its collectives move."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,9 @@ EXPERTS = ("e_gate", "e_up", "e_down")
 CONFIG = model.Config(4096, 512, 1408, layers=3, heads=4, kv_heads=2)
 
 
-@pytest.mark.parametrize("name", ["qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize(
+    "name", ["qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "glm4.5-air", "deepseek-v3"]
+)
 def test_flops_count_active_weights(name: str) -> None:
     config = model.PUBLISHED[name]
     e = config.experts
@@ -35,9 +38,9 @@ def test_flops_count_active_weights(name: str) -> None:
     shapes = model.shapes(config)
     used = sum(
         math.prod(leaf.shape) * part.get(key, 1.0)
-        for tree in (shapes, shapes["layers"])
+        for tree in (shapes, *(shapes[stack.name] for stack in config.stacks))
         for key, leaf in tree.items()
-        if key != "layers"
+        if not isinstance(leaf, dict)
     )
     assert flops.per_token(config, 0) == pytest.approx(6 * used, rel=1e-3)  # it has norms, too
 
@@ -68,6 +71,17 @@ def test_flops_training_matches_program(policy: str, loss_chunk: int) -> None:
 
     found = counted(xf.value_and_grad(loss), CONFIG, 2, 512)
     assert found == pytest.approx(flops.executed_per_token(CONFIG, 2 * 512, one_block), rel=0.01)
+
+
+def test_flops_forward_of_latent_attention_matches_program() -> None:
+    config = dataclasses.replace(
+        CONFIG, family="deepseek_v3", kv_heads=4, latent=model.Latent(128, 192, 32, 96, 64)
+    )
+    dense = plan.Plan(attention="dense")
+    found = counted(lambda p, t: model.forward(p, t, config, dense), config, 2, 512)
+    formula = flops.forward(config, 2 * 512)
+    # Values have half the features of keys, and zeros beside them.
+    assert found == pytest.approx(sum(formula) + formula.attention / 3, rel=0.01)
 
 
 def test_flops_training_six_per_weight() -> None:

@@ -77,11 +77,13 @@ WRONG = {
         lambda f: edit_config(f, layer_types=["full_attention", "chunked_attention"]),
         r"has layer_types \[.*'chunked_attention'\], and it must have 2, each 'full_attention'",
     ),
-    "some layers without experts": (
+    "no layer with experts": (
         lambda f: edit_config(
-            f, model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2, mlp_only_layers=[1]
+            f,
+            **{"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2},
+            **{"moe_intermediate_size": 8, "mlp_only_layers": [0, 1]},
         ),
-        r"has mlp_only_layers \[1\], but the model only supports \[\]",
+        r"dense_layers has all layers: leave out experts",
     ),
     "quantized": (
         lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}),

@@ -46,7 +46,7 @@ _KINDS: list[tuple[Callable[[Any], bool], str, str]] = [
         num_key_value_heads head_dim max_position_embeddings sliding_window_pattern
         _sliding_window_pattern num_local_experts num_experts num_experts_per_tok
         moe_intermediate_size no_rope_layer_interval n_routed_experts n_group topk_group
-        kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim
+        decoder_sparse_step kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim
         """,
     ),
     (
@@ -81,6 +81,11 @@ _KINDS: list[tuple[Callable[[Any], bool], str, str]] = [
         lambda x: isinstance(x, dict),
         "an object",
         "rope_scaling rope_parameters full_attention sliding_attention quantization_config",
+    ),
+    (
+        lambda x: isinstance(x, list) and all(isinstance(one, int) for one in x),
+        "a list of whole numbers",
+        "mlp_only_layers",
     ),
     (_is_list_of_texts, "a list of texts", "layer_types"),
     (_is_list_of_numbers, "a list of numbers above 0", "short_factor long_factor"),

@@ -1,12 +1,17 @@
 """Qwen 2 and 3, and their mixtures of experts."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .family import Family, Traits
 from .fields import Fields
 from .keys import read_biases, read_windows, write_experts, write_windows
 from .parts import Experts
+
+if TYPE_CHECKING:
+    from ..model.sizes import Config
 
 _SIZES = {
     "num_experts": "count",
@@ -26,13 +31,20 @@ def _windows(
 
 
 def _experts(fields: Fields, shared: int = 0) -> dict[str, Any]:
-    fields.only("decoder_sparse_step", 1)
-    fields.only("mlp_only_layers", [])
+    step, dense = fields.some("decoder_sparse_step", 1), fields.some("mlp_only_layers", [])
+    layers = range(fields.take("num_hidden_layers"))
     count = "num_local_experts" if "num_local_experts" in fields.fields else "num_experts"
     fields.take("num_experts")
     sizes = fields.all_of(f"{count} num_experts_per_tok moe_intermediate_size")
     normalised = fields.some("norm_topk_prob", False)
-    return {"experts": Experts(*sizes, normalised=normalised, shared=shared)}
+    return {
+        "experts": Experts(*sizes, normalised=normalised, shared=shared),
+        "dense_layers": tuple(i for i in layers if i in dense or (i + 1) % step),
+    }
+
+
+def _write_experts(c: Config, **more: str) -> dict[str, Any]:
+    return write_experts(c, **_SIZES, **more) | {"mlp_only_layers": list(c.dense_layers)}
 
 
 def _read_qwen2_moe(fields: Fields) -> dict[str, Any]:
@@ -53,7 +65,7 @@ QWEN2_MOE = Family(
     _read_qwen2_moe,
     lambda c: {
         **QWEN2.write(c),
-        **write_experts(c, **_SIZES, shared_expert_intermediate_size="shared"),
+        **_write_experts(c, shared_expert_intermediate_size="shared"),
         "qkv_bias": c.qkv_bias,
     },
     names={  # of the expert that all tokens take
@@ -75,7 +87,7 @@ QWEN3_MOE = Family(
     "Qwen3MoeForCausalLM",
     # transformers does not read the number of the first layer with a window.
     lambda fields: _windows(fields, lambda *_: True) | _experts(fields) | read_biases(fields),
-    lambda c: QWEN3.write(c) | write_experts(c, **_SIZES),
+    lambda c: QWEN3.write(c) | _write_experts(c),
     Traits(qk_norm="head"),
     defaults={"num_key_value_heads": 4},
 )

@@ -24,4 +24,5 @@ from .sizes import CONFIGS as CONFIGS
 from .sizes import PUBLISHED as PUBLISHED
 from .sizes import TINY as TINY
 from .sizes import Config as Config
+from .sizes import Latent as Latent
 from .sizes import RopeScaling as RopeScaling

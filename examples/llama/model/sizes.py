@@ -131,6 +131,8 @@ class Config:
         for name in ("full_layers", "nope_layers", "dense_layers"):
             if wrong := [i for i in getattr(self, name) if not 0 <= i < self.layers]:
                 raise ValueError(f"{name} has {wrong}, but there are {self.layers} layers")
+        if self.experts is not None and len(set(self.dense_layers)) == self.layers:
+            raise ValueError("dense_layers has all layers: leave out experts, or some layers")
         if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
             raise ValueError(
                 f"rotary_size is {self.rotary_size}, a head has {self.head_dim} features: use an "
@@ -241,6 +243,39 @@ PUBLISHED = {
         family="qwen3_moe",
         head_size=128,
         experts=Experts(128, 8, 768),
+    ),
+    "glm4.5-air": Config(
+        151552,
+        4096,
+        10944,
+        46,
+        96,
+        8,
+        rope_theta=1e6,
+        family="glm4_moe",
+        head_size=128,
+        rotary_size=64,
+        qkv_bias=True,
+        qk_norms=False,
+        experts=Experts(128, 8, 1408, shared=1408),
+        dense_layers=(0,),
+    ),
+    "deepseek-v3": Config(
+        129280,
+        7168,
+        18432,
+        61,
+        128,
+        128,
+        rope_theta=1e4,
+        norm_eps=1e-6,
+        rope_scaling=RopeScaling(
+            40.0, original_context=4096, kind="yarn", mscale=1.0, mscale_all_dim=1.0
+        ),
+        family="deepseek_v3",
+        experts=Experts(256, 8, 2048, shared=2048, groups=8, active_groups=4, scale=2.5),
+        dense_layers=(0, 1, 2),
+        latent=Latent(queries=1536),
     ),
 }
 TINY = {  # A byte-level tokenizer has at least 258 tokens.
