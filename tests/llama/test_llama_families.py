@@ -15,13 +15,14 @@ from safetensors.torch import load_file, save_file
 
 import xfunc as xf
 from examples.llama import config as settings_of_runs
-from examples.llama import families, model
+from examples.llama import families, model, train
 from examples.llama.data import tokenizer
 from examples.llama.families import FAMILIES
 from examples.llama.hub import hf
 from examples.llama.model import generate
 from examples.llama.model.plan import Plan
 from examples.llama.model.sizes import Experts
+from examples.llama.parallel.sharding import Sharding
 from examples.llama.tune import adapter_tensors
 from tests.llama.hugging_face import by_hub_name
 
@@ -281,6 +282,15 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, tolerance: float =
     torch.testing.assert_close(actual.float(), expected, rtol=0.0, atol=tolerance * scale)
 
 
+def routed_in(reference: Any) -> list[Any]:
+    """Will have the logits, weights and choices of each router that has sigmoids, once it runs."""
+    found: list[Any] = []
+    for module in reference.modules():
+        if hasattr(module, "e_score_correction_bias"):
+            module.register_forward_hook(lambda *call: found.append(call[-1]))
+    return found
+
+
 def balance_of(routed: list[Any]) -> torch.Tensor:
     """The loss for uneven loads, with the shares of experts in the sum of their sigmoids."""
     logits, _, chosen = (torch.cat(parts) for parts in zip(*routed, strict=True))
@@ -298,10 +308,7 @@ def test_family_matches_transformers(case: str, tmp_path: Path) -> None:
     windows = torch.randint(config.vocab, (2, SEQ + 1), generator=generator)
     batch = model.batch_of(windows)
     more = {} if config.experts is None else {"output_router_logits": True}
-    routed: list[Any] = []
-    for module in reference.modules():
-        if hasattr(module, "e_score_correction_bias"):
-            module.register_forward_hook(lambda *call: routed.append(call[-1]))
+    routed = routed_in(reference)
     expected = reference(batch.tokens, **more)
     loss = torch.nn.functional.cross_entropy(expected.logits.flatten(0, 1), batch.targets.flatten())
     if config.experts is not None:
@@ -479,6 +486,30 @@ def test_bias_of_the_choice_is_not_trained(
         if is_bias or name.endswith("o_proj.weight"):
             assert torch.equal(tensor, after[name]) == is_bias
     loaded(out)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_bias_of_the_choice_evens_loads(parts: int, tmp_path: Path) -> None:
+    """By the loads of transformers' routers."""
+    fields = SIGMOID | {"model_type": "glm4_moe", "num_hidden_layers": 3, "head_dim": 8}
+    reference = reference_of(fields, tmp_path)
+    config, params = hf.load(tmp_path)
+    batch = model.batch_of(torch.randint(config.vocab, (2, SEQ + 1)))
+    routed = routed_in(reference)
+    reference(batch.tokens)
+    plan = Plan(microbatches=parts, sharding=Sharding.of({}))
+    recipe = train.Recipe(config, 10, plan, warmup=1, router_bias=0.01)
+    state = train.start(recipe, xf.device_put(params))
+    state, _ = train.train_step(state, batch, recipe=recipe)
+    found = xf.device_get(state.params["layers_1"]["choice_bias"])
+    for i, (_, _, chosen) in enumerate(routed):
+        taken = torch.nn.functional.one_hot(chosen, 6).sum((0, 1)).float()
+        expected = params["layers_1"]["choice_bias"][i] + 0.01 * (taken.mean() - taken).sign()
+        torch.testing.assert_close(found[i], expected, rtol=0, atol=1e-7)
+    with pytest.raises(
+        ValueError, match=r"family llama have no bias in the choice of experts"
+    ):
+        train.Recipe(model.TINY["tiny"], 10, router_bias=0.01)
 
 
 def test_adapters_of_layers_of_two_kinds_raise() -> None:

@@ -80,8 +80,11 @@ WRONG = {
     "no layer with experts": (
         lambda f: edit_config(
             f,
-            **{"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2},
-            **{"moe_intermediate_size": 8, "mlp_only_layers": [0, 1]},
+            model_type="qwen3_moe",
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=8,
+            mlp_only_layers=[0, 1],
         ),
         r"dense_layers has all layers: leave out experts",
     ),

@@ -22,7 +22,7 @@ from .linear import Adapted, Weight, linear
 from .parameters import Params
 from .plan import POLICIES, Plan
 from .quantised import Quantised, is_quantised
-from .sizes import Experts
+from .sizes import Config, Experts
 
 Activation = Callable[[Tensor], Tensor]
 Gated = Callable[[Tensor, Tensor], Tensor]
@@ -131,6 +131,24 @@ def load(taken: Float[Tensor, "layers experts"]) -> Float[Tensor, ""]:
     `taken` is that of `Routed`, stacked over layers.
     """
     return (taken.amax(1) / taken.mean(1).clamp(min=1 / taken.shape[1])).amax()
+
+
+def balanced(
+    params: Params, taken: Float[Tensor, "layers experts"], config: Config, step: float
+) -> Params:
+    """Parameters with a higher bias in the choice of experts that took fewer tokens than the mean,
+    and a lower one for others. `taken` is that of `Routed`, stacked over layers.
+
+    Source: Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024.
+    """
+    found, start = dict(params), 0
+    for stack in config.stacks:
+        layers, count = params.get(stack.name, {}), len(stack.layers) if stack.experts else 0
+        each, start = taken[start : start + count], start + count
+        if "choice_bias" in layers:
+            change = step * (each.mean(-1, keepdim=True) - each).sign()
+            found[stack.name] = layers | {"choice_bias": layers["choice_bias"] + change}
+    return found
 
 
 def _spread(

@@ -160,6 +160,8 @@ def train_step(
     wide = recipe.numbers.wide(state.params, state.compensation)
     updated, opt = recipe.update(grads, state.opt, wide, lr)
     wide = with_buffers(updated, wide)
+    if recipe.router_bias and details.taken is not None:
+        wide = experts.balanced(wide, details.taken, recipe.model, recipe.router_bias)
     params, compensation = recipe.numbers.kept(wide, opt.step)
     guard, bad = watch(state.guard, mean.float(), norm, recipe.spike)
     average = averaged(state.average, wide, opt.step, recipe.ema)

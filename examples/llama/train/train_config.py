@@ -76,6 +76,8 @@ class Recipe:
         gradient_noise: whether metrics include how noisy gradients are; needs `plan.microbatches`.
         router_balance: the weight of the load-balancing loss of experts in training.
         router_size: the weight of the loss for large router logits.
+        router_bias: what a step adds to the bias in the choice of experts that took fewer tokens
+            than the mean, and subtracts from that of others; for routers with sigmoids.
         tune: which weights are trained, and with which adapters.
         preference: the loss of pairs, see `data.kind`: `dpo`, which compares the model with its
             base; or `orpo`, which needs none, and teaches the preferred answers too. That of
@@ -113,6 +115,7 @@ class Recipe:
     gradient_noise: bool = False
     router_balance: float = 0.001
     router_size: float = 0.0
+    router_bias: float = 0.0
     tune: Tune = Tune()
     preference: str = "dpo"
     dpo_beta: float = 0.1
@@ -136,7 +139,12 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}: use a number above 0")
-        for name in ("weight_decay", "router_balance", "router_size"):
+        if self.router_bias and not self.model.traits.sigmoid_router:
+            raise ValueError(
+                f"router_bias is {self.router_bias}, but models of the family {self.model.family} "
+                "have no bias in the choice of experts: leave it out"
+            )
+        for name in ("weight_decay", "router_balance", "router_size", "router_bias"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}: use 0 or more")
         for name, whole in (("floor", "rate"), ("cooldown", "steps")):
