@@ -506,9 +506,7 @@ def test_bias_of_the_choice_evens_loads(parts: int, tmp_path: Path) -> None:
         taken = torch.nn.functional.one_hot(chosen, 6).sum((0, 1)).float()
         expected = params["layers_1"]["choice_bias"][i] + 0.01 * (taken.mean() - taken).sign()
         torch.testing.assert_close(found[i], expected, rtol=0, atol=1e-7)
-    with pytest.raises(
-        ValueError, match=r"family llama have no bias in the choice of experts"
-    ):
+    with pytest.raises(ValueError, match=r"family llama have no bias in the choice of experts"):
         train.Recipe(model.TINY["tiny"], 10, router_bias=0.01)
 
 

@@ -1,6 +1,7 @@
 """The model against Hugging Face's: logits, losses, gradients, rotary angles, tokens."""
 
 import dataclasses
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,16 @@ def test_model_compiled_matches_transformers(
 
 @pytest.mark.parametrize("name", [*CONFIGS, *model.PUBLISHED])
 def test_rotary_frequencies_match_transformers(name: str) -> None:
-    from transformers.models.llama import configuration_llama, modeling_llama
+    import transformers
 
     config = (CONFIGS | model.PUBLISHED)[name]
     fields = hf.config_json(config, torch.float32, context=131072)
-    settings = configuration_llama.LlamaConfig.from_dict(fields)
-    expected = modeling_llama.LlamaRotaryEmbedding(settings).inv_freq
+    settings = transformers.AutoConfig.for_model(**fields)
+    modules = importlib.import_module(
+        f"transformers.models.{config.family}.modeling_{config.family}"
+    )
+    [rotary] = [name for name in vars(modules) if name.endswith("RotaryEmbedding")]
+    expected = getattr(modules, rotary)(settings).inv_freq
     cos, sin = model.rotary(torch.tensor([1]), config)
     torch.testing.assert_close(torch.atan2(sin, cos)[0], expected.repeat(2), rtol=1e-6, atol=0.0)
 
