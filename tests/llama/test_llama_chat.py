@@ -238,11 +238,28 @@ def test_training_template_learns_every_answer(
     assert [int(yes) for yes in whole.learned] == found["assistant_masks"]
 
 
+def test_training_template_of_one_that_leaves_out_thoughts_alone() -> None:
+    """GLM's writes answers without thoughts the same, whatever follows."""
+    shipped = (Path(chat_template.__file__).parent / "templates" / "glm4moe.jinja").read_text()
+    source = shipped.replace(
+        "thoughts.strip()",
+        "('' if 'user' in messages[loop.index0:] | map(attribute='role') else thoughts.strip())",
+    )
+    source = source.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
+    stock = chat_template.Template(source)
+    assert stock.answers([*THOUGHTS[2:], *THOUGHTS[2:]])[2] == 0
+    assert stock.answers(THOUGHTS)[2] == 1
+    text, spans, rewritten = chat_template.training(stock).answers(THOUGHTS)
+    b, d = answers = ["\n<think>hm</think>\nb", "\n<think></think>\nd"]
+    assert text == f"[gMASK]<sop><|user|>\na<|assistant|>{b}<|user|>\nc<|assistant|>{d}"
+    assert ([text[start:end] for start, end in spans], rewritten) == (answers, 0)
+
+
 def test_training_template_is_the_tokenizers_own_or_an_error() -> None:
     for source in (PLAIN, MARKED, LIKE_LLAMA):
         own = chat_template.Template(source, {"bos_token": "<s>", "eos_token": "</s>"})
         assert chat_template.training(own) is own
-    with pytest.raises(chat_template.TemplateError, match=r"for those of qwen3: give a file in"):
+    with pytest.raises(chat_template.TemplateError, match=r"for those of .*, qwen3: give a file"):
         chat_template.training(chat_template.Template(THINKING))
 
 

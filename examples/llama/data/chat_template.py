@@ -164,10 +164,10 @@ def _refuse(message: str) -> None:
 def training(stock: Template) -> Template:
     """A template that writes an answer the same whether or not others follow, to learn from all.
 
-    That is `stock` itself if it does so, or else a shipped one that writes chats with one answer as
-    `stock` does.
+    That is `stock` itself if it does so, with thoughts too, or else a shipped one that writes chats
+    with one answer as `stock` does.
     """
-    if not stock.answers([*_CHATS[0], *_CHATS[0]])[2]:
+    if not any(_rewritten(stock, chat) for chat in _CHATS):
         return stock
     shipped = sorted(_SHIPPED.glob("*.jinja"))
     for file in shipped:
@@ -188,6 +188,14 @@ _CHATS: tuple[list[Message], ...] = (
     [_ASKED, {**_SAID, "content": "<think>\nIs it?\n</think>\n\nYes."}],
     [_ASKED, {**_SAID, "reasoning_content": "Is it?"}],
 )
+
+
+def _rewritten(template: Template, chat: list[Message]) -> int:
+    """How many answers it writes differently once others follow; 0 if it rejects the chat."""
+    try:
+        return template.answers([*chat, *_CHATS[0]])[2]
+    except TemplateError:
+        return 0
 
 
 def _samples(template: Template) -> list[str | None]:
