@@ -33,7 +33,7 @@ include_patterns = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    "examples/llama/README.md",
+    "examples/llama/*.md",
 ]
 # Not searched for pages.
 exclude_patterns = [".*", "build", "dist", "xfunc", "transforms", "sharding", "tests", "benchmarks"]

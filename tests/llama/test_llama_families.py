@@ -410,7 +410,7 @@ def test_family_that_the_readme_registers(tmp_path: Path, monkeypatch: pytest.Mo
     Its `use_bias` is left out, and its `norm_1` is Qwen's `input_layernorm`.
     """
 
-    page = Path(families.__file__).parents[1] / "README.md"
+    page = Path(families.__file__).parents[1] / "fine-tuning.md"
     [code] = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
     monkeypatch.setitem(families.FAMILIES, "acme", families.FAMILIES["llama"])
     del families.FAMILIES["acme"]  # so that there is none after this test, either

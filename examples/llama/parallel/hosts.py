@@ -41,7 +41,7 @@ def join() -> None:
     """
     if distributed.is_initialized():
         return
-    # A single process of torchrun gets the same bits as several: see README.md.
+    # A single process of torchrun gets the same bits as several: see pods.md.
     count = _started()
     if count > 1 or (count and "RANK" in os.environ) or _is_in_job():
         xf.distributed.initialize()
