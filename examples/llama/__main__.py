@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -143,19 +144,32 @@ def harness_command(argv: Sequence[str]) -> int:
 def generate_command(argv: Sequence[str]) -> int:
     """Continue texts."""
     parser = _weights_parser("generate", generate_command)
-    add = parser.add_argument
+    add = parser.add_argument_group("texts").add_argument
     add("--prompt", action="append", help="a text; may be repeated (default: lines of stdin)")
     add("--new", type=int, default=128, metavar="N", help="tokens to add (default: 128)")
-    add("--temperature", type=float, default=0.7, metavar="T", help="0: no chance (default: 0.7)")
-    add("--top-k", type=int, default=0, metavar="K", help="only the K likeliest (default: 0, any)")
-    add("--top-p", type=float, default=1.0, metavar="P", help="only the likeliest (default: 1)")
-    add("--min-p", type=float, default=0.0, metavar="P", help="times the likeliest (default: 0)")
-    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="(default: 1, none)")
     add("--stop", action="append", default=[], metavar="TEXT", help="ends a text; may be repeated")
-    add("--seed", type=int, default=0, metavar="N", help="what is drawn depends on (default: 0)")
     add("--batch", type=int, default=8, metavar="N", help="texts made at a time (default: 8)")
     add("--chat", action="store_true", help="texts are what a user says: print the answers")
     add("--template", metavar="FILE", help="of chats (default: the tokenizer's)")
+    add = parser.add_argument_group("sampling").add_argument
+    add(
+        "--temperature",
+        type=float,
+        default=0.7,
+        metavar="T",
+        help="0: the likeliest (default: 0.7)",
+    )
+    add("--top-k", type=int, default=0, metavar="K", help="only the K likeliest (default: 0, any)")
+    add("--top-p", type=float, default=1.0, metavar="P", help="the likeliest, up to P (default: 1)")
+    add(
+        "--min-p",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="at least P of the likeliest (default: 0)",
+    )
+    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="(default: 1: none)")
+    add("--seed", type=int, default=0, metavar="N", help="of random numbers (default: 0)")
     args = parser.parse_intermixed_args(argv)
     _join("generate", args)
     names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
@@ -290,23 +304,51 @@ def _parser(
     command: Callable[..., int],
     folder: str | None = None,
     defaults: config.Run | None = None,
+    differ: str = "which override those of --config and the defaults",
 ) -> argparse.ArgumentParser:
+    run = defaults or config.Run()
     parser = argparse.ArgumentParser(
         prog=f"python -m examples.llama {name}",
         description=command.__doc__,
-        epilog=f"settings, with their defaults:\n{options.described(defaults or config.Run())}",
+        epilog=options.described(run, config.GROUPS),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     presets = ", ".join(config.presets())
     parser.add_argument("--config", metavar="FILE", help=f"settings in YAML, or one of {presets}")
     if folder is not None:
         parser.add_argument("folder", type=Path, help=folder)
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="settings that differ")
+    parser.add_argument(
+        "settings", nargs="*", metavar="key=value", help=f"settings, {differ}: see below"
+    )
+    parser.add_argument(
+        "--explain",
+        action=_explaining(run),
+        metavar="KEY",
+        help="say more about a setting, or about all whose keys start so, such as train.plan",
+    )
     return parser
 
 
+def _explaining(run: config.Run) -> type[argparse.Action]:
+    """What an option does that prints all about settings, and exits."""
+
+    class Explain(argparse.Action):
+        def __call__(
+            self, parser: argparse.ArgumentParser, _: object, values: Any, __: object = None
+        ) -> None:
+            print(options.explained(run, values))
+            parser.exit()
+
+    return Explain
+
+
 def _weights_parser(name: str, command: Callable[..., int]) -> argparse.ArgumentParser:
-    parser = _parser(name, command, "of a run, or of a model in Hugging Face's format")
+    parser = _parser(
+        name,
+        command,
+        "of a run, or of a model in Hugging Face's format",
+        differ="which override those of the run",
+    )
     parser.add_argument("--step", type=int, metavar="N", help="which checkpoint (default: newest)")
     return parser
 

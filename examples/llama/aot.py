@@ -97,8 +97,11 @@ def _parser() -> argparse.ArgumentParser:
         help=f"settings in YAML, or one of {presets}; or a model alone, one of {models}, which "
         f"stands for {', '.join(_BARE)}",
     )
-    add("settings", nargs="*", metavar="key=value", help="settings that differ, as for fit")
     add("--topology", required=True, metavar="NAME", help="such as v6e-256, or v6e:16x16")
+    add("settings", nargs="*", metavar="key=value", help="settings that differ: see fit --help")
+    add("--plan", action="store_true", help="find the largest batch that fits")
+    add("--json", action="store_true", help="print the figures as JSON")
+    add = parser.add_argument_group("short for settings").add_argument
     add("--mesh", metavar="AXIS=N,...", help="such as fsdp=64,tensor=4: sets mesh")
     add("--batch", metavar="ROWS", help="on all chips together: sets data.batch")
     add("--seq", metavar="TOKENS", help="of a row: sets data.seq")
@@ -110,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--attention", choices=ATTENTION, help="sets train.plan.attention")
     add("--loss-chunk", metavar="TOKENS", help="sets train.plan.loss_chunk")
     add("--optimizer", choices=train.OPTIMIZERS, help="sets train.optimizer")
+    add = parser.add_argument_group("compiling").add_argument
     add("--what", choices=("train", "grad"), default="train", help="the step, or gradients alone")
     add("--no-shard-as", dest="shard_as", action="store_false", help="omit the ties of scans")
     add(
@@ -121,8 +125,6 @@ def _parser() -> argparse.ArgumentParser:
         help="of libtpu",
     )
     add("--timeout", type=float, metavar="SECONDS", help="after which libtpu is ended")
-    add("--json", action="store_true", help="print the figures as JSON")
-    add("--plan", action="store_true", help="find the largest batch that fits")
     return parser
 
 

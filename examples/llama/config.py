@@ -32,12 +32,10 @@ class Mesh:
 
     Attributes:
         data: parts of the batch, each with a replica of the weights.
-        fsdp: parts of the batch over which the weights are sharded too; -1: as many as the
-            remaining devices.
+        fsdp: parts of the batch and the weights; -1: the devices that are left.
         tensor: devices that share each matrix product.
-        expert: parts of the batch over which experts, and other weights, are sharded.
-        context: parts of each row, over which the weights are sharded too; attention must be
-            blockwise.
+        expert: parts of the batch, the experts and other weights.
+        context: parts of each row and of the weights. Attention must be blockwise.
     """
 
     data: int = 1
@@ -73,34 +71,34 @@ class Run:
     """All settings of a run.
 
     Attributes:
-        folder: where it is stored: checkpoints, metrics, these settings.
+        folder: the run's folder: checkpoints, metrics, these settings.
         train: the model, and how it is trained.
         data: what it is trained on.
         mesh: the mesh of devices.
-        base: a folder in Hugging Face's format with the weights that the run started from. Frozen
-            ones are read from there (see `train.tune`), and pairs are compared with them (see
-            `train.preference`); null: it did not start from any.
-        seed: of the weights before the first step.
-        average: whether evaluation, samples, generation and export use the running mean of the
-            weights, see `train.ema`, in place of the weights.
-        on_bad: what to do at a step whose loss or gradient is not finite, or is a spike (see
-            `train.spike`). `skip` leaves the weights unchanged, `stop` also saves and ends the run,
-            `ignore` takes the step.
-        watchdog: when a step takes this many times as long as the last ones did, and more than a
-            minute, print where each thread is; null: never.
+        base: a folder in Hugging Face's format that the run started from. Frozen weights are read
+            from there (see `train.tune`), and pairs are compared with it (see `train.preference`);
+            null: it did not start from any.
+        seed: seed of the weights before the first step.
+        average: whether to use the running mean of the weights, see `train.ema`. Evaluation,
+            samples, generation and export then use it in place of the weights.
+        on_bad: what to do at a step whose loss or gradient is not finite or a spike. For spikes,
+            see `train.spike`. `skip` leaves the weights unchanged, `stop` also saves and ends the
+            run, `ignore` takes the step.
+        watchdog: how many times its usual duration a step may take. When one takes longer, and more
+            than a minute, each process prints where its threads are; null: never.
         save_every: steps between checkpoints.
         keep: the number of newest checkpoints to keep.
-        keep_every: steps between checkpoints that are never deleted; null: there are none.
+        keep_every: steps between checkpoints that are never deleted; null: none.
         eval_every: steps between evaluations on held-out data.
         eval_batches: the maximum number of held-out batches to evaluate.
-        context: the maximum sequence length of an exported model in other tools; at least data.seq.
-        trackers: where metrics are also shown: any of tensorboard, wandb and mlflow; the latter two
-            must be installed.
-        samples: texts that the model continues at each evaluation, in samples.jsonl.
+        context: longest sequence of an exported model in other tools; at least data.seq.
+        trackers: where metrics are also shown: tensorboard, wandb, mlflow. The latter two must be
+            installed.
+        samples: texts that the model continues at each evaluation. They are in samples.jsonl.
         sample_tokens: how many tokens it adds to each.
         profile: steps to profile for xprof, such as [10, 11].
-        programs: a folder that keeps traced and compiled programs for the next process, which runs
-            may share; null: each process makes its own.
+        programs: a folder that keeps compiled programs for the next process. Runs may share it;
+            null: each process makes its own.
     """
 
     folder: str = "runs/demo"
@@ -211,6 +209,31 @@ class Run:
         skip_bad = self.on_bad != "ignore"
         return dataclasses.replace(self.train, plan=plan, pairs=pairs, skip_bad=skip_bad)
 
+
+# The groups of settings in `--help`, each with the keys in it, or patterns of them.
+GROUPS = {
+    "Common settings": (
+        *("train.model", "data.files", "data.tokenizer", "train.steps", "data.batch", "data.seq"),
+        *("train.peak_lr", "train.precision", "mesh.fsdp", "mesh.tensor", "folder"),
+    ),
+    "Model": ("train.model.*",),
+    "Data": ("data.*",),
+    "Training": (
+        *("train.optimizer", "train.schedule", "train.warmup", "train.floor", "train.cooldown"),
+        *("train.beta?", "train.eps", "train.momentum", "train.weight_decay", "train.decay_*"),
+        *("train.clip", "train.ema", "train.router_*", "seed"),
+    ),
+    "Fine-tuning": ("base", "train.tune.*", "train.preference", "train.dpo_*", "train.orpo_*"),
+    "Memory": ("train.plan.*",),
+    "Sharding": ("mesh.*",),
+    "Checkpoints and compiled programs": ("save_every", "keep", "keep_every", "programs"),
+    "Failures": ("on_bad", "train.spike", "watchdog"),
+    "Evaluation and export": ("eval_every", "eval_batches", "average", "context"),
+    "Reporting": (
+        *("trackers", "samples", "sample_tokens", "profile"),
+        *("train.layer_norms", "train.gradient_noise"),
+    ),
+}
 
 # Defaults of a run with imported weights, on data that must be given.
 TUNING = Run(

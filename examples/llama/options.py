@@ -5,14 +5,15 @@ A field's possible values come from its type, and its description from its class
 
 import dataclasses
 import difflib
+import fnmatch
 import functools
 import inspect
 import re
 import textwrap
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import yaml
 
@@ -20,7 +21,7 @@ from .families import FAMILIES
 from .model.plan import ATTENTION, POLICIES, Plan
 from .model.precision import PRECISIONS
 from .model.sizes import ACTIVATIONS, CONFIGS, ROPE_KINDS, Config, RopeScaling
-from .train.train_config import OPTIMIZERS, SCHEDULES, Recipe
+from .train.train_config import OPTIMIZERS, PREFERENCES, SCHEDULES, Recipe
 
 T = TypeVar("T")
 NAMED: dict[type, Mapping[str, Any]] = {Config: CONFIGS}  # a name stands for the whole of it
@@ -28,7 +29,12 @@ CHOICES: dict[type, Mapping[str, Iterable[str]]] = {
     Config: {"family": FAMILIES, "activation": ACTIVATIONS},
     RopeScaling: {"kind": ROPE_KINDS},
     Plan: {"policy": POLICIES, "attention": ATTENTION},
-    Recipe: {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "schedule": SCHEDULES},
+    Recipe: {
+        "precision": PRECISIONS,
+        "optimizer": OPTIMIZERS,
+        "schedule": SCHEDULES,
+        "preference": PREFERENCES,
+    },
 }
 DERIVED: dict[type, tuple[str, ...]] = {
     Plan: ("sharding",),
@@ -129,29 +135,78 @@ def texts(settings: Any, path: str = "") -> dict[str, str]:
     return found
 
 
-def described(settings: Any) -> str:
-    """A line for each key, with its value in `settings` and its description."""
+class Setting(NamedTuple):
+    """A setting as help shows it: its key, its value as one types it, and its description."""
+
+    key: str
+    value: str
+    meaning: str
+    choices: tuple[str, ...] = ()
+
+
+def described(settings: Any, groups: Mapping[str, Iterable[str]]) -> str:
+    """The settings in groups, each with its value and the first sentence of its description.
+
+    Args:
+        settings: a frozen dataclass.
+        groups: titles, and patterns of keys such as ``mesh.*``; a setting is in the first group
+            with a pattern that matches, and groups and settings are in this order.
+    """
+    rest, sections = list(_rows(settings)), []
+    for title, patterns in groups.items():
+        found = [s for pattern in patterns for s in rest if fnmatch.fnmatchcase(s.key, pattern)]
+        rest = [setting for setting in rest if setting not in found]
+        sections.append(f"{title}:\n{_table(found)}")
+    return "\n\n".join([*sections, _table(rest)] if rest else sections)
+
+
+def _table(settings: Sequence[Setting]) -> str:
+    """A line for each setting, and one more for its choices."""
+    width = 2 + max(len(f"{s.key}={s.value}") for s in settings)
+    rows: list[tuple[str, str]] = []
+    for setting in settings:
+        meaning = setting.meaning.partition(". ")[0].removesuffix(".")
+        rows.append((f"{setting.key}={setting.value}", meaning))
+        if setting.choices:
+            rows.append(("", f"one of {', '.join(setting.choices)}"))
+    return "\n".join(_wrapped(f"  {head:{width}}{text}", width + 2) for head, text in rows)
+
+
+def explained(settings: Any, prefix: str) -> str:
+    """All that is known of the setting with this key, or of those whose keys start with it.
+
+    Raises:
+        SettingError: there is no such setting.
+    """
     rows = list(_rows(settings))
-    width = 2 + max(len(setting) for setting, _ in rows)
-    layout: dict[str, Any] = {"width": 100, "subsequent_indent": " " * (width + 2)}
-    return "\n".join(textwrap.fill(f"  {s:{width}}{text}", **layout) for s, text in rows)
+    found = [s for s in rows if f"{s.key}.".startswith(f"{prefix}.")]
+    if not found:
+        raise SettingError(f"there is no setting {prefix}: {_known(prefix, [s.key for s in rows])}")
+    texts = []
+    for setting in found:
+        choices = f" One of {', '.join(setting.choices)}." if setting.choices else ""
+        text = _wrapped(f"  {setting.meaning}{choices}", 2)
+        texts.append(f"{setting.key}={setting.value}\n{text}")
+    return "\n".join(texts)
 
 
-def _rows(settings: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def _wrapped(text: str, indent: int) -> str:
+    return textwrap.fill(
+        text, 100, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def _rows(settings: Any, path: str = "") -> Iterator[Setting]:
     kinds, meanings = _kinds(type(settings)), _meanings(type(settings))
     for key, kind in kinds.items():
-        value, text = getattr(settings, key), meanings.get(key, "")
+        value, whole, meaning = getattr(settings, key), _join(path, key), meanings.get(key, "")
         if not dataclasses.is_dataclass(value):
-            choices = f"One of {', '.join(typing.get_args(kind))}." if _is_choice(kind) else ""
-            yield f"{_join(path, key)}={_typed(value)}", f"{text} {choices}".strip()
+            choices = typing.get_args(kind) if _is_choice(kind) else ()
+            yield Setting(whole, _typed(value), meaning, choices)
             continue
-        names = NAMED.get(type(value), {})
-        if names:
-            yield (
-                f"{_join(path, key)}={name_of(value)}",
-                f"one of {', '.join(names)}; or field by field:",
-            )
-        yield from _rows(value, _join(path, key))
+        if names := NAMED.get(type(value)):
+            yield Setting(whole, name_of(value), meaning, tuple(names))
+        yield from _rows(value, whole)
 
 
 def name_of(value: Any) -> str:

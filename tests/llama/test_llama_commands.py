@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from examples.llama import __main__ as program
+from examples.llama import config, options
 from examples.llama.checkpoint import trained_weights
 from examples.llama.config import Run
 from examples.llama.train import fit
@@ -30,6 +31,28 @@ def test_commands_help(command: str | None, capsys: pytest.CaptureFixture[str]) 
         assert f"train.peak_lr={'2.0e-05' if command == 'import-hf' else 0.005}" in printed
         assert "train.model=demo-1m" in printed
         assert max(map(len, printed.splitlines())) <= 100
+        # Every setting is in a group, once, and the common ones are in the first.
+        sections = re.findall(r"^([A-Z].*):\n((?: .*\n)+)", printed, re.MULTILINE)
+        assert [title for title, _ in sections] == list(config.GROUPS)
+        listed = re.findall(r"^  ([\w.]+)=", "".join(text for _, text in sections), re.MULTILINE)
+        assert sorted(listed) == sorted([*options.texts(Run()), "train.model"])
+        assert {"train.model", "data.files", "train.steps", "folder"} <= {*listed[:12]}
+
+
+def test_commands_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        program.main(["fit", "--explain", "train.optimizer"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("train.optimizer=adamw\n  the optimizer. `muon` updates the matrices")
+    assert "One of adamw, adafactor, muon, schedule_free." in " ".join(printed.split())
+    with pytest.raises(SystemExit, match="0"):
+        program.main(["import-hf", "--explain", "mesh"])
+    keys = re.findall(r"^([\w.]+)=", capsys.readouterr().out, re.MULTILINE)
+    assert keys == [f"mesh.{axis}" for axis in ("data", "fsdp", "tensor", "expert", "context")]
+    assert program.main(["fit", "--explain", "train.step"]) == 2
+    assert capsys.readouterr().err == (
+        "error: there is no setting train.step: did you mean train.steps?\n"
+    )
 
 
 def test_commands_errors_in_one_line(

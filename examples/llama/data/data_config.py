@@ -12,41 +12,42 @@ class DataConfig:
     """What is read, and how much of it a step uses.
 
     Attributes:
-        kind: what a record is: `text`, a document whose every token is learned; `chat`, a
+        kind: what a record is. `text`, a document whose every token is learned; `chat`, a
             conversation whose answers are learned; `pairs`, two answers, one of them preferred; or
             `unpaired`, an answer with a label, whether it is desirable: with it a row holds its
             prompt again, with the answer of the record before, which is cut if it does not fit.
-        files: text, JSON lines and parquet files, folders of them, or patterns, also behind URLs
-            that fsspec opens (`hf://datasets/...`, `s3://...`, `gs://...`); `python-docs` is the
-            language reference inside Python. A file behind `https://` is taken not to change.
-        weights: how often each entry of `files` is drawn from, such as `[0.7, 0.3]`: of all rows it
+        files: files, folders, patterns or URLs: text, JSON lines, JSON, parquet. URLs are those that
+            fsspec opens (`hf://datasets/...`, `s3://...`, `gs://...`); a file behind `https://` is
+            taken not to change. `python-docs` is the language reference inside Python.
+        weights: how often each entry of `files` is drawn from, such as `[0.7, 0.3]`. Of all rows it
             has that share, however many tokens it has, and begins a new epoch of its own when all
             are seen; empty: all files are one, in which each token is as frequent.
-        validation: files to evaluate on, given like `files`, which are then all used for training;
-            if empty, a fraction of the documents is held out.
-        template: a file with a chat template; `training`: one that writes an answer the same
-            whether or not others follow, and a single answer as the tokenizer's does; null: the
-            tokenizer's.
+        validation: files to evaluate on, given like `files`. All of `files` are then used for
+            training; if empty, a fraction of the documents is held out.
+        template: a file with a chat template; null: the tokenizer's. `training`: one that writes an
+            answer the same whether or not others follow, and a single answer as the tokenizer's
+            does.
         field: the field that holds the text in JSON and parquet files.
-        skip_bad: whether to skip and report records that cannot be read or have no text; otherwise
-            the first one is an error.
-        too_long: what becomes of a conversation or pair that is longer than a row: `error`, it is a
-            record like those of `skip_bad`; `skip`, it is left out; or `truncate`, it is cut at the
-            end of the row, and left out if that leaves no answer.
-        tokenizer: a tokenizer.json, or a folder with one; None: one is trained on the data.
+        skip_bad: whether to skip records that cannot be read or have no text. They are counted and
+            reported; otherwise the first one is an error.
+        too_long: what becomes of a conversation or pair longer than a row. `error`, it is a record
+            like those of `skip_bad`; `skip`, it is left out; or `truncate`, it is cut at the end of
+            the row, and left out if that leaves no answer.
+        tokenizer: a tokenizer.json, or a folder with one; null: it is trained.
         vocab: vocabulary size of a tokenizer trained on the data; null: the model's.
         batch: rows per batch, across all hosts.
         seq: tokens per row.
-        held_out: the fraction of the documents held out from training, if there is no `validation`.
-        seed: determines the order of the data.
-        dynamic: whether each row is one document, or part of one, and a batch groups rows of
+        held_out: the fraction of the documents to evaluate on. It applies if there is no
+            `validation`.
+        seed: seed of the order of the data.
+        dynamic: whether each row is one document, or part of one. A batch then groups rows of
             similar length, padded to the longest; otherwise several documents are packed into rows
             of `seq` tokens.
-        memory_limit: bytes that a step with `dynamic` may use on a device: beyond that, values are
+        memory_limit: bytes that a step with `dynamic` may use on a device. Beyond that, values are
             recomputed for the backward pass; null: no limit.
-        processes: how many make tokens of the data; null: one for each CPU, or one for less than 64
+        processes: how many make tokens of the data. null: one for each CPU, or one for less than 64
             MiB.
-        cache: a folder for the tokenized data, which runs may share; None: the run's own.
+        cache: a folder for the tokenized data, which runs may share. null: the run's own.
     """
 
     files: tuple[str, ...] = (PYTHON_DOCS,)

@@ -40,12 +40,13 @@ class Plan:
 
     Attributes:
         policy: what a layer saves for its backward pass.
-        attention: `dense` computes all scores of a layer at once, `blockwise` those of one block at
-            a time; `splash` is JAX's kernel for TPUs, `cudnn` NVIDIA's for its GPUs.
+        attention: how attention is computed. `dense` computes all scores of a layer at once,
+            `blockwise` those of one block at a time; `splash` is JAX's kernel for TPUs, `cudnn`
+            NVIDIA's for its GPUs.
         block: queries, and keys, per block of attention.
-        loss_chunk: positions of a sequence whose logits a device computes at a time; for a longer
-            one, the backward pass computes them again.
-        microbatches: parts of the batch whose gradients are computed one after the other.
+        loss_chunk: positions of a row whose logits are computed at a time. For a longer row, the
+            backward pass computes them again.
+        microbatches: parts of a batch, whose gradients are computed in turn and added.
         sharding: the shardings of weights and activations; None: all on one device.
     """
 

@@ -48,24 +48,25 @@ class Config:
         out_bias: whether the map out of attention has one.
         mlp_bias: whether maps of the feed-forward part have biases.
         activation: the activation function of the feed-forward part.
-        window: how many tokens a token attends to, including itself; null: all before it.
-        full_layers: numbers of the layers that attend to all tokens despite `window`.
-        local_theta: the base of rotary frequencies, not stretched, in layers with a window; null:
-            as in the others.
+        window: tokens that a token attends to, with itself; null: all before it.
+        full_layers: numbers of the layers without a window.
+        local_theta: the base of rotary frequencies in layers with a window. They are not stretched;
+            null: as in the others.
         nope_layers: numbers of the layers without rotary embeddings.
-        rotary_size: features of a head that rotary embeddings turn, its first ones; null: all.
-        query_scale: scores are divided by the square root of this; null: of the head size.
+        rotary_size: features of a head that rotary embeddings turn. They are its first ones; null:
+            all.
+        query_scale: scores are divided by its square root; null: that of the head size.
         score_scale: what scores are multiplied by instead.
-        score_cap: attention scores s become cap * tanh(s / cap); null: they are unchanged.
+        score_cap: attention scores s become cap * tanh(s / cap). null: they are unchanged.
         logit_cap: the same for logits.
         embed_scale: what embeddings are multiplied by; null: they are unchanged.
-        residual_scale: what the outputs of attention and of the feed-forward part are multiplied
-            by; null: they are unchanged.
+        residual_scale: what outputs of attention and feed-forward are multiplied by. null: they are
+            unchanged.
         logit_scale: what logits are divided by; null: they are unchanged.
-        experts: the experts of the feed-forward part; null: one feed-forward part for all tokens.
+        experts: the experts of the feed-forward part. null: one feed-forward part for all tokens.
         dense_layers: numbers of the layers without experts.
         latent: attention with keys and values from a few features; null: of all.
-        qk_norms: whether queries and keys have the norms that those of the family can have.
+        qk_norms: whether queries and keys have the norms of the family.
     """
 
     vocab: int

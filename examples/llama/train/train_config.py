@@ -42,7 +42,7 @@ class Recipe:
     """What is trained, and how.
 
     Attributes:
-        model: the sizes.
+        model: the sizes, or a name that stands for them.
         steps: the number of steps.
         plan: how the model is computed.
         precision: dtypes of the weights and the computation. `float32`: everything; `mixed`:
@@ -50,46 +50,48 @@ class Recipe:
             trained matrices within layers are computed in 8 bits; `stochastic`, `compensated`:
             everything in bfloat16 except the optimizer, whose updates are rounded at random, or
             whose rounding errors are kept; `bfloat16`: the same, but small updates are lost.
-        optimizer: `adamw`; `adafactor`; `muon`, which updates the matrices within layers and
-            leaves the rest to `adamw`; or `schedule_free`, an `adamw` whose weights are averaged
-            instead of its learning rate falling.
-        schedule: how the learning rate falls after `warmup` steps; `wsd`: it is stable, and falls
+        optimizer: the optimizer. `muon` updates the matrices within layers and leaves the rest to
+            `adamw`; `schedule_free` is an `adamw` whose weights are averaged instead of its
+            learning rate falling.
+        schedule: how the learning rate falls after `warmup` steps. `wsd`: it is stable, and falls
             in the last steps, see `cooldown`; `constant`: it does not fall.
-        warmup: steps in which the learning rate rises to `peak_lr`; null: a twentieth of all, and
+        warmup: steps in which the learning rate rises to `peak_lr`. null: a twentieth of all, and
             at most 2000.
         peak_lr: the highest learning rate.
         floor: the learning rate of the last step, as a fraction of the highest.
-        cooldown: the fraction of the steps, at the end, in which the learning rate of `wsd` falls.
-        beta1: the decay of `adamw`'s running mean of gradients; in `schedule_free`, how near to the
+        cooldown: the last part of the steps, in which the rate of `wsd` falls.
+        beta1: the decay of `adamw`'s running mean of gradients. In `schedule_free`, how near to the
             averaged weights gradients are taken.
         beta2: the decay of its running mean of squared gradients.
-        eps: added by `adamw` to the square root of that mean before dividing.
+        eps: added by `adamw` to the square root of that mean.
         momentum: the decay of `muon`'s running mean of gradients.
-        weight_decay: the fraction of each weight that a step subtracts, times the learning rate.
+        weight_decay: the fraction of a weight that a step subtracts. It is multiplied by the
+            learning rate.
         decay_norms: whether weight decay applies to the scales of norms too.
-        decay_embeddings: whether it applies to embeddings too, and so, if these are tied, to the
-            output matrix.
+        decay_embeddings: whether it applies to embeddings too. If these are tied, it then applies
+            to the output matrix.
         clip: the maximum global norm of the gradients.
-        ema: the decay of a running mean of the weights, such as 0.999, which is kept in float32;
-            null: there is none. See `average` for its use.
+        ema: the decay of a running mean of the weights, such as 0.999. It is kept in float32; null:
+            there is none. See `average` for its use.
         layer_norms: whether metrics include the gradient norm of each layer.
-        gradient_noise: whether metrics include how noisy gradients are; needs `plan.microbatches`.
-        router_balance: the weight of the load-balancing loss of experts in training.
+        gradient_noise: whether metrics include how noisy gradients are. It needs
+            `plan.microbatches`.
+        router_balance: the weight of experts' load-balancing loss in training.
         router_size: the weight of the loss for large router logits.
-        router_bias: what a step adds to the bias in the choice of experts that took fewer tokens
-            than the mean, and subtracts from that of others; for routers with sigmoids.
+        router_bias: the step of the bias in the choice of experts, for routers with sigmoids. It is
+            added for experts that took fewer tokens than the mean, and subtracted for others.
         tune: which weights are trained, and with which adapters.
-        preference: the loss of pairs, see `data.kind`: `dpo`, which compares the model with its
-            base; or `orpo`, which needs none, and teaches the preferred answers too. That of
+        preference: the loss of answers that are preferred or not, see `data.kind`. `dpo` compares the
+            model with its base; `orpo` needs none, and teaches the preferred answers too. That of
             unpaired answers is `kto`, which compares the model with its base.
-        dpo_beta: the strength of the penalty for moving away from the base, in `dpo` and `kto`.
-        orpo_weight: the weight of the comparison of the two answers, in `orpo`.
-        kto_weights: the weights of desirable and of undesirable answers, in `kto`: if one kind is
+        dpo_beta: the penalty for moving away from the base, in `dpo` and `kto`.
+        orpo_weight: the weight of comparing the two answers, in `orpo`.
+        kto_weights: the weights of desirable and of undesirable answers, in `kto`. If one kind is
             more frequent, the other should weigh more.
         pairs: whether to train on answers that are preferred or not.
         skip_bad: whether to skip steps whose loss or gradient is not finite or is a spike.
-        spike: a loss or gradient norm this many standard deviations above the mean of about the
-            last 50 counts as a spike; null: nothing does.
+        spike: how many standard deviations above the mean are a spike. They are those of the last
+            losses and gradient norms, about 50; null: nothing is a spike.
     """
 
     model: model.Config

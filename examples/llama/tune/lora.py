@@ -40,16 +40,16 @@ class Tune:
 
     Attributes:
         lora: patterns of the weights that get adapters, such as layers.w*.
-        full: patterns of the weights that are trained directly; null: all if none gets an adapter,
+        full: patterns of the weights that are trained directly. null: all if none gets an adapter,
             otherwise none.
         rank: the rank of the adapters.
-        ranks: other ranks of some, each a pattern and a number, such as layers.e_*=4; where several
-            patterns match, the last one counts.
-        alpha: an adapter's product is multiplied by this and divided by `rank`, also if its own
-            rank is another.
-        rank_stabilised: whether to divide by the square root of the rank instead.
-        base: the matrices that no step changes are kept in 8 bits (`int8`), with a scale for each
-            output, or in 4 (`nf4`), with one for each 64 inputs of it; null: as the model computes.
+        ranks: other ranks of some, such as layers.e_*=4. Each is a pattern and a number; where
+            several patterns match, the last one counts.
+        alpha: adapters' products are multiplied by this, divided by `rank`. That is so even if
+            `ranks` gives an adapter another rank.
+        rank_stabilised: whether to divide by the square root of the rank.
+        base: bits of the matrices that no step changes. `int8`: 8, with a scale for each output;
+            `nf4`: 4, with one for each 64 inputs of it; null: as the model computes.
     """
 
     lora: tuple[str, ...] = ()
