@@ -62,8 +62,7 @@ def main() -> Result:
             updates, state = optimizer.update(grads, state)
             return (xf.optim.apply_updates(params, updates), buffers, state), None
 
-        carry, _ = xf.scan(step, (params, buffers, optimizer.init(params)), keys)
-        return carry[:2]
+        return xf.scan(step, (params, buffers, optimizer.init(params)), keys)[0][:2]
 
     a, b = xf.random.split(xf.random.key(0))
     params, buffers = train(params, buffers, xf.random.split(a, 150))

@@ -59,14 +59,12 @@ def solve_linear(g: Map, y: Tensor) -> Tensor:
 def equilibrium(params: Params, x: Tensor) -> Tensor:
     """The states [n, width] that the layer leaves as they are."""
 
-    def solve(change: Map, z: Tensor) -> Tensor:
-        return fixed_point(lambda z: change(z) + z, z)
-
-    def tangent_solve(g: Map, y: Tensor) -> Tensor:
-        return xf.custom_linear_solve(g, y, solve_linear, transpose_solve=solve_linear)
-
-    start = torch.zeros_like(x * params["bias"])
-    return xf.custom_root(lambda z: layer(params, x, z) - z, start, solve, tangent_solve)
+    return xf.custom_root(
+        lambda z: layer(params, x, z) - z,
+        torch.zeros_like(x * params["bias"]),
+        lambda change, z: fixed_point(lambda z: change(z) + z, z),
+        lambda g, y: xf.custom_linear_solve(g, y, solve_linear, transpose_solve=solve_linear),
+    )
 
 
 def main() -> Result:

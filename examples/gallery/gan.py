@@ -37,19 +37,16 @@ def eight_places(key: Tensor, n: int) -> Tensor:
     return torch.stack([angle.cos(), angle.sin()], -1) + 0.05 * xf.random.normal(b, (n, 2))
 
 
-def generator_loss(generator: Params, discriminator: Params, noise: Tensor) -> Tensor:
-    """Small where generated points pass for real ones."""
-    return F.softplus(-network(discriminator, network(generator, noise))).mean()
+def generator_loss(g: Params, d: Params, noise: Tensor) -> Tensor:
+    """Small where generated points pass for real ones; `g` generates, `d` discriminates."""
+    return F.softplus(-network(d, network(g, noise))).mean()
 
 
-def discriminator_loss(
-    generator: Params, discriminator: Params, noise: Tensor, x: Tensor
-) -> Tensor:
-    """Small where points are told apart by a function that is flat at the real ones, x [n, 2]."""
-    slopes = xf.vmap(xf.grad(lambda x: network(discriminator, x).sum()))(x)
-    fake = F.softplus(network(discriminator, network(generator, noise)))
-    real = F.softplus(-network(discriminator, x))
-    return fake.mean() + real.mean() + 0.05 * slopes.square().sum(-1).mean()
+def discriminator_loss(g: Params, d: Params, noise: Tensor, real: Tensor) -> Tensor:
+    """Small where points are told apart by a function that is flat at the real ones, [n, 2]."""
+    slopes = xf.vmap(xf.grad(lambda x: network(d, x).sum()))(real)
+    told = F.softplus(network(d, network(g, noise))).mean() + F.softplus(-network(d, real)).mean()
+    return told + 0.05 * slopes.square().sum(-1).mean()
 
 
 @xf.jit

@@ -7,13 +7,13 @@ makes a vector. Steps that do not reduce the error are undone, and the next one 
 In JAX: `jax.linearize`, `jax.vjp` and `jax.scipy.sparse.linalg.cg`, or `jaxopt`.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import xfunc as xf
+from examples.gallery._conjugate_gradients import conjugate_gradients
 
 Params = dict[str, Tensor]
 
@@ -31,23 +31,6 @@ def peaks(params: Params, x: Tensor) -> Tensor:
     """A sum of bell curves at the places [n]."""
     distance = (x[:, None] - params["center"]) / params["width"]
     return (params["height"] * torch.exp(-0.5 * distance.square())).sum(-1)
-
-
-def conjugate_gradients(matvec: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
-    """The `x` of ``matvec(x) == b``, for a positive definite matrix."""
-
-    def step(state: Any) -> Any:
-        i, x, r, p = state
-        product = matvec(p)
-        size = (r @ r) / (p @ product)
-        new_r = r - size * product
-        return i + 1, x + size * p, new_r, new_r + p * (new_r @ new_r) / (r @ r)
-
-    def unfinished(state: Any) -> Tensor:
-        i, _, r, _ = state
-        return (i < 2 * len(b)) & (r.norm() > 1e-5 * b.norm())
-
-    return xf.while_loop(unfinished, step, (torch.tensor(0), torch.zeros_like(b), b, b))[1]
 
 
 @xf.jit(static_argnames="steps")

@@ -69,9 +69,7 @@ def main() -> Result:
         return F.cross_entropy(network(params, graph, features)[leaders], sides[leaders])
 
     keys, sizes = xf.random.split(xf.random.key(0), 3), [(graph.nodes, 8), (8, 8), (8, 2)]
-    start = [
-        xf.random.normal(k, size) / size[0] ** 0.5 for k, size in zip(keys, sizes, strict=True)
-    ]
+    start = [xf.random.normal(k, n) / n[0] ** 0.5 for k, n in zip(keys, sizes, strict=True)]
     params, _ = minimize(loss, start, xf.optim.adam(0.01), torch.arange(200))
     scores = network(params, graph, features).cpu()
     accuracy = (scores.argmax(-1) == sides).float().mean().item()

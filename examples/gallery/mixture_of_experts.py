@@ -9,7 +9,7 @@ In JAX: `jax.shard_map` with `jax.lax.all_to_all`.
 Source: Fedus, Zoph, Shazeer, "Switch Transformers", 2021.
 """
 
-import os
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import xfunc as xf
+from examples.gallery._devices import devices, mean_square
 from xfunc import P
 
 
@@ -76,29 +77,20 @@ def experts(params: Params, x: Tensor, capacity: int, axis: str = "expert") -> T
 
 def main() -> Result:
     """Compare the layer with a dense one, with and without room for all tokens."""
-    if "CPU_NUM_DEVICES" not in os.environ and os.environ.get("PJRT_DEVICE", "CPU") == "CPU":
-        xf.config.set_cpu_devices(8)
-    n, tokens = xf.device_count(), 16
+    n, tokens = devices(), 16
     mesh = xf.make_mesh((n,), ("expert",))
     params = init(xf.random.key(0), 32, 64, 2 * n)
     x = xf.random.normal(xf.random.key(1), (tokens * n, 32))
     print(f"{2 * n} experts on {n} devices, each with {tokens} tokens")
 
     def divided(capacity: int) -> Any:
-        def layer(params: Params, x: Tensor) -> Tensor:
-            return experts(params, x, capacity)
-
+        layer = partial(experts, capacity=capacity)
         return xf.shard_map(layer, mesh, in_specs=(SPECS, P("expert")), out_specs=P("expert"))
 
     layers = {"dense": dense, "room for all": divided(tokens), "room for one": divided(1)}
-    figures = []
-    for name, layer in layers.items():
-        value, grads = xf.value_and_grad(lambda p, f=layer: f(p, x).square().mean())(params)
-        norms = [g.norm().item() for g in grads]
-        shown = ", ".join(f"{norm:.4f}" for norm in norms)
-        print(f"{name}: mean square {value.item():.4f}, gradients of norm {shown}")
-        figures.append(torch.tensor([value.item(), *norms]))
-    return Result(*figures)
+    return Result(
+        *[mean_square(name, lambda p, f=f: f(p, x), params) for name, f in layers.items()]
+    )
 
 
 if __name__ == "__main__":

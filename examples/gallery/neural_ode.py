@@ -7,7 +7,6 @@ state is any tree, and `xf.vmap` over starting points goes through the custom ru
 In JAX: `jax.experimental.ode.odeint`, or `diffrax` with `BacksolveAdjoint`.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 import xfunc as xf
 from examples.gallery._perceptron import Params, init, perceptron
+from examples.gallery._runge_kutta import runge_kutta
 from examples.gallery._training import minimize
 
 
@@ -24,23 +24,6 @@ class Result(NamedTuple):
     params: Params
     before: float
     after: float
-
-
-def runge_kutta(f: Callable[[Any], Any], y: Any, time: float, steps: int = 10) -> Any:
-    """The solution of ``dy/dt == f(y)`` after `time`; `y` is a tree."""
-    h = time / steps
-
-    def move(y: Any, slope: Any, h: float) -> Any:
-        return xf.tree.map(lambda y, k: y + h * k, y, slope)
-
-    def step(_: Tensor, y: Any) -> Any:
-        a = f(y)
-        b = f(move(y, a, h / 2))
-        c = f(move(y, b, h / 2))
-        d = f(move(y, c, h))
-        return move(y, xf.tree.map(lambda a, b, c, d: (a + 2 * b + 2 * c + d) / 6, a, b, c, d), h)
-
-    return xf.fori_loop(0, steps, step, y)
 
 
 @xf.custom_vjp

@@ -10,18 +10,18 @@ Source: Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers for Ne
 Context", 2023.
 """
 
-import os
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import xfunc as xf
+from examples.gallery._devices import devices, mean_square
 from xfunc import P
 
 
 class Result(NamedTuple):
-    """Losses and norms of gradients, [4]: on one device, and by the ring."""
+    """Mean squares and norms of gradients, [4]: on one device, and by the ring."""
 
     one_device: Tensor
     ring: Tensor
@@ -65,22 +65,13 @@ def ring_attention(q: Tensor, k: Tensor, v: Tensor, axis: str = "ring") -> Tenso
 
 def main() -> Result:
     """Compare both, and their gradients."""
-    if "CPU_NUM_DEVICES" not in os.environ and os.environ.get("PJRT_DEVICE", "CPU") == "CPU":
-        xf.config.set_cpu_devices(8)
-    n = xf.device_count()
+    n = devices()
     mesh = xf.make_mesh((n,), ("ring",))
     divided = xf.shard_map(ring_attention, mesh, in_specs=P("ring"), out_specs=P("ring"))
     q, k, v = xf.random.normal(xf.random.key(0), (3, 32 * n, 4, 16))
     print(f"{n} devices, each with 32 of {32 * n} places")
-    figures = []
-    for name, f in (("one device", attention), ("ring", divided)):
-        loss = xf.value_and_grad(lambda *qkv, f=f: f(*qkv).square().mean(), argnums=(0, 1, 2))
-        value, grads = loss(q, k, v)
-        norms = [g.norm().item() for g in grads]
-        shown = ", ".join(f"{norm:.4f}" for norm in norms)
-        print(f"{name}: loss {value.item():.4f}, gradients of norm {shown}")
-        figures.append(torch.tensor([value.item(), *norms]))
-    return Result(*figures)
+    one_device = mean_square("one device", attention, q, k, v)
+    return Result(one_device, mean_square("ring", divided, q, k, v))
 
 
 if __name__ == "__main__":
