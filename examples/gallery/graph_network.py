@@ -1,4 +1,4 @@
-"""Graph network: the two sides of a karate club, told from two of its members.
+"""Graph network: the two sides of a karate club, predicted from two of its members.
 
 Edges are a list of pairs, and a node sums the messages along its edges: `xf.segment_sum`, which has
 a gradient and goes through `jit` with the number of nodes as a static size. No matrix of neighbours

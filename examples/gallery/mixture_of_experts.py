@@ -1,8 +1,8 @@
 """Mixture of experts: tokens travel to the device of the expert that a router chooses.
 
-Each device routes its own tokens. An expert takes at most `capacity` tokens from each device; what
-is beyond gets nothing from the layer. Two `xf.all_to_all` in an `xf.shard_map` bring tokens to
-experts and results back, and the gradients take the same way.
+Each device routes its own tokens. An expert takes at most `capacity` tokens from each device;
+further tokens get zeros. Two `xf.all_to_all` in an `xf.shard_map` bring tokens to experts and
+results back, and gradients travel the same way.
 
 In JAX: `jax.shard_map` with `jax.lax.all_to_all`.
 

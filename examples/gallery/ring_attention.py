@@ -1,8 +1,8 @@
 """Ring attention: attention over a sequence that is too long for one device.
 
 Each device keeps the queries of its part of the sequence. Keys and values go around the ring of
-devices, by `xf.ppermute` in an `xf.scan`; each time a part comes by, the softmax over all keys is
-continued by it. `xf.shard_map` runs the function on each device, and `xf.grad` goes through.
+devices, by `xf.ppermute` in an `xf.scan`, and each part that arrives updates a running softmax over
+all keys. `xf.shard_map` runs the function on each device, and `xf.grad` goes through.
 
 In JAX: `jax.shard_map` with `jax.lax.ppermute`.
 
