@@ -16,7 +16,7 @@ class DataConfig:
             conversation whose answers are learned; `pairs`, two answers, one of them preferred; or
             `unpaired`, an answer with a label, whether it is desirable: with it a row holds its
             prompt again, with the answer of the record before, which is cut if it does not fit.
-        files: files, folders, patterns or URLs: text, JSON lines, JSON, parquet. URLs are those that
+        files: files, folders, patterns, URLs: text, JSON lines, JSON, parquet. URLs are those that
             fsspec opens (`hf://datasets/...`, `s3://...`, `gs://...`); a file behind `https://` is
             taken not to change. `python-docs` is the language reference inside Python.
         weights: how often each entry of `files` is drawn from, such as `[0.7, 0.3]`. Of all rows it

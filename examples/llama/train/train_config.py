@@ -81,7 +81,7 @@ class Recipe:
         router_bias: the step of the bias in the choice of experts, for routers with sigmoids. It is
             added for experts that took fewer tokens than the mean, and subtracted for others.
         tune: which weights are trained, and with which adapters.
-        preference: the loss of answers that are preferred or not, see `data.kind`. `dpo` compares the
+        preference: the loss of preferred and other answers, see `data.kind`. `dpo` compares the
             model with its base; `orpo` needs none, and teaches the preferred answers too. That of
             unpaired answers is `kto`, which compares the model with its base.
         dpo_beta: the penalty for moving away from the base, in `dpo` and `kto`.
