@@ -138,9 +138,11 @@ def test_data_config_wrong_processes_raise() -> None:
 
 
 PROGRAM = """
+import signal
 import sys
 from examples.llama.data.workers import Workers
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
 with Workers(2) as workers:
     print(*workers.map(abs, range(5)), flush=True)
     results = workers.map(abs, range(10**9))

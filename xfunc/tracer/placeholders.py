@@ -132,7 +132,7 @@ def node_of(x: torch.Tensor) -> Node:
     """The node of a tensor; the values of one on the CPU are a constant."""
     if type(x) is Placeholder:
         return x.node
-    if x.device.type == "cpu":
+    if not _is_wrapped(x) and x.device.type == "cpu":
         with torch._C._DisableFuncTorch(), torch.no_grad():
             return build.literal(x.detach().clone())
     return unwrapped(x).node
