@@ -175,7 +175,7 @@ class Step:
     def _rate(self, step: Any) -> Any:
         c = self.c
         rate = c.peak_lr * jnp.minimum((step + 1) / c.warmup, 1.0)
-        fallen = jnp.clip((step - c.warmup) / (c.steps - c.warmup), 0.0, 1.0)
+        fallen = jnp.clip((step - c.warmup) / (c.steps - 1 - c.warmup), 0.0, 1.0)
         return rate * (c.floor + (1 - c.floor) * (1 + jnp.cos(math.pi * fallen)) / 2)
 
     def _adamw(self, grads: Any, state: State, rate: Any) -> State:

@@ -51,7 +51,7 @@ def sizes(recipe: train.Recipe, rows: int, seq: int) -> dict[str, Any]:
     """What `benchmarks.jax_pods` needs to know of the step."""
     c, where = recipe.model, recipe.plan.sharding
     weights = model.weights(c)
-    settings = "steps warmup peak_lr floor beta1 beta2 eps clip".split()
+    settings = "steps peak_lr floor beta1 beta2 eps clip".split()
     wide = model.decayed(c, recipe.decay_norms, recipe.decay_embeddings)
     kinds = "batch activations heads features logits".split()
     return {
@@ -65,6 +65,7 @@ def sizes(recipe: train.Recipe, rows: int, seq: int) -> dict[str, Any]:
         "rows": rows,
         "seq": seq,
         "dtype": str(recipe.numbers.weights).removeprefix("torch."),
+        "warmup": recipe.rising,
         **{name: getattr(recipe, name) for name in settings},
         **{name: getattr(c, name) for name in "vocab heads kv_heads norm_eps rope_theta".split()},
     }
