@@ -15,7 +15,7 @@ from xfunc.core.locations import in_autograd_function
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.program import vma
 from xfunc.program.bind import bind
-from xfunc.program.collective_ops import Exchange, Gather, Scatter
+from xfunc.program.collective_ops import CollectiveOp, Gather, Scatter
 from xfunc.program.named_axes import NamedAxis
 from xfunc.sharding.collective_primitive import Collective, place
 from xfunc.sharding.manual import Region
@@ -37,7 +37,7 @@ class MeshAxes:
     def place(self) -> Tensor:
         return place(self.region, self.names)
 
-    def apply(self, exchange: Exchange, x: Tensor) -> Tensor:
+    def apply(self, exchange: CollectiveOp, x: Tensor) -> Tensor:
         return bind(Collective(exchange, aval_of(x), self.region, self.names), [x])[0]
 
 
@@ -70,7 +70,7 @@ class Axes:
             found = found * p.size + p.place()
         return found
 
-    def combine(self, exchange: Exchange, x: Tensor) -> Tensor:
+    def combine(self, exchange: CollectiveOp, x: Tensor) -> Tensor:
         """The sum or the maximum."""
         for p in self.parts:
             x = p.apply(exchange, x)
@@ -89,7 +89,7 @@ class Axes:
             rows = p.apply(Scatter(), rows.unflatten(0, (p.size, rows.shape[0] // p.size)))
         return self.parts[-1].apply(Scatter(), rows)
 
-    def apply(self, exchange: Exchange, x: Tensor) -> Tensor:
+    def apply(self, exchange: CollectiveOp, x: Tensor) -> Tensor:
         """``all_to_all`` or ``ppermute``."""
         first, *rest = self.parts
         if rest:

@@ -19,8 +19,8 @@ from xfunc.graph.node import Node, unattributed
 from xfunc.hlo.spmd import collectives as hlo
 from xfunc.program.bind import bind
 from xfunc.program.communication import Communication
-from xfunc.program.own_pair import OwnPair
-from xfunc.program.primitive import Dims, Pair, Tensor
+from xfunc.program.custom_reverse_rule import CustomReverseRule
+from xfunc.program.primitive import Dims, ReverseRule, Tensor
 from xfunc.sharding.manual import Region
 from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim, axes_of
@@ -51,8 +51,8 @@ class Collective(Communication):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return _lowering(self).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> Pair | None:
-        return OwnPair(self)
+    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule | None:
+        return CustomReverseRule(self)
 
     def batch(
         self, dims: Dims, n: int, args: Sequence[Tensor]

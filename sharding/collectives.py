@@ -19,7 +19,7 @@ from xfunc import tree
 from xfunc.core.avals import NUMBERS, short
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.program import vma
-from xfunc.program.collective_ops import Maximum, Permute, Sum, ToAll
+from xfunc.program.collective_ops import AllToAll, CollectivePermute, Maximum, Sum
 from xfunc.sharding.axes import Axes, axes_of
 from xfunc.stages.checks import arrays, as_tensors, labels_in
 from xfunc.tree import Leaf, PyTree
@@ -240,7 +240,7 @@ def ppermute(x: T, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> T:
     """
     axes = axes_of("ppermute", axis_name)
     pairs = _pairs(perm, axes.size)
-    return _each("ppermute", lambda t: axes.apply(Permute(pairs), t), x)
+    return _each("ppermute", lambda t: axes.apply(CollectivePermute(pairs), t), x)
 
 
 def all_to_all(
@@ -273,7 +273,7 @@ def all_to_all(
         concat = _dimension(name, "concat_axis", concat_axis, t)
         _check_parts(name, "split_axis", split, t, n, tiled)
         rows = _cut(t, split, n) if tiled else t.movedim(split, 0)
-        got = axes.apply(ToAll(), rows)
+        got = axes.apply(AllToAll(), rows)
         return _merged(got, concat) if tiled else got.movedim(0, concat)
 
     return _each(name, one, x)

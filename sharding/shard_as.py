@@ -6,7 +6,7 @@ from xfunc.backends.devices import to_device
 from xfunc.core.avals import aval_of, short
 from xfunc.core.types import ArrayLike
 from xfunc.errors import ShardingError, fail
-from xfunc.program.annotation import Tie
+from xfunc.program.annotation import ShardGroup
 from xfunc.program.bind import bind
 from xfunc.stages.checks import Tensor, arrays, as_tensors
 from xfunc.torchlib.eager import is_eager
@@ -43,7 +43,7 @@ def shard_as(a: ArrayLike, b: ArrayLike) -> tuple[Tensor, Tensor]:
         return a, b
     if tracing.current() is None:
         a, b = to_device(a), to_device(b)
-    first, second = bind(Tie((aval_of(a), aval_of(b))), [a, b])
+    first, second = bind(ShardGroup((aval_of(a), aval_of(b))), [a, b])
     return first, second
 
 

@@ -12,7 +12,7 @@ from xfunc.core.avals import Aval, short
 from xfunc.core.locations import described
 from xfunc.core.wrappers import Part
 from xfunc.errors import ShardingError, fail, shown
-from xfunc.program.bind import bind, differentiations
+from xfunc.program.bind import ad_depth, bind
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import differentiable
 from xfunc.sharding.jit_shardings import hashable
@@ -187,7 +187,7 @@ class ShardMapped(Transform[P, R]):
         pairs = zip(leaves, specs, strict=True)
         avals = tuple((region.local_shape(x.shape, s), x.dtype) for x, s in pairs)
         wrt = None
-        if differentiations(leaves) == 1:
+        if ad_depth(leaves) == 1:
             wrt = tuple(differentiable(x) and is_tracked(x) for x in leaves)
         types = tuple(specs)
 
@@ -195,7 +195,7 @@ class ShardMapped(Transform[P, R]):
             with typed_arguments(types), effects.collected(True) as found:
                 out = self.fun(*args)
             if found.effects:
-                each = effects.Steps(tuple(found.effects), region.size(region.own))
+                each = effects.LoopEffects(tuple(found.effects), region.size(region.own))
                 effects.emit(each, [t[None] for t in found.tensors])
             return out
 

@@ -26,7 +26,7 @@ from xfunc.program.collective_ops import Sum
 from xfunc.program.dependence import where_reached
 from xfunc.program.primitive import Dims, Primitive, Tensor, placed
 from xfunc.program.program import Joint, Program, differentiable
-from xfunc.remat.partition import Halves, gathered
+from xfunc.remat.partition import Partition, gathered
 from xfunc.remat.policies import everything_saveable
 from xfunc.sharding.collective_primitive import Total
 from xfunc.sharding.manual import Region
@@ -68,8 +68,8 @@ class ShardMap(Primitive):
     def has_rule(self) -> bool:
         return self.body.has_rule
 
-    def below_gradient(self) -> ShardMap:
-        return dataclasses.replace(self, body=self.body.below_gradient())
+    def with_fwd_rules(self) -> ShardMap:
+        return dataclasses.replace(self, body=self.body.with_fwd_rules())
 
     @property
     def key(self) -> tuple[Hashable, ...]:
@@ -154,7 +154,7 @@ def _total(g: Tensor, region: Region, axes: tuple[str, ...]) -> Tensor:
 
 @dataclasses.dataclass(eq=False)
 class ShardMapPair:
-    """First-order reverse mode: see `Pair` and NOTE [residuals of a region].
+    """First-order reverse mode: see `ReverseRule` and NOTE [residuals of a region].
 
     Attributes:
         forwards: the primitive.
@@ -171,7 +171,7 @@ class ShardMapPair:
         self.n_outputs = len(self.joint.outputs)
 
     @property
-    def halves(self) -> Halves:
+    def halves(self) -> Partition:
         """The body's joint program, cut in two."""
         return self.joint.split(everything_saveable)
 
@@ -197,7 +197,7 @@ class ShardMapPair:
         grads = joint.memo(key, lambda: self._backward(halves)).apply(flat)
         return list(placed(len(self.wrt), halves.gradients, grads))
 
-    def _backward(self, halves: Halves) -> Lowering:
+    def _backward(self, halves: Partition) -> Lowering:
         p, region = self.forwards, self.forwards.region
         differ, varies = ways(halves.forward, region, [*map(Port, p.in_specs)])
         rows = zip(differ[self.n_outputs :], varies[self.n_outputs :], strict=True)

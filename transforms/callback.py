@@ -21,7 +21,7 @@ from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, kind_of, shown
 from xfunc.ops.emit import instruction
 from xfunc.program.bind import bind
-from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
 from xfunc.stages.arguments import as_outputs
 from xfunc.stages.checks import Fun, arrays, as_tensors, labels_in
 from xfunc.stages.transformed import Transform
@@ -227,7 +227,7 @@ class _Call(Primitive):
         call = host_calls.host_call
         return list(instruction(call, *args, name=name, result=result, side_effect=effect))
 
-    def pair(self, wrt: tuple[bool, ...]) -> Pair:
+    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
         self._no_derivative()
 
     def vjp(

@@ -17,7 +17,7 @@ from xfunc.trace.lowering import Lowering
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Arm:
+class Branch:
     """One of the programs to choose from.
 
     Attributes:
@@ -32,7 +32,7 @@ class Arm:
 
 
 def conditional(
-    name: str, avals: Sequence[Aval], outputs: Sequence[Aval], arms: Sequence[Arm]
+    name: str, avals: Sequence[Aval], outputs: Sequence[Aval], arms: Sequence[Branch]
 ) -> Lowering:
     """``(index, *inputs) -> arms[index](...)``; the index is an int32 scalar in range."""
     with unattributed():

@@ -24,8 +24,8 @@ from xfunc.core.locations import described
 from xfunc.core.types import AutogradContext
 from xfunc.errors import TreeMismatchError, fail, kind_of
 from xfunc.program.bind import bind, or_zeros
-from xfunc.program.call import Call, CallPair
-from xfunc.program.primitive import Dims, Pair, Primitive, Rule, Tensor
+from xfunc.program.call import Call, CallReverseRule
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Rule, Tensor
 from xfunc.program.program import Program, differentiable
 from xfunc.remat.policies import everything_saveable
 from xfunc.stages.checks import Fun, as_results, check_same, is_pair
@@ -270,10 +270,10 @@ class JvpRule(Primitive):
         """Where the tangents are among the inputs of `push`."""
         return range(self.n_args, self.n_args + len(self.smooth))
 
-    def pair(self, wrt: tuple[bool, ...]) -> Pair:
+    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
         marked = tuple(i in self._dots for i in range(len(self.push.avals)))
-        pair = CallPair(self.push.joint(marked), everything_saveable, False)
-        return _RulePair(self, pair)
+        pair = CallReverseRule(self.push.joint(marked), everything_saveable, False)
+        return _ReverseRule(self, pair)
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         outs = bind(Call(self.push), self.of_push(args, tangents))
@@ -334,11 +334,11 @@ class _Rule(Rule):
 
 
 @dataclasses.dataclass(eq=False)
-class _RulePair:
-    """First-order reverse mode: the transpose of the rule; see `Pair`."""
+class _ReverseRule:
+    """First-order reverse mode: the transpose of the rule; see `ReverseRule`."""
 
     primitive: JvpRule
-    pushed: CallPair
+    pushed: CallReverseRule
 
     def __post_init__(self) -> None:
         p = self.primitive
@@ -360,10 +360,10 @@ class _RulePair:
         given = [*(None for _ in p.outputs), *floats]
         return self.pushed.backward(p.of_push(args), residuals, given)
 
-    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+    def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:
         p = self.primitive
         own = (*dims[: p.n_args], *(dims[i] for i in p.smooth), *(dims[i] for i in p.push_uses))
-        inner = _RulePair(p.batched(dims, n), self.pushed.batched(own, n)[0])
+        inner = _ReverseRule(p.batched(dims, n), self.pushed.batched(own, n)[0])
         return inner, dims, (0,) * self.n_outputs, (0,) * len(self.wrt)
 
 

@@ -15,7 +15,7 @@ from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import fail
 from xfunc.program.bind import bind, or_zeros
 from xfunc.program.call import Call
-from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
 from xfunc.program.program import Program
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, as_tensors, check_floating, check_same, labels_in, split_aux
@@ -199,7 +199,7 @@ class Solve(Primitive):
         uses = self.uses[0], self.uses[2], self.uses[1]
         return dataclasses.replace(self, programs=programs, uses=uses)
 
-    def pair(self, wrt: tuple[bool, ...]) -> Pair | None:
+    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule | None:
         if len(self.programs) < 3:
             return None
         own = tuple(i for i, w in enumerate(wrt) if w and i < self.n)
@@ -267,7 +267,7 @@ def _transpose(matvec: Program, n: int) -> Program:
 
 @dataclasses.dataclass(eq=False)
 class _SolvePair:
-    """First-order reverse mode, which keeps `x`; see `Pair` for its methods."""
+    """First-order reverse mode, which keeps `x`; see `ReverseRule` for its methods."""
 
     primitive: Solve
     own: tuple[int, ...]
@@ -295,7 +295,7 @@ class _SolvePair:
         inputs = [*residuals, *(args[i] for i in p.held), *(-y for y in ys)]
         return [*found, *self.through.lowering.apply(inputs)]
 
-    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+    def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:
         p = self.primitive
         wanted = p.placed(dims)
         through = self.through

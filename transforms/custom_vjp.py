@@ -19,7 +19,7 @@ from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail
 from xfunc.program import vma
 from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.call import Call
-from xfunc.program.primitive import Dims, Pair, Primitive, Rule, Tensor
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Rule, Tensor
 from xfunc.program.program import Program, differentiable
 from xfunc.stages.checks import Fun, as_results, as_tensors, check_same, is_pair, is_sequence
 from xfunc.torchlib import functorch
@@ -238,8 +238,8 @@ class VjpRule(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return self.primal.lowering.apply([args[i] for i in self.primal_uses])
 
-    def pair(self, wrt: tuple[bool, ...]) -> Pair:
-        return _RulePair(self)
+    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+        return _ReverseRule(self)
 
     @property
     def rule(self) -> Rule:
@@ -334,8 +334,8 @@ class _Rule(Rule):
 
 
 @dataclasses.dataclass(eq=False)
-class _RulePair:
-    """First-order reverse mode; see `Pair` for its methods."""
+class _ReverseRule:
+    """First-order reverse mode; see `ReverseRule` for its methods."""
 
     primitive: VjpRule
 
@@ -354,11 +354,11 @@ class _RulePair:
         lowering: Lowering = self.primitive.bwd.lowering
         return lowering.apply(self.primitive.of_bwd(args, residuals, cts))
 
-    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+    def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:
         p = self.primitive
         every = _batched_bwd(p, dims, n)
         inner = dataclasses.replace(p.batched(dims, n), bwd=every)
-        return _RulePair(inner), dims, (0,) * self.n_outputs, (0,) * len(self.wrt)
+        return _ReverseRule(inner), dims, (0,) * self.n_outputs, (0,) * len(self.wrt)
 
 
 def _eager(primal: Fun, fwd: Fun, bwd: Fun, leaves: list[Tensor], form: tree.Structure) -> PyTree:

@@ -11,9 +11,9 @@ from xfunc import tree
 from xfunc.core.avals import aval_of
 from xfunc.core.wrappers import Part
 from xfunc.errors import fail, kind_of
-from xfunc.program.bind import bind, differentiations
+from xfunc.program.bind import ad_depth, bind
 from xfunc.program.call import Call
-from xfunc.program.primitive import Pair
+from xfunc.program.primitive import ReverseRule
 from xfunc.program.program import Program
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import (
@@ -86,7 +86,7 @@ class How:
     kept: bool
 
     @property
-    def pair(self) -> Pair:
+    def pair(self) -> ReverseRule:
         return Call(self.program).pair(tuple(i in self.wrt for i in range(len(self.program.avals))))
 
 
@@ -134,7 +134,7 @@ class Forward(_Pass):
         like = tree.unflatten(out_tree, program.outputs[:n])
         check_differentiable(program.outputs[:n], out_tree, self.fun, name)
         wrt = tuple(i for i, other in enumerate(not_chosen(nums, structure)) if not other)
-        kept = differentiations(inputs) == 0
+        kept = ad_depth(inputs) == 0
         how = program.memo(
             ("both passes", wrt, kept),
             lambda: How(program, wrt, like, tree.map(aval_of, chosen), kept),
@@ -178,7 +178,7 @@ class Backward(_Pass):
         )
         cts, n = tree.leaves(ct), len(how.program.avals)
         inputs, kept = tensors[:n], tensors[n:]
-        if how.kept and differentiations([*tensors, *cts]) == 0:
+        if how.kept and ad_depth([*tensors, *cts]) == 0:
             pair = how.pair
             rest: tuple[None, ...] = (None,) * (pair.n_outputs - len(cts))
             found = dict(zip(pair.wrt, pair.backward(inputs, kept, (*cts, *rest)), strict=True))

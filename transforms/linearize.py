@@ -14,7 +14,7 @@ from xfunc.program.bind import bind
 from xfunc.program.call import Call
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import Program, differentiable
-from xfunc.remat.partition import Halves, split
+from xfunc.remat.partition import Partition, split
 from xfunc.remat.policies import everything_saveable
 from xfunc.stages.arguments import avals_of, prepare
 from xfunc.stages.checks import Fun, arrays, as_tensors, check_callable, labels_of
@@ -111,7 +111,7 @@ class Linear:
         self._name, self._program, self._inputs = name, program, inputs
         self._primals, self._wrt, self._out_tree = primals, wrt, out_tree
         self._trace = tracing.current()
-        self._halves: Halves | None = None
+        self._halves: Partition | None = None
         if not program.outputs:
             self.values = []
         elif self._trace is None and functorch.top_level() is None:

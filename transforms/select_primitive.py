@@ -21,9 +21,9 @@ import torch
 
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind
-from xfunc.program.call import CallPair
+from xfunc.program.call import CallReverseRule
 from xfunc.program.dependence import where_reached
-from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
 from xfunc.program.program import Program, differentiable
 from xfunc.torchlib.batching import at_dim
 
@@ -82,15 +82,15 @@ class Select(Primitive):
     def has_rule(self) -> bool:
         return self.source.has_rule
 
-    def below_gradient(self) -> Select:
-        return dataclasses.replace(self, source=self.source.below_gradient())
+    def with_fwd_rules(self) -> Select:
+        return dataclasses.replace(self, source=self.source.with_fwd_rules())
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         pairs = zip(self.branches, self.source.uses, strict=True)
         return select(args[0], [b.lowering.apply([args[i] for i in u]) for b, u in pairs])
 
-    def pair(self, wrt: tuple[bool, ...]) -> Pair:
-        pair: Pair = self.source.pair(wrt)
+    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+        pair: ReverseRule = self.source.pair(wrt)
         for level in self.levels:
             pair = pair.batched(level.dims, level.n)[0]
         assert isinstance(pair, SelectPair)
@@ -199,7 +199,7 @@ class SelectPair:
             NOTE [selected derivatives].
     """
 
-    pairs: tuple[CallPair, ...]
+    pairs: tuple[CallReverseRule, ...]
     uses: Uses
     wrt: tuple[int, ...]
     cts: tuple[int, ...]
@@ -235,7 +235,7 @@ class SelectPair:
         grads = [found.get(i) for i in self.wrt]
         return [g if g is None else _summed(g, s) for g, s in zip(grads, self.sums, strict=True)]
 
-    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+    def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:
         pairs = tuple(
             p.batched(tuple(dims[i] for i in u), n)[0]
             for p, u in zip(self.pairs, self.uses, strict=True)

@@ -22,15 +22,15 @@ from collections.abc import Iterable, Sequence
 
 from xfunc.core.avals import Aval, batched
 from xfunc.program.bind import bind, zeros
-from xfunc.program.call import Call, CallPair
+from xfunc.program.call import Call, CallReverseRule
 from xfunc.program.dependence import where_reached
 from xfunc.program.named_axes import ONE_EXAMPLE
-from xfunc.program.primitive import Dims, Pair, Primitive, Tensor, placed
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor, placed
 from xfunc.program.program import Joint, Program, differentiable
 from xfunc.remat.partition import gathered
 from xfunc.remat.policies import everything_saveable
 from xfunc.trace.lowering import Lowering
-from xfunc.transforms.conditional import Arm, conditional
+from xfunc.transforms.conditional import Branch, conditional
 from xfunc.transforms.select_primitive import SelectPair, mapped, masked, reads, select
 
 Uses = tuple[tuple[int, ...], ...]
@@ -62,15 +62,15 @@ class Switch(Primitive):
     def has_rule(self) -> bool:
         return any(b.has_rule for b in self.branches)
 
-    def below_gradient(self) -> Switch:
-        branches = tuple(b.below_gradient() for b in self.branches)
+    def with_fwd_rules(self) -> Switch:
+        branches = tuple(b.with_fwd_rules() for b in self.branches)
         return dataclasses.replace(self, branches=branches)
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         def make() -> Lowering:
             own = tuple(range(len(self.outputs)))
             pairs = zip(self.branches, self.uses, strict=True)
-            arms = [Arm(b.lowering, u, own) for b, u in pairs]
+            arms = [Branch(b.lowering, u, own) for b, u in pairs]
             return conditional(self.name, self.avals, self.outputs, arms)
 
         key = ("switch", self.branches[1:], self.uses, len(self.avals))
@@ -209,7 +209,7 @@ def _communicates(branch: Program) -> bool:
 
 @dataclasses.dataclass(eq=False)
 class SwitchPair:
-    """First-order reverse mode: see `Pair` and NOTE [residuals of a switch]."""
+    """First-order reverse mode: see `ReverseRule` and NOTE [residuals of a switch]."""
 
     name: str
     joints: tuple[Joint, ...]
@@ -241,11 +241,11 @@ class SwitchPair:
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
         def make() -> Lowering:
-            arms: list[Arm] = []
+            arms: list[Branch] = []
             for h, u, slots in zip(self._halves, self.uses, self._slots_of, strict=True):
                 at = {s: self.n_outputs + k for k, s in enumerate(slots)}
                 kept = (at.get(s) for s in range(len(self._slots)))
-                arms.append(Arm(h.forward, u, (*range(self.n_outputs), *kept)))
+                arms.append(Branch(h.forward, u, (*range(self.n_outputs), *kept)))
             outputs = (*self.joints[0].outputs, *self._slots)
             return conditional(f"{self.name}.forward", self.avals, outputs, arms)
 
@@ -276,7 +276,7 @@ class SwitchPair:
         ]
         found = [k for k, i in enumerate(self.wrt) if any(i in own for own in results)]
         wrt = [self.wrt[k] for k in found]
-        arms: list[Arm] = []
+        arms: list[Branch] = []
         for j, h, u, slots, own in zip(
             self.joints, halves, self.uses, self._slots_of, results, strict=True
         ):
@@ -284,19 +284,19 @@ class SwitchPair:
             cts = [place.get(i, -1) for i in j.cts]
             residuals = [n + s for s in slots]
             inputs = gathered(h.sources, u, residuals, cts.__getitem__)
-            arms.append(Arm(h.backward, tuple(inputs), tuple(own.get(i) for i in wrt)))
+            arms.append(Branch(h.backward, tuple(inputs), tuple(own.get(i) for i in wrt)))
         gradients = [self.avals[i] for i in wrt]
         return conditional(f"{self.name}.backward", avals, gradients, arms), found
 
-    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+    def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:
         out_dims, grad_dims = (0,) * self.n_outputs, (0,) * len(self.wrt)
         own = [tuple(dims[i] for i in u) for u in self.uses]
         joints = tuple(j.batched(d, n) for j, d in zip(self.joints, own, strict=True))
         if dims[0] is None:
             avals = batched(self.avals, dims, n)
-            inner: Pair = SwitchPair(self.name, joints, self.uses, avals)
+            inner: ReverseRule = SwitchPair(self.name, joints, self.uses, avals)
         else:
-            pairs = tuple(CallPair(j, everything_saveable, False) for j in joints)
+            pairs = tuple(CallReverseRule(j, everything_saveable, False) for j in joints)
             joined = any(_communicates(j.source) for j in self.joints)
             sums = tuple(() for _ in self.wrt)
             inner = SelectPair(pairs, self.uses, self.wrt, self.cts, self.n_outputs, joined, sums)

@@ -24,9 +24,9 @@ from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import unattributed
 from xfunc.program.bind import bind, or_zeros
+from xfunc.program.custom_reverse_rule import CustomReverseRule
 from xfunc.program.dependence import reached
-from xfunc.program.own_pair import OwnPair
-from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
 from xfunc.program.program import Program, differentiable
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace.lowering import Lowering
@@ -64,8 +64,8 @@ class While(Primitive):
     def has_rule(self) -> bool:
         return self.body.has_rule
 
-    def below_gradient(self) -> While:
-        return dataclasses.replace(self, body=self.body.below_gradient())
+    def with_fwd_rules(self) -> While:
+        return dataclasses.replace(self, body=self.body.with_fwd_rules())
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         key = ("while", self.cond, self.cond_uses, self.body_uses, len(self.avals))
@@ -96,10 +96,10 @@ class While(Primitive):
 
     # -- rules ----------------------------------------------------------------------------------
 
-    def pair(self, wrt: tuple[bool, ...]) -> Pair:
+    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
         marked = tuple(i for i, b in enumerate(wrt) if b)
         smooth = tuple(i for i, o in enumerate(self.outputs) if differentiable(o))
-        return OwnPair(self, marked, smooth, len(self.outputs))
+        return CustomReverseRule(self, marked, smooth, len(self.outputs))
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]

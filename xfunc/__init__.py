@@ -38,7 +38,7 @@ with _uncollected():
     )
     from xfunc.cache.programs import clear_caches, trace_count
     from xfunc.core.avals import ShapeDtypeStruct
-    from xfunc.program.foreign import call_jax
+    from xfunc.program.jax_call import call_jax
     from xfunc.sharding import (
         AbstractMesh,
         Mesh,

@@ -13,10 +13,10 @@ from xfunc.remat.symbolic_cut import SameCut
 from xfunc.symbolic.plan import Plan
 from xfunc.symbolic.plans import Plans, candidates, offloading
 from xfunc.symbolic.polynomial import Env
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 
 ROWS, DRAWS, CHIP = 8, 40, "v6e"
-BOX = Box({"S": Range(16, CAP)})
+BOX = ShapeDomain({"S": Range(16, CAP)})
 FINER = 3, 6  # cuts that keep one part of so many, besides those among the candidates
 
 

@@ -14,9 +14,9 @@ from xfunc.hlo.estimate.occupancy import held
 from xfunc.symbolic.peak_bound import SymbolicPeak, prepared
 from xfunc.symbolic.polynomial import Env, Size, value
 from xfunc.symbolic.schedule import candidates, chosen, reordered, schedule
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 
-BOX = Box({"B": Range(1, 16), "S": Range(2, CAP)})
+BOX = ShapeDomain({"B": Range(1, 16), "S": Range(2, CAP)})
 
 
 def samples(n: int) -> list[Env]:

@@ -167,7 +167,7 @@ def test_orpo_needs_no_base(begun: Callable[..., Run]) -> None:
     assert last["accuracy"] == 1.0
     with pytest.raises(ValueError, match="dpo_beta: not for preference orpo"):
         config.read(pairs=["train.preference=orpo", "train.dpo_beta=0.2"])
-    with pytest.raises(ValueError, match="train.preference is 'ipo': did you mean dpo"):
+    with pytest.raises(ValueError, match=r"train\.preference is 'ipo': did you mean dpo"):
         config.read(pairs=["train.preference=ipo"])
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from xfunc.backends.devices import device_count
 from xfunc.core.avals import Aval, array_of, aval_of
-from xfunc.program.annotation import Tie
+from xfunc.program.annotation import ShardGroup
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
 from xfunc.trace import tracing
@@ -56,7 +56,7 @@ def tied(gradient: Tensor, value: Tensor, apply: Callable[..., list[Tensor]] = b
     """A gradient, tied to its value: see NOTE [gradients are sharded like their values]."""
     if tracing.current() is None and device_count() == 1:
         return gradient
-    tie = Tie((aval_of(gradient), aval_of(value)), automatic=True)
+    tie = ShardGroup((aval_of(gradient), aval_of(value)), automatic=True)
     return apply(tie, [gradient, value])[0]
 
 

@@ -4,8 +4,8 @@ A scan is one HLO ``While`` over the program of its body. Its rules build other 
 programs derived from the body:
 
 - reverse mode runs the forward half of the body's joint program forwards, stacking what it keeps,
-  and the backward half in reverse (`ScanPair`); where that is differentiated again, a scan that
-  stacks the carries and a reversed scan of the pullback, both differentiable (`Scan.vjp`);
+  and the backward half in reverse (`ScanReverseRule`); where that is differentiated again, a scan
+  that stacks the carries and a reversed scan of the pullback, both differentiable (`Scan.vjp`);
 - forward mode scans the pushforward, and batching scans the batched body.
 
 A residual that is an element of `xs` is read from `xs` again, and one that depends on constants
@@ -27,7 +27,7 @@ from xfunc.program.program import Program, differentiable
 from xfunc.remat.policies import Policy
 from xfunc.torchlib.batching import at_dim
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
-from xfunc.transforms.scan.reverse_rule import ScanPair
+from xfunc.transforms.scan.reverse_rule import ScanReverseRule
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,8 +58,8 @@ class Scan(Primitive):
     def has_rule(self) -> bool:
         return self.body.has_rule
 
-    def below_gradient(self) -> Scan:
-        return dataclasses.replace(self, body=self.body.below_gradient())
+    def with_fwd_rules(self) -> Scan:
+        return dataclasses.replace(self, body=self.body.with_fwd_rules())
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         loop = self.body.memo(
@@ -74,11 +74,11 @@ class Scan(Primitive):
 
     # -- rules ----------------------------------------------------------------------------------
 
-    def pair(self, wrt: tuple[bool, ...]) -> ScanPair:
+    def pair(self, wrt: tuple[bool, ...]) -> ScanReverseRule:
         carries = range(self.n_carry)
         smooth = frozenset(i for i in carries if differentiable(self.body.avals[i]))
         full = tuple(b or i in smooth for i, b in enumerate(wrt))
-        return ScanPair(self, self.body.joint(full, smooth))
+        return ScanReverseRule(self, self.body.joint(full, smooth))
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         c, x = self.n_carry, self.n_carry + self.n_xs
@@ -166,7 +166,7 @@ class Scan(Primitive):
     def _stack_carries(self, args: Sequence[Tensor]) -> list[Tensor]:
         """The carry that each step received."""
         c = self.n_carry
-        step = self.body.below_gradient() if self.has_rule else self.body
+        step = self.body.with_fwd_rules() if self.has_rule else self.body
 
         def fn(*flat: Tensor) -> list[Tensor]:
             return [*step.fn(*flat)[:c], *flat[:c]]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from xfunc.core.avals import Aval, array_of
-from xfunc.program.annotation import Tie
+from xfunc.program.annotation import ShardGroup
 from xfunc.program.bind import or_zeros
-from xfunc.program.primitive import Dims, Pair, Tensor, placed
+from xfunc.program.primitive import Dims, ReverseRule, Tensor, placed
 from xfunc.program.program import Joint
-from xfunc.remat.partition import Halves, Source, gathered
+from xfunc.remat.partition import Partition, Source, gathered
 from xfunc.trace.lowering import Lowering
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
 from xfunc.transforms.scan.loop_graph import LoopSpec, Param, Result, loop_graph
@@ -24,8 +24,8 @@ _FED: tuple[Fed, ...] = ("xs", "const")
 
 
 @dataclasses.dataclass(eq=False)
-class ScanPair:
-    """First-order reverse mode; see `Pair`."""
+class ScanReverseRule:
+    """First-order reverse mode; see `ReverseRule`."""
 
     scan: Scan
     joint: Joint
@@ -35,7 +35,7 @@ class ScanPair:
         self.n_outputs = len(self.joint.outputs)
 
     @property
-    def halves(self) -> Halves:
+    def halves(self) -> Partition:
         """The body's joint program, cut in two."""
         # The carry of each step is gone by the backward pass; consts are the same at each step.
         c, x = self.scan.n_carry, self.scan.n_carry + self.scan.n_xs
@@ -66,10 +66,10 @@ class ScanPair:
 
         grads = loop.apply(gathered(sources, args, residuals, ct))
         for k, i in ties:
-            grads[k] = tied(grads[k], args[i], Tie.emit)
+            grads[k] = tied(grads[k], args[i], ShardGroup.emit)
         return list(placed(len(self.wrt), numbers, grads))
 
-    def _present(self, present: Sequence[bool]) -> tuple[Halves, list[int]]:
+    def _present(self, present: Sequence[bool]) -> tuple[Partition, list[int]]:
         """What is left of the halves, and the carries that have a cotangent.
 
         A carry has one if it is given one, or if some step computes one: see `Halves.without`.
@@ -172,10 +172,10 @@ class ScanPair:
         results = enumerate(graph.outputs[self.n_outputs :])
         return {places[n]: ("residual", k) for k, n in results if n in places}
 
-    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+    def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:
         c, x = self.scan.n_carry, self.scan.n_carry + self.scan.n_xs
         step = tuple(0 if i < c or d is not None else None for i, d in enumerate(dims))
-        inner = ScanPair(self.scan, self.joint.batched(step, n))
+        inner = ScanReverseRule(self.scan, self.joint.batched(step, n))
 
         def at(i: int) -> int:
             return 1 if c <= i < x else 0

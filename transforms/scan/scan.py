@@ -17,7 +17,7 @@ from xfunc.core.avals import Aval, aval_of
 from xfunc.core.locations import described
 from xfunc.core.wrappers import Part
 from xfunc.errors import TreeMismatchError, fail, report
-from xfunc.program.bind import bind, differentiations
+from xfunc.program.bind import ad_depth, bind
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import differentiable
 from xfunc.remat.policies import Policy, check_policy, everything_saveable
@@ -123,7 +123,7 @@ class ScanTransform(Transform[..., PyTree]):
         # The gradient flows through every floating carry, whether or not it is watched initially.
         smooth = frozenset(i for i, c in enumerate(carry) if differentiable(c))
         wrt = None
-        if differentiations(args) == 1:
+        if ad_depth(args) == 1:
             wrt = tuple(
                 i in smooth or (i >= len(carry) and differentiable(a) and is_tracked(a))
                 for i, a in enumerate(args)
@@ -149,7 +149,7 @@ class ScanTransform(Transform[..., PyTree]):
         )
         outs = bind(primitive, entry.inputs(args, held))
         if entry.effects:
-            outs = effects.take([effects.Steps(entry.effects, length, self._reverse)], outs)
+            outs = effects.take([effects.LoopEffects(entry.effects, length, self._reverse)], outs)
         n = len(carry)
         # A carry that the body returns unchanged is the first one, batched or not.
         unchanged = [i == k for k, i in enumerate(entry.program.forwards[:n])]

@@ -29,7 +29,7 @@ class MemoryAnalysis:
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimised:
+class CompilerOutput:
     """A compiled program as its compiler describes it."""
 
     module: Module

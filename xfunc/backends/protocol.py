@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from xfunc.backends.analysis import Optimised
+from xfunc.backends.analysis import CompilerOutput
 from xfunc.core.avals import Aval, AvalKey
 from xfunc.hlo import Module
 
@@ -40,7 +40,7 @@ class Executable(Protocol):
         """Make the donated ones among them unusable, after a call."""
         ...
 
-    def optimised(self) -> Optimised | None:
+    def optimised(self) -> CompilerOutput | None:
         """The compiler's analysis of the program; None if it does not provide it."""
         ...
 

@@ -20,7 +20,7 @@ from xfunc.cache.snapshots import MISSING
 from xfunc.core.locations import in_user_code
 
 if TYPE_CHECKING:
-    from xfunc.cache.fingerprint import Walk
+    from xfunc.cache.fingerprint import Fingerprinter
 
 
 BUILTIN_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType)
@@ -30,7 +30,7 @@ _UNION: type = type(int | str)
 _ALIAS: type = vars(typing)["_GenericAlias"]  # of Optional[int]
 
 
-class Same:
+class ById:
     """Equal to itself only; keeps its object alive, so that the identity stays unique."""
 
     __slots__ = ("value",)
@@ -39,7 +39,7 @@ class Same:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Same and other.value is self.value
+        return type(other) is ById and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)
@@ -48,7 +48,7 @@ class Same:
         return f"<{type(self.value).__name__} at {id(self.value):#x}>"
 
 
-def _function(walk: Walk, x: types.FunctionType) -> Hashable:
+def _function(walk: Fingerprinter, x: types.FunctionType) -> Hashable:
     walk.functions.append(x)
     cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
     before = walk.refuses
@@ -60,11 +60,11 @@ def _function(walk: Walk, x: types.FunctionType) -> Hashable:
 
 
 def _function_value(
-    walk: Walk, x: types.FunctionType, cells: Iterable[tuple[str, types.CellType]]
+    walk: Fingerprinter, x: types.FunctionType, cells: Iterable[tuple[str, types.CellType]]
 ) -> Hashable:
     return (
         x.__code__,
-        Same(x.__globals__),
+        ById(x.__globals__),
         tuple((name, walk.place(c, None, [_content(c)])) for name, c in cells),
         walk.value(x.__defaults__),
         walk.value(x.__kwdefaults__),
@@ -77,37 +77,37 @@ def _content(cell: types.CellType) -> object:
     return Ellipsis if found is MISSING else found
 
 
-def _method(walk: Walk, x: types.MethodType) -> Hashable:
+def _method(walk: Fingerprinter, x: types.MethodType) -> Hashable:
     return ("method", walk.value(x.__func__), ("self", walk.value(x.__self__)))
 
 
-def _builtin(walk: Walk, x: Any) -> Hashable:
+def _builtin(walk: Fingerprinter, x: Any) -> Hashable:
     owner = x.__self__
     if owner is None or isinstance(owner, (types.ModuleType, type)):
-        return Same(x)
+        return ById(x)
     return ("method", x.__name__, ("self", walk.value(owner)))
 
 
-def _partial(walk: Walk, x: functools.partial[object]) -> Hashable:
+def _partial(walk: Fingerprinter, x: functools.partial[object]) -> Hashable:
     keywords = tuple((k, walk.value(v)) for k, v in x.keywords.items())
     return ("partial", walk.value(x.func), walk.all(x.args), keywords)
 
 
-def _sequence(walk: Walk, x: Iterable[object]) -> Hashable:
+def _sequence(walk: Fingerprinter, x: Iterable[object]) -> Hashable:
     return (type(x), walk.place(x, None, x))
 
 
-def _tuple(walk: Walk, x: tuple[object, ...]) -> Hashable:
+def _tuple(walk: Fingerprinter, x: tuple[object, ...]) -> Hashable:
     return (type(x), walk.all(x))
 
 
-def _dict(walk: Walk, x: dict[object, object]) -> Hashable:
+def _dict(walk: Fingerprinter, x: dict[object, object]) -> Hashable:
     items = [part for item in x.items() for part in item]
     factory = getattr(x, "default_factory", None)
     return (type(x), walk.place(x, None, items), walk.value(factory))
 
 
-def _array(walk: Walk, x: np.ndarray) -> Hashable:
+def _array(walk: Fingerprinter, x: np.ndarray) -> Hashable:
     if x.dtype == object:
         return (type(x), x.shape, walk.place(x, None, x.ravel()))
     return (type(x), x.shape, x.strides, x.dtype, x.tobytes())
@@ -117,11 +117,11 @@ def _bytes(walk: object, x: object) -> Hashable:
     return (type(x), getattr(x, "typecode", getattr(x, "format", None)), snapshots.bytes_of(x))
 
 
-def _range(walk: Walk, x: slice | range) -> Hashable:
+def _range(walk: Fingerprinter, x: slice | range) -> Hashable:
     return (type(x), walk.all((x.start, x.stop, x.step)))
 
 
-def _cached(walk: Walk, x: Any) -> Hashable:
+def _cached(walk: Fingerprinter, x: Any) -> Hashable:
     return ("cached", walk.value(x.__wrapped__), walk.state(x))
 
 
@@ -148,8 +148,8 @@ RULES: dict[type, Callable[[Any, Any], Hashable]] = {
     types.MappingProxyType: lambda walk, x: ("proxy", walk.all((*x.keys(), *x.values()))),
     **dict.fromkeys(_VIEWS, lambda walk, x: (type(x).__name__, walk.all(x))),
     _CACHED: _cached,
-    contextvars.ContextVar: lambda walk, x: (Same(x), walk.value(snapshots.context_value(x))),
-    threading.local: lambda walk, x: (Same(x), walk.state(x)),
+    contextvars.ContextVar: lambda walk, x: (ById(x), walk.value(snapshots.context_value(x))),
+    threading.local: lambda walk, x: (ById(x), walk.state(x)),
     _UNION: lambda walk, x: ("union", walk.all(x.__args__)),
     _ALIAS: lambda walk, x: ("alias", walk.value(x.__origin__), walk.all(x.__args__)),
     weakref.ref: lambda walk, x: ("reference", walk.value(x())),

@@ -25,7 +25,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from xfunc.cache import classes, mutated, mutation_guard, snapshots
-from xfunc.cache.builtin_types import BUILTIN_METHODS, RULES, Same
+from xfunc.cache.builtin_types import BUILTIN_METHODS, RULES, ById
 from xfunc.cache.largest import largest
 from xfunc.core.displays import is_display
 from xfunc.core.guards import State
@@ -49,7 +49,7 @@ _OF_MARKERS = frozenset(
 )
 
 
-class Walk:
+class Fingerprinter:
     """One visit to everything that a function holds.
 
     Attributes:
@@ -125,11 +125,11 @@ class Walk:
         """The current state of a class; see `xfunc.cache.classes`."""
         state = self.classes.get(cls) or classes.state_of(cls)
         if state is None:
-            return Same(cls)
+            return ById(cls)
         self.classes[cls] = state
         return state
 
-    def follow(self, other: Walk) -> None:
+    def follow(self, other: Fingerprinter) -> None:
         """Let what another visit found be found, but for the objects to be watched."""
         self.functions += other.functions
         self.modules += other.modules
@@ -164,7 +164,7 @@ class Walk:
         if kind in _ATOMS:
             return ((kind, v),)
         if kind not in RULES and _is_iterator(kind):  # Its owner is held for something else.
-            return (Same(v),)
+            return (ById(v),)
         return (self.value(v),)
 
     def place(
@@ -181,12 +181,12 @@ class Walk:
         return self._attribute(contents[0]) if attribute else self.all(contents)
 
 
-class StateWalk(Walk):
+class StateFingerprinter(Fingerprinter):
     """A visit to an object's attributes, where tensors and modules count by identity."""
 
     def value(self, x: object) -> Hashable:
         if isinstance(x, torch.nn.Module):
-            return Same(x)
+            return ById(x)
         return super().value(x)
 
     def value_apart(self, x: object) -> Hashable:
@@ -195,20 +195,20 @@ class StateWalk(Walk):
         return self.value(x)
 
     def tensor(self, x: torch.Tensor) -> Hashable:
-        return Same(x)
+        return ById(x)
 
 
-class ContentWalk(StateWalk):
+class ContentWalk(StateFingerprinter):
     """A visit to what a class holds, where other classes count by identity."""
 
     def class_state(self, cls: type) -> Hashable:
         if classes.can_change(cls):
             self.classes[cls] = None
-        return Same(cls)
+        return ById(cls)
 
     def same(self, x: object) -> Hashable:
         """The identity of something."""
-        return Same(x)
+        return ById(x)
 
 
 def consists_of_attributes(kind: type) -> bool:
@@ -245,16 +245,16 @@ def _is_iterator(cls: type) -> bool:
 
 
 @functools.lru_cache(4096)
-def _leaf_rule_of(kind: type) -> Callable[[Walk, Any], Hashable] | None:
+def _leaf_rule_of(kind: type) -> Callable[[Fingerprinter, Any], Hashable] | None:
     """How to value instances of a class that never count as found before."""
     if issubclass(kind, torch.Tensor):
         return lambda walk, x: walk.tensor(x)
     if issubclass(kind, _OPAQUE) or is_display(kind):
-        return lambda walk, x: Same(x)
+        return lambda walk, x: ById(x)
     if issubclass(kind, types.ModuleType):
         return _module
     if _is_of_xfunc(kind) or _is_of_test_runner(kind):
-        return lambda walk, x: Same(x)
+        return lambda walk, x: ById(x)
     return (lambda walk, x: ("class", walk.class_state(x))) if issubclass(kind, type) else None
 
 
@@ -279,13 +279,13 @@ def _is_of_test_runner(kind: type) -> bool:
     )
 
 
-def _module(walk: Walk, x: types.ModuleType) -> Hashable:
+def _module(walk: Fingerprinter, x: types.ModuleType) -> Hashable:
     walk.modules.append(x)
-    return Same(x)
+    return ById(x)
 
 
 @functools.lru_cache(4096)
-def _rule_of(kind: type) -> Callable[[Walk, Any], Hashable]:
+def _rule_of(kind: type) -> Callable[[Fingerprinter, Any], Hashable]:
     """How to value the instances of a class."""
     if kind in RULES:
         return RULES[kind]
@@ -305,27 +305,29 @@ def _rule_of(kind: type) -> Callable[[Walk, Any], Hashable]:
         return _attributes
     if own_hash:
         return _as_pickled
-    return _refused if _is_iterator(kind) else lambda walk, x: Same(x)
+    return _refused if _is_iterator(kind) else lambda walk, x: ById(x)
 
 
-def _wrapper(walk: Walk, x: Wrapper) -> Hashable:
+def _wrapper(walk: Fingerprinter, x: Wrapper) -> Hashable:
     inside = walk.all(x.funs) if isinstance(x, Bundle) else walk.value(x.fun)
     return (type(x), x.options, inside)
 
 
-def _member(walk: Walk, x: object) -> Hashable:
-    return (Same(x), walk.class_state(type(x)), walk.state(x))
+def _member(walk: Fingerprinter, x: object) -> Hashable:
+    return (ById(x), walk.class_state(type(x)), walk.state(x))
 
 
-def _subclass(rule: Callable[[Walk, object], Hashable], walk: Walk, x: object) -> Hashable:
+def _subclass(
+    rule: Callable[[Fingerprinter, object], Hashable], walk: Fingerprinter, x: object
+) -> Hashable:
     """For a class derived from a built-in one, with attributes and methods of its own."""
     return (walk.class_state(type(x)), rule(walk, x), walk.state(x))
 
 
-def _attributes(walk: Walk, x: object) -> Hashable:
+def _attributes(walk: Fingerprinter, x: object) -> Hashable:
     """For an object whose state is in its attributes; one without any may stand for itself."""
     kind, state = type(x), walk.state(x)
-    return (walk.class_state(kind), state or (Same(x) if _is_marker(kind) else state))
+    return (walk.class_state(kind), state or (ById(x) if _is_marker(kind) else state))
 
 
 def _is_marker(cls: type) -> bool:
@@ -334,26 +336,26 @@ def _is_marker(cls: type) -> bool:
     return own <= _OF_MARKERS and cls.__eq__ is object.__eq__
 
 
-def _by_hash(walk: Walk, x: object) -> Hashable:
+def _by_hash(walk: Fingerprinter, x: object) -> Hashable:
     try:
         hash(x)
     except TypeError:
-        return Same(x)
+        return ById(x)
     return (type(x), x)
 
 
-def _as_pickled(walk: Walk, x: object) -> Hashable:
+def _as_pickled(walk: Fingerprinter, x: object) -> Hashable:
     """The value of an immutable object; see NOTE [equality is not enough]."""
     try:
         parts = x.__reduce_ex__(4)
     except Exception:
-        return Same(x)
+        return ById(x)
     return (type(x), parts if isinstance(parts, str) else walk.all(parts[:3]))
 
 
-def _refused(walk: Walk, x: object) -> Hashable:
+def _refused(walk: Fingerprinter, x: object) -> Hashable:
     if not walk.refuses:
-        return Same(x)
+        return ById(x)
     fail(
         TypeError,
         f"a function holds {shown(x)} ({kind_of(x)}), which gives different values "

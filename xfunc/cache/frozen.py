@@ -22,7 +22,7 @@ import numpy as np
 
 from xfunc.backends.lock import lock
 from xfunc.cache import snapshots
-from xfunc.cache.fingerprint import Walk, consists_of_attributes
+from xfunc.cache.fingerprint import Fingerprinter, consists_of_attributes
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Part, Wrapper
 from xfunc.errors import report
@@ -77,7 +77,7 @@ class AsItWas:
         return (self._fun if same else self._copied)(*args, **kwargs)
 
     def _look(self) -> tuple[object, list[Any]]:
-        walk = Walk()
+        walk = Fingerprinter()
         walk.refuses = False
         with lock.unless_refused():
             return walk.value(tuple(self._copies.originals)), walk.tensors

@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 import torch
 
 from xfunc.cache import changes, classes, mutation_guard
-from xfunc.cache.builtin_types import Same
+from xfunc.cache.builtin_types import ById
 from xfunc.cache.changes import Changed
-from xfunc.cache.fingerprint import StateWalk, Walk
+from xfunc.cache.fingerprint import Fingerprinter, StateFingerprinter
 from xfunc.cache.names import names_in
 from xfunc.cache.snapshots import MISSING
 from xfunc.core.guards import MAX_STATES, State
@@ -153,7 +153,7 @@ class Guards:
         Of the classes in the structure of its arguments it may call methods; and functions that are
         part of the structure.
         """
-        walk, beside = Walk(), Walk()
+        walk, beside = Fingerprinter(), Fingerprinter()
         walk.value(fun)
         if structure is not None:
             beside.refuses = False
@@ -183,7 +183,7 @@ def _modules_of(kinds: Iterable[type]) -> list[types.ModuleType]:
     return [m for c in kinds if is_of_user(c) for m in classes.known(c).modules]
 
 
-class _GlobalWalk(StateWalk):
+class _GlobalFingerprinter(StateFingerprinter):
     """A visit to what globals hold: torch modules too, but not the data of their tensors."""
 
     def value(self, x: object) -> Hashable:
@@ -196,15 +196,15 @@ class _GlobalWalk(StateWalk):
         self.things.append(x)
         attributes = mutation_guard.lent.get(x) or vars(x)
         state = tuple([(n, self.value(v)) for n, v in attributes.items()])
-        return ("module", Same(x), self.class_state(type(x)), state)
+        return ("module", ById(x), self.class_state(type(x)), state)
 
     def tensor(self, x: torch.Tensor) -> Hashable:
         kind = type(x)
         if kind.__module__.startswith("xfunc."):
-            return Same(x)
+            return ById(x)
         self.things.append(x)
         form = (tuple(x.shape), x.dtype) if mutation_guard.has_shape(x) else None
-        return (Same(x), kind, x.requires_grad, form, self.state(x) if x.__dict__ else None)
+        return (ById(x), kind, x.requires_grad, form, self.state(x) if x.__dict__ else None)
 
 
 class _Reach:
@@ -224,7 +224,7 @@ class _Reach:
         self.values: dict[Place, Hashable] = {}
         self.others: list[Hashable] = []
         self.kinds: list[Hashable] = []
-        self.walk = _GlobalWalk()
+        self.walk = _GlobalFingerprinter()
         self._codes: dict[tuple[types.CodeType, int], None] = {}
         self._mentioned: dict[str, None] = {}
         self._modules: dict[int, types.ModuleType] = {}
@@ -319,7 +319,7 @@ class _Reach:
         """Find what an object leads to that does not count itself."""
         if place not in self._followed and x is not MISSING:
             self._followed.add(place)
-            beside = _GlobalWalk()
+            beside = _GlobalFingerprinter()
             beside.value(x)
             self.walk.follow(beside)
 
@@ -338,9 +338,9 @@ class _Reach:
             return "nothing"
         if isinstance(x, types.ModuleType):
             self._add_modules([x])
-            return Same(x)
+            return ById(x)
         if _is_fixed(x, name):
-            return Same(x)
+            return ById(x)
         return self.walk.value_apart(x)
 
 

@@ -25,9 +25,9 @@ import torch
 
 from xfunc.backends.lock import lock
 from xfunc.cache import changes, classes, mutated
-from xfunc.cache.builtin_types import Same
+from xfunc.cache.builtin_types import ById
 from xfunc.cache.changes import Changed
-from xfunc.cache.fingerprint import Walk, is_atom
+from xfunc.cache.fingerprint import Fingerprinter, is_atom
 from xfunc.cache.mutation_guard import Watch
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Wrapper
@@ -38,7 +38,7 @@ from xfunc.torchlib.storageless import is_without_memory
 
 def places_of(fun: object) -> dict[tuple[int, str | None], tuple[object, Hashable]]:
     """The places that a function holds, and their contents."""
-    walk = Walk()
+    walk = Fingerprinter()
     walk.places = {}
     walk.value(fun)
     return walk.places
@@ -46,14 +46,14 @@ def places_of(fun: object) -> dict[tuple[int, str | None], tuple[object, Hashabl
 
 def things_in(fun: object) -> list[object]:
     """The mutable objects that a function holds."""
-    walk = Walk()
+    walk = Fingerprinter()
     walk.value(fun)
     return walk.things
 
 
 def class_contents(fun: object) -> dict[classes.ClassState, dict[tuple[type, str], Hashable]]:
     """The contents of the classes of what a function holds; see `ClassState.note_changes`."""
-    walk = Walk()
+    walk = Fingerprinter()
     walk.value(fun)
     return {c: c.contents() for c in map(classes.known, walk.classes)}
 
@@ -115,10 +115,10 @@ def let_change(fun: object) -> bool:
 def function_value(fun: object) -> tuple[Hashable, list[torch.Tensor]]:
     """A function's value, and the tensors that it holds."""
     with lock.unless_refused():  # It looks at classes, whose states are shared.
-        return _walked(fun, Walk())
+        return _walked(fun, Fingerprinter())
 
 
-def _walked(fun: object, walk: Walk) -> tuple[Hashable, list[torch.Tensor]]:
+def _walked(fun: object, walk: Fingerprinter) -> tuple[Hashable, list[torch.Tensor]]:
     try:
         return walk.value(fun), walk.tensors
     except RecursionError:
@@ -137,7 +137,7 @@ def values_beside(
 
     And the tensors held by these and, first, by the function: see NOTE [aliases].
     """
-    walk = Walk()
+    walk = Fingerprinter()
     for t in held:
         walk.value(t)
     return tuple([(label, walk.value(x)) for label, x in given]), walk.tensors
@@ -169,7 +169,7 @@ class FunctionValue:
             if self._watch.same():
                 return found
             self._found = self._watch = None
-        walk = Walk()
+        walk = Fingerprinter()
         found = _walked(self._fun, walk)
         if walk.tensors or walk.skipped:
             return found
@@ -227,8 +227,8 @@ def skeleton(fun: object) -> Hashable:
     if isinstance(fun, types.MethodType):
         return ("method", skeleton(fun.__func__))
     if isinstance(fun, types.FunctionType):
-        return (fun.__code__, Same(fun.__globals__))
-    return type(fun) if not isinstance(fun, (type, types.BuiltinFunctionType)) else Same(fun)
+        return (fun.__code__, ById(fun.__globals__))
+    return type(fun) if not isinstance(fun, (type, types.BuiltinFunctionType)) else ById(fun)
 
 
 def root_of(fun: object) -> Any:

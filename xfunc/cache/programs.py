@@ -38,7 +38,7 @@ class CacheInfo(NamedTuple):
     size: int
 
 
-class Latest:
+class LastHit:
     """What a cache found last.
 
     Attributes:
@@ -67,7 +67,7 @@ class FunctionCache:
         self.entries: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss = "not called yet"
-        self.latest = Latest(None, None)
+        self.latest = LastHit(None, None)
         self.globals: Guards | None = None
         self._uncalled: set[Hashable] = set()  # keys of programs that no call of the user's made
 
@@ -77,7 +77,7 @@ class FunctionCache:
             entry = self.latest.entry
         else:
             entry = self.entries.get(key)
-            self.latest = Latest(None if entry is None else key, entry)
+            self.latest = LastHit(None if entry is None else key, entry)
         if type(entry) is Guarded:
             entry = entry.find()
         if entry is not None:
@@ -118,7 +118,7 @@ class FunctionCache:
             known.add(entry, guards)
             entry = known
         self.entries[key] = entry
-        self.latest = Latest(None, None)
+        self.latest = LastHit(None, None)
         while len(self.entries) > MAX_ENTRIES:
             self.entries.popitem(last=False)
 
@@ -138,7 +138,7 @@ class FunctionCache:
 
     def clear(self) -> None:
         self.entries.clear()
-        self.latest = Latest(None, None)
+        self.latest = LastHit(None, None)
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss = "not called yet"
         self.globals, self._uncalled = None, set()

@@ -11,8 +11,8 @@ from xfunc.graph.graph import Graph
 from xfunc.graph.node import unattributed
 from xfunc.hlo.spmd.annotations import pair
 from xfunc.program.bind import bind, or_zeros, zeros
-from xfunc.program.own_pair import OwnPair
-from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
+from xfunc.program.custom_reverse_rule import CustomReverseRule
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
 from xfunc.program.program import differentiable
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace.lowering import Lowering
@@ -55,9 +55,9 @@ class Annotation(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return _lowering(self).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> Pair:
+    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
         marked = tuple(i for i, b in enumerate(wrt) if b)
-        return OwnPair(self, marked, marked, len(self.avals))
+        return CustomReverseRule(self, marked, marked, len(self.avals))
 
     def mapped(self, dims: Dims, n: int) -> tuple[Annotation, Dims, Dims]:
         """The annotation of a batch, with the batch dimension first everywhere."""
@@ -85,7 +85,7 @@ class Annotation(Primitive):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tie(Annotation):
+class ShardGroup(Annotation):
     """Two values that are sharded alike; see `xfunc.hlo.spmd.annotations`.
 
     Attributes:

@@ -22,7 +22,7 @@ from xfunc.backends.active import runtime, staying_on
 from xfunc.backends.protocol import Runtime
 from xfunc.core.avals import Aval
 from xfunc.core.types import AutogradContext
-from xfunc.program.primitive import Dims, Pair, Primitive, Tensor, placed
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor, placed
 from xfunc.program.program import differentiable
 from xfunc.torchlib import batching, functorch
 from xfunc.torchlib.batching import at_dim
@@ -127,7 +127,7 @@ class Application:
     """
 
     primitive: Primitive | None
-    pair: Pair
+    pair: ReverseRule
     batched: tuple[int, Application, Dims, Dims, Dims] | None = None
 
 

@@ -6,10 +6,10 @@ the arguments, that is one HLO call; otherwise it goes through one of three
 ``torch.autograd.Function`` classes (`xfunc.program.autograd_functions`), whose rules apply
 primitives again, so grad of grad, vmap of grad, jvp of grad and so on compose without further code.
 
-NOTE [two ways to differentiate]: first-order reverse mode runs a `Pair`: the forward half of the
-joint program keeps residuals, the backward half uses them. Halves exist only as HLO and can't be
-differentiated again. If the backward pass is itself being differentiated, `Primitive.vjp` is used:
-it recomputes everything from the inputs, with operations that have rules.
+NOTE [two ways to differentiate]: first-order reverse mode runs a `ReverseRule`: the forward half of
+the joint program keeps residuals, the backward half uses them. Halves are programs of XLA only and
+can't be differentiated again. If the backward pass is itself being differentiated, `Primitive.vjp`
+is used: it recomputes everything from the inputs, with operations that have rules.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _on_device(x: Leaf) -> Leaf:
 
 
 def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
-    watched = differentiations(args)
+    watched = ad_depth(args)
     if watched == 0:
         return primitive.emit(args)
     if watched == 1:  # See NOTE [two ways to differentiate].
@@ -89,7 +89,7 @@ class _Gradient(Rule):
         self._primitive = primitive
 
     def forward(self, *args: Tensor) -> list[Tensor]:
-        return bind(self._primitive.below_gradient(), args)
+        return bind(self._primitive.with_fwd_rules(), args)
 
     def gradients(
         self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]
@@ -111,7 +111,7 @@ class _Below(Rule):
         return ()
 
 
-def differentiations(args: Sequence[Tensor]) -> int:
+def ad_depth(args: Sequence[Tensor]) -> int:
     """What watches a call: 0 nothing, 1 exactly one gradient, on top, 2 anything else."""
     with values.unseen():  # Each read would pass the mode of a trace.
         grad = torch.is_grad_enabled() and any(functorch.innermost(a).requires_grad for a in args)

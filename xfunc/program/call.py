@@ -10,7 +10,7 @@ from xfunc.program.bind import bind
 from xfunc.program.dependence import where_reached
 from xfunc.program.primitive import Dims, Primitive, Tensor, placed
 from xfunc.program.program import Joint, Program, differentiable
-from xfunc.remat.partition import Halves, gathered
+from xfunc.remat.partition import Partition, gathered
 from xfunc.remat.policies import Policy, everything_saveable
 
 
@@ -46,14 +46,14 @@ class Call(Primitive):
     def has_rule(self) -> bool:
         return self.program.has_rule
 
-    def below_gradient(self) -> Call:
-        return Call(self.program.below_gradient(), *self._how)
+    def with_fwd_rules(self) -> Call:
+        return Call(self.program.with_fwd_rules(), *self._how)
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return self.program.lowering.apply(args, options=self._how[2])
 
-    def pair(self, wrt: tuple[bool, ...]) -> CallPair:
-        return CallPair(self.program.joint(wrt), *self._how)
+    def pair(self, wrt: tuple[bool, ...]) -> CallReverseRule:
+        return CallReverseRule(self.program.joint(wrt), *self._how)
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
@@ -86,8 +86,8 @@ class Call(Primitive):
         return bind(batched, args), [0] * len(self.outputs)
 
 
-class CallPair:
-    """The two passes of a program; see `Pair` for its methods."""
+class CallReverseRule:
+    """The two passes of a program; see `ReverseRule` for its methods."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class CallPair:
         self.n_outputs = len(joint.outputs)
 
     @property
-    def halves(self) -> Halves:
+    def halves(self) -> Partition:
         return self._joint.split(self._policy, barrier=self._barrier)
 
     @property
@@ -123,7 +123,7 @@ class CallPair:
         grads = halves.backward.apply(flat, options=self._compiler)
         return list(placed(len(self.wrt), halves.gradients, grads))
 
-    def batched(self, dims: Dims, n: int) -> tuple[CallPair, Dims, Dims, Dims]:
+    def batched(self, dims: Dims, n: int) -> tuple[CallReverseRule, Dims, Dims, Dims]:
         joint = self._joint.batched(dims, n)
-        inner = CallPair(joint, self._policy, self._barrier, self._compiler)
+        inner = CallReverseRule(joint, self._policy, self._barrier, self._compiler)
         return inner, dims, (0,) * self.n_outputs, (0,) * len(self.wrt)

@@ -10,8 +10,8 @@ class        what a device gets                      its transpose
 `Sum`        the sum                                 `Sum`
 `Gather`     all arrays, stacked on a new axis 0     `Scatter`
 `Scatter`    row k of the sum, k being its place     `Gather`
-`ToAll`      row k of the array of each, stacked     `ToAll`
-`Permute`    the array of another one, or zeros      `Permute` back
+`AllToAll`      row k of the array of each, stacked     `AllToAll`
+`CollectivePermute`    the array of another one, or zeros      `CollectivePermute` back
 `Maximum`    the elementwise maximum
 ===========  ======================================  ===========
 """
@@ -32,7 +32,7 @@ Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Exchange:
+class CollectiveOp:
     """Base of the classes.
 
     Attributes:
@@ -51,7 +51,7 @@ class Exchange:
         """The shape of the result in a group of the given size."""
         return shape
 
-    def transposed(self) -> Exchange | None:
+    def transposed(self) -> CollectiveOp | None:
         """The transpose, from a cotangent of the result to one of the argument; None if it is not
         linear.
         """
@@ -66,7 +66,7 @@ class Exchange:
         raise NotImplementedError
 
 
-class Sum(Exchange):
+class Sum(CollectiveOp):
     """``psum``."""
 
     name, is_shared = "psum", True
@@ -78,7 +78,7 @@ class Sum(Exchange):
         return x.sum(0, dtype=x.dtype)
 
 
-class Maximum(Exchange):
+class Maximum(CollectiveOp):
     """``pmax``."""
 
     name, is_shared = "pmax", True
@@ -93,7 +93,7 @@ class Maximum(Exchange):
         return x.amax(0)
 
 
-class Gather(Exchange):
+class Gather(CollectiveOp):
     """``all_gather``."""
 
     name, after, is_shared = "all_gather", 1, True
@@ -101,7 +101,7 @@ class Gather(Exchange):
     def result(self, shape: Shape, size: int) -> Shape:
         return (size, *shape)
 
-    def transposed(self) -> Exchange:
+    def transposed(self) -> CollectiveOp:
         return Scatter()
 
     def made(self, x: Node, groups: Groups) -> Node:
@@ -111,7 +111,7 @@ class Gather(Exchange):
         return x.clone()  # torch would take the argument itself for its old value.
 
 
-class Scatter(Exchange):
+class Scatter(CollectiveOp):
     """``psum_scatter``."""
 
     name, before = "psum_scatter", 1
@@ -119,7 +119,7 @@ class Scatter(Exchange):
     def result(self, shape: Shape, size: int) -> Shape:
         return shape[1:]
 
-    def transposed(self) -> Exchange:
+    def transposed(self) -> CollectiveOp:
         return Gather()
 
     def made(self, x: Node, groups: Groups) -> Node:
@@ -129,7 +129,7 @@ class Scatter(Exchange):
         return x.sum(0, dtype=x.dtype)
 
 
-class ToAll(Exchange):
+class AllToAll(CollectiveOp):
     """``all_to_all``."""
 
     name, before, after = "all_to_all", 1, 1
@@ -142,7 +142,7 @@ class ToAll(Exchange):
 
 
 @dataclasses.dataclass(frozen=True)
-class Permute(Exchange):
+class CollectivePermute(CollectiveOp):
     """``ppermute``.
 
     Attributes:
@@ -152,8 +152,8 @@ class Permute(Exchange):
     perm: tuple[tuple[int, int], ...]
     name = "ppermute"
 
-    def transposed(self) -> Exchange:
-        return Permute(tuple((target, source) for source, target in self.perm))
+    def transposed(self) -> CollectiveOp:
+        return CollectivePermute(tuple((target, source) for source, target in self.perm))
 
     def made(self, x: Node, groups: Groups) -> Node:
         return hlo.collective_permute(x, groups, self.perm)

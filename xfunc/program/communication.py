@@ -9,7 +9,7 @@ from typing import TypeVar
 from xfunc.core.avals import Aval
 from xfunc.ops.single_evaluation import settled
 from xfunc.program.bind import bind, or_zeros
-from xfunc.program.collective_ops import Exchange, Sum
+from xfunc.program.collective_ops import CollectiveOp, Sum
 from xfunc.program.primitive import Primitive, Tensor
 
 C = TypeVar("C", bound="Communication")
@@ -24,7 +24,7 @@ class Communication(Primitive):
         aval: of the value of each participant.
     """
 
-    exchange: Exchange
+    exchange: CollectiveOp
     aval: Aval
 
     @property

@@ -24,7 +24,7 @@ from xfunc.graph.build import CustomCall
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node, unattributed
 from xfunc.program.bind import bind
-from xfunc.program.collective_ops import Exchange
+from xfunc.program.collective_ops import CollectiveOp
 from xfunc.program.communication import Communication
 from xfunc.program.primitive import Dims, Tensor
 from xfunc.torchlib.batching import at_dim
@@ -65,7 +65,7 @@ class NamedAxis:
         assert found is not None, "whatever uses the axis holds its numbers"
         return found
 
-    def apply(self, exchange: Exchange, x: Tensor) -> Tensor:
+    def apply(self, exchange: CollectiveOp, x: Tensor) -> Tensor:
         """The exchange applied to `x` of all examples."""
         return bind(Among(exchange, aval_of(x), self.size), [x, self.place()])[0]
 

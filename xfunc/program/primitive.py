@@ -13,7 +13,7 @@ Tensor = torch.Tensor
 Dims = tuple[int | None, ...]
 
 
-class Pair(Protocol):
+class ReverseRule(Protocol):
     """A forward pass that keeps residuals, and the backward pass that uses them."""
 
     @property
@@ -41,7 +41,7 @@ class Pair(Protocol):
         """Gradients of the inputs in `wrt`; None is zero, also for a cotangent."""
         ...
 
-    def batched(self, dims: Dims, n: int) -> tuple[Pair, Dims, Dims, Dims]:
+    def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:
         """The pair of the batched program; batch dimensions of args, outputs, gradients."""
         ...
 
@@ -102,7 +102,7 @@ class Primitive(Protocol):
         """Whether custom_vjp functions are called in it."""
         return False
 
-    def below_gradient(self) -> Primitive:
+    def with_fwd_rules(self) -> Primitive:
         """The operations that levels below a gradient see, if it `has_rule`."""
         return self
 
@@ -115,7 +115,7 @@ class Primitive(Protocol):
         """Apply to plain tensors."""
         ...
 
-    def pair(self, wrt: tuple[bool, ...]) -> Pair | None:
+    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule | None:
         """The two passes for gradients with respect to the marked inputs; None: `vjp` is used."""
         return None
 

@@ -32,7 +32,7 @@ from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of, batched
 from xfunc.core.locations import Location
 from xfunc.core.types import Shaped
-from xfunc.remat.partition import Halves, primal, split
+from xfunc.remat.partition import Partition, primal, split
 from xfunc.remat.policies import Policy
 from xfunc.torchlib import batching, functorch, values
 from xfunc.trace import tracing
@@ -89,7 +89,7 @@ class Joint:
         invariant: frozenset[int] = frozenset(),
         barrier: bool = False,
         steps: int = 1,
-    ) -> Halves:
+    ) -> Partition:
         """Cut in two; see `xfunc.remat.partition.split`."""
         return self.memo(
             ("split", policy, unavailable, invariant, barrier, steps),
@@ -107,10 +107,10 @@ class Joint:
 
     def without(
         self,
-        halves: Halves,
+        halves: Partition,
         cts: Sequence[object | None],
         gradients: tuple[int, ...] | None = None,
-    ) -> Halves:
+    ) -> Partition:
         """What is left of its halves when some cotangents of outputs are None.
 
         By default, all gradients are kept that are not absent then.
@@ -352,7 +352,7 @@ class Program:
         avals = [*self.avals, *(outputs[i] for i in cts)]
         return self.derive(("pullback", wrt, cts), f"pullback of {self.name}", fn, avals)
 
-    def below_gradient(self) -> Program:
+    def with_fwd_rules(self) -> Program:
         """The function as a gradient sees it: custom_vjp functions as their forward rules."""
         floats = tuple(i for i, a in enumerate(self.avals) if differentiable(a))
 

@@ -28,8 +28,8 @@ from xfunc.graph.node import unattributed
 from xfunc.hlo.spmd.marks import CAST, SHARE, SUM, TYPE, Mark
 from xfunc.hlo.spmd.vma import mark
 from xfunc.program.bind import bind, zeros
-from xfunc.program.own_pair import OwnPair
-from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
+from xfunc.program.custom_reverse_rule import CustomReverseRule
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
 from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim, axes_of
 from xfunc.trace.calls import regions
@@ -203,8 +203,8 @@ class Linear(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return _lowering(self).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> Pair:
-        return OwnPair(self)
+    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+        return CustomReverseRule(self)
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]

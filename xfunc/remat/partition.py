@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Halves:
+class Partition:
     """A joint program cut in two.
 
     Attributes:
@@ -45,7 +45,7 @@ class Halves:
     n_residuals: int
     gradients: tuple[int, ...]
 
-    def without(self, cts: Collection[int], gradients: Collection[int] | None = None) -> Halves:
+    def without(self, cts: Collection[int], gradients: Collection[int] | None = None) -> Partition:
         """What is left when some cotangents are absent; the forward half is unchanged.
 
         The gradients that are left are those in `gradients`, by default those that are not absent.
@@ -90,7 +90,7 @@ def split(
     invariant: frozenset[int] = frozenset(),
     barrier: bool = False,
     steps: int = 1,
-) -> Halves:
+) -> Partition:
     """Cut a joint program.
 
     Args:
@@ -140,7 +140,9 @@ def split(
     sources.extend(("residual", k) for k in range(len(residuals)))
     avals = map(_aval, [*read, *residuals])
     backward = Lowering.of(second.name, second, [*avals], joint.outputs[n_outputs:])
-    return Halves(forward, backward, tuple(sources), len(residuals), tuple(range(len(gradients))))
+    return Partition(
+        forward, backward, tuple(sources), len(residuals), tuple(range(len(gradients)))
+    )
 
 
 def _behind(graph: Graph, away: Mapping[Node, Offload], barrier: bool) -> Graph:

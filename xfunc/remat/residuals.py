@@ -10,8 +10,8 @@ Some values are never kept, whatever the policy says:
   computed in the backward pass, the only place where they are needed;
 - values that depend on nothing that varies: constants, and in a loop everything computed from
   values that are the same at every step. XLA hoists these out of the loop again;
-- values that the backward pass would only tie a gradient to (`annotation.Tie`): the tie is left
-  out.
+- values that the backward pass would only tie a gradient to (`annotation.ShardGroup`): the tie is
+  left out.
 
 Others are always kept if they are needed, because they must not be recomputed: values that draw
 from a state, communicate between devices, or have side effects.

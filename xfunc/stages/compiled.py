@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from xfunc import export, tree
 from xfunc.backends.active import runtime
-from xfunc.backends.analysis import MemoryAnalysis, Optimised
+from xfunc.backends.analysis import CompilerOutput, MemoryAnalysis
 from xfunc.backends.lock import lock
 from xfunc.backends.pjrt import printer
 from xfunc.backends.placement import Placement, as_argument, placement_of
@@ -248,7 +248,7 @@ class Running:
             placements = placements or (None,) * len(lowering.avals)
         return lowering.executable(self.entry.donated, placements, self.entry.compiler)
 
-    def _optimised(self) -> Optimised | None:
+    def _optimised(self) -> CompilerOutput | None:
         return self._executable().optimised() if self._parts.lowering.outputs else None
 
     def text(self) -> str | None:

@@ -25,7 +25,7 @@ from xfunc.torchlib import functorch
 from xfunc.tree import Leaf, PyTree
 
 if TYPE_CHECKING:
-    from xfunc.cache.programs import Latest
+    from xfunc.cache.programs import LastHit
     from xfunc.stages.entry import Entry
     from xfunc.stages.staging import Staged
 
@@ -37,7 +37,7 @@ _acquire, _release, _refusing = lock.acquire, lock.release, lock.refusing
 _any_requires_grad, _is_transformed = functorch.any_requires_grad, functorch.is_transformed
 
 
-class Again:
+class FastPath:
     """What a call is compared with, and what it runs if it is the same.
 
     Args:
@@ -91,7 +91,7 @@ class Again:
 
 def call(staged: Staged, args: tuple[Leaf, ...], kwargs: dict[str, object]) -> PyTree:
     """The result of a call, if it is like the last one; else `MISSED`."""
-    again: Again | None = staged.cache.latest.again
+    again: FastPath | None = staged.cache.latest.again
     if again is None or again.caller is not staged.caller or _refusing:
         return MISSED
     if lock.is_shared:  # Nothing here changes what is shared, but for the guards.
@@ -105,7 +105,7 @@ def call(staged: Staged, args: tuple[Leaf, ...], kwargs: dict[str, object]) -> P
 
 
 def _call(
-    again: Again, staged: Staged, args: tuple[Leaf, ...], kwargs: dict[str, object]
+    again: FastPath, staged: Staged, args: tuple[Leaf, ...], kwargs: dict[str, object]
 ) -> PyTree:
     leaves: Sequence[Leaf] | None = args
     if again.leaves_of is not None:
@@ -147,7 +147,7 @@ def _are_same(guards: Guards) -> bool:
 
 def note(
     staged: Staged,
-    latest: Latest,
+    latest: LastHit,
     entry: Entry,
     structure: tree.Structure,
     avals: tuple[AvalKey, ...],
@@ -161,4 +161,4 @@ def note(
     modes, check = ambient.plain_modes(), staged.function_value.check()
     if guards is None or modes is None or check is None or not entry.runs_alone():
         return
-    latest.again = Again(staged.caller, entry, structure, avals, modes, check, guards)
+    latest.again = FastPath(staged.caller, entry, structure, avals, modes, check, guards)

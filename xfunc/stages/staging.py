@@ -31,7 +31,7 @@ from xfunc.core.guards import collect_guards, depend_on
 from xfunc.core.locations import Location, function_name
 from xfunc.core.paths import Labels, path_of
 from xfunc.core.wrappers import Part
-from xfunc.program.bind import bind, differentiations
+from xfunc.program.bind import ad_depth, bind
 from xfunc.program.program import Program, differentiable
 from xfunc.stages import fast_path, recursion
 from xfunc.stages.arguments import as_outputs, avals_of, prepare
@@ -383,7 +383,7 @@ def watched(leaves: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
     """The arguments with respect to which a first-order gradient is being taken; None if there is
     none.
     """
-    if differentiations(leaves) != 1:
+    if ad_depth(leaves) != 1:
         return None
     return tuple(differentiable(x) and values.is_tracked(x) for x in leaves)
 

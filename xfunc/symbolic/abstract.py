@@ -17,7 +17,7 @@ from xfunc.symbolic.bucket import explained
 from xfunc.symbolic.dim import dimension, merged, size_of
 from xfunc.symbolic.interpolation import NoFit, SymbolicModule, fit, fit_sizes
 from xfunc.symbolic.polynomial import Env, Size, value
-from xfunc.symbolic.shape_domain import Box
+from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.tree import Leaf, PyTree
 
 
@@ -72,8 +72,8 @@ def _symbols(x: object) -> list[object]:
     return [d for d in x.shape if isinstance(d, SymbolicSize)]
 
 
-def _box(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Box:
-    return Box(merged(d for x in tree.leaves((args, kwargs)) for d in _symbols(x)))
+def _box(args: tuple[object, ...], kwargs: Mapping[str, object]) -> ShapeDomain:
+    return ShapeDomain(merged(d for x in tree.leaves((args, kwargs)) for d in _symbols(x)))
 
 
 def _at(trees: PyTree, env: Env) -> PyTree:

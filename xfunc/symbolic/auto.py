@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from xfunc.symbolic.adaptive_buckets import Refit
 from xfunc.symbolic.bucket_search import Ladders, Sizes
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 
 MOST_PROGRAMS = 16
 _COMPILATION = 32  # the cost of one, in calls of the largest bucket
@@ -24,7 +24,7 @@ class Auto:
         box: the sizes that its symbols may have.
     """
 
-    def __init__(self, box: Box) -> None:
+    def __init__(self, box: ShapeDomain) -> None:
         self._ranges = list(box.ranges.items())
         self._used: dict[Sizes, None] = {}
         self._ladders: Ladders | None = None

@@ -13,7 +13,7 @@ from xfunc.core.avals import SymbolicSize
 from xfunc.errors import ShapeError, TreeMismatchError, fail, shown
 from xfunc.symbolic.dim import Expression, merged, size_of
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 from xfunc.tree import PyTree
 
 Written = tuple[int | Expression | None, ...]  # of one array
@@ -39,7 +39,7 @@ class Declared:
     function: str
     labels: tuple[str, ...]
     dims: tuple[Dims, ...]
-    box: Box
+    box: ShapeDomain
     _varying: tuple[int, ...] = dataclasses.field(init=False, compare=False, repr=False)
     _known: dict[tuple[tuple[int, ...], ...], dict[str, int]] = dataclasses.field(
         init=False, compare=False, repr=False, default_factory=dict
@@ -205,7 +205,7 @@ def declare(
     dims = tuple(
         None if ds is None else tuple(None if d is None else size_of(d) for d in ds) for ds in found
     )
-    return Declared(function, tuple(labels), dims, Box(ranges))
+    return Declared(function, tuple(labels), dims, ShapeDomain(ranges))
 
 
 def _walk(spec: PyTree, x: PyTree, found: list[Written | None], where: str) -> None:

@@ -40,7 +40,7 @@ from xfunc.symbolic.pad import narrowed
 from xfunc.symbolic.padding.control import Padded, padded
 from xfunc.symbolic.padding.values import Inexact
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
-from xfunc.symbolic.shape_domain import Box
+from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.trace import scopes
 from xfunc.trace.lowering import Lowering
 
@@ -231,7 +231,7 @@ class Maker:
             self._all = self._fitted(self._declared.box, known)
         return self._all
 
-    def _fitted(self, box: Box, known: Env | None = None) -> SymbolicModule | NoFit:
+    def _fitted(self, box: ShapeDomain, known: Env | None = None) -> SymbolicModule | NoFit:
         try:
             return fit(self._module, box, known)
         except NoFit as error:

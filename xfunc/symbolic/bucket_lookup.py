@@ -9,7 +9,7 @@ from typing import Any
 from xfunc.errors import ShapeError, fail, shown
 from xfunc.symbolic.auto import Auto, power_of_2
 from xfunc.symbolic.dim import Dim
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 
 
 class Rungs:
@@ -40,7 +40,7 @@ class Rungs:
             )
         return tuple(sorted(set(sizes)))
 
-    def check(self, box: Box) -> None:
+    def check(self, box: ShapeDomain) -> None:
         """Refuse buckets that do not fit the symbols."""
         if self._grid is not None:
             if len(self._grid) != len(box.ranges):
@@ -76,7 +76,7 @@ class Rungs:
                         "give buckets from min to max, multiples of multiple_of.",
                     )
 
-    def auto(self, box: Box) -> Auto | None:
+    def auto(self, box: ShapeDomain) -> Auto | None:
         """Automatic buckets, if none are given for any symbol."""
         return Auto(box) if not any(self._of.values()) else None
 

@@ -27,7 +27,7 @@ from xfunc.stages.staging import Staged, counting_compiles
 from xfunc.symbolic.binding import Dims, sizes_at
 from xfunc.symbolic.plans import Measure, Plans, Trace
 from xfunc.symbolic.polynomial import Env
-from xfunc.symbolic.shape_domain import Box
+from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.trace.final_passes import finished
 
 
@@ -205,13 +205,13 @@ class Limit:
         def module(env: Env) -> tuple[Module, tuple[int, ...]]:
             return of_chip(lowered(env).traced.parts)
 
-        return plans_of(self._staged, module, Box({}), self._bytes, measure, target)
+        return plans_of(self._staged, module, ShapeDomain({}), self._bytes, measure, target)
 
 
 def plans_of(
     staged: Staged,
     trace: Trace,
-    box: Box,
+    box: ShapeDomain,
     bytes: int,
     measure: Measure,
     target: Target | None = None,

@@ -11,7 +11,7 @@ from xfunc import tree
 from xfunc.core import ambient
 from xfunc.core.ambient import Override
 from xfunc.core.avals import AvalKey
-from xfunc.program.bind import differentiations
+from xfunc.program.bind import ad_depth
 from xfunc.stages.arguments import prepare
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
@@ -25,7 +25,7 @@ _MOST = 4096
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Seen:
+class CachedCall:
     """A call of a bucket's program.
 
     Attributes:
@@ -55,7 +55,7 @@ class Seen:
 
         None: the function has changed since, or the call is part of a transform.
         """
-        if differentiations([x for x in leaves if isinstance(x, torch.Tensor)]):
+        if ad_depth([x for x in leaves if isinstance(x, torch.Tensor)]):
             return None
         options = options._replace(effects_allowed=True)
         if self.override is None:
@@ -85,7 +85,7 @@ class Memory:
     """The calls seen so far."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Seen] = {}
+        self._known: dict[Hashable, CachedCall] = {}
 
     def key(
         self, leaves: Sequence[object], structure: tree.Structure, options: Options
@@ -94,11 +94,11 @@ class Memory:
         kinds = tuple([(getattr(x, "shape", None), getattr(x, "dtype", type(x))) for x in leaves])
         return structure, kinds, options.static, ambient.modes()
 
-    def find(self, key: Hashable) -> Seen | None:
+    def find(self, key: Hashable) -> CachedCall | None:
         """An earlier call of this kind."""
         return self._known.get(key)
 
-    def add(self, key: Hashable, seen: Seen) -> None:
+    def add(self, key: Hashable, seen: CachedCall) -> None:
         """Remember a call."""
         if len(self._known) >= _MOST:
             self._known.clear()

@@ -13,7 +13,7 @@ from xfunc.backends.analysis import MemoryAnalysis
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import as_argument
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, shown
-from xfunc.program.bind import differentiations
+from xfunc.program.bind import ad_depth
 from xfunc.stages.arguments import arguments_of, avals_of, prepare
 from xfunc.stages.compiled import Compiled, Running
 from xfunc.symbolic.pad import widened
@@ -141,7 +141,7 @@ class CompiledRange:
                 "call the jitted function itself, which compiles for each kind of arguments.",
             )
         tensors = [x for x in given if isinstance(x, torch.Tensor)]
-        if tracing.current() is not None or functorch.levels() or differentiations(tensors):
+        if tracing.current() is not None or functorch.levels() or ad_depth(tensors):
             fail(
                 UnsupportedOpError,
                 f"{lowered.name} was compiled for a range of shapes, and cannot be traced, "

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from xfunc.core.avals import SymbolicSize
 from xfunc.errors import fail, shown
 from xfunc.symbolic.polynomial import Polynomial, Size, as_polynomial
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 from xfunc.symbolic.solve import is_whole
 
 
@@ -43,7 +43,7 @@ class Expression(SymbolicSize):
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
             fail(TypeError, f"{self} is divided by {shown(k)}", "divide by a positive integer.")
         found = self.polynomial * Fraction(1, k)
-        if not is_whole(found, Box(self.ranges)):
+        if not is_whole(found, ShapeDomain(self.ranges)):
             names = ", ".join(found.symbols)
             fail(
                 ValueError,
@@ -151,7 +151,7 @@ def size_of(d: int | Expression) -> Size:
     return d.polynomial if isinstance(d, Expression) else d
 
 
-def dimension(s: Size, box: Box) -> int | Expression:
+def dimension(s: Size, box: ShapeDomain) -> int | Expression:
     """A size as users see it."""
     if not isinstance(s, Polynomial):
         return s

@@ -16,7 +16,7 @@ from xfunc.core import ambient
 from xfunc.core.avals import AvalKey
 from xfunc.errors import OutOfMemoryError, TreeMismatchError, fail, shown
 from xfunc.hlo import Module
-from xfunc.program.bind import differentiations
+from xfunc.program.bind import ad_depth
 from xfunc.stages.arguments import arguments_of, avals_of, prepare
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, first_run, inspected, run_staged
@@ -25,7 +25,7 @@ from xfunc.symbolic.binding import Declared, declare, sizes_at
 from xfunc.symbolic.bucket import Bucket, Maker, untraceable
 from xfunc.symbolic.bucket_lookup import Rungs
 from xfunc.symbolic.budget import abstract, fixed, held_by, of_chip, plans_of, traced_at
-from xfunc.symbolic.call_cache import Memory, Seen, padded_leaves
+from xfunc.symbolic.call_cache import CachedCall, Memory, padded_leaves
 from xfunc.symbolic.pad import Scalars
 from xfunc.symbolic.plans import Plans
 from xfunc.torchlib.storageless import check_surroundings
@@ -227,7 +227,7 @@ class Dynamic:
                         )
                     ends, why = part, Bucket(None, None, why=bucket.why_small)
                 if why is None:
-                    seen = Seen(
+                    seen = CachedCall(
                         declared,
                         bucket,
                         ambient.override(),
@@ -246,7 +246,11 @@ class Dynamic:
             return run_staged(self._staged, args, given.kwargs, options)
 
     def _launch(
-        self, seen: Seen, flat: list[torch.Tensor], held: Sequence[torch.Tensor], given: _Given
+        self,
+        seen: CachedCall,
+        flat: list[torch.Tensor],
+        held: Sequence[torch.Tensor],
+        given: _Given,
     ) -> object:
         """Run the program of a bucket."""
         bucket, env = seen.bucket, seen.env
@@ -284,7 +288,7 @@ class Dynamic:
         if all(low == high for low, high in ends.values()):
             return _ONE_SIZE
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-        return _WATCHED if differentiations(tensors) else None
+        return _WATCHED if ad_depth(tensors) else None
 
     def _bucket(
         self,

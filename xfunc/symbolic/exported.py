@@ -41,7 +41,7 @@ from xfunc.symbolic.dim import dimension
 from xfunc.symbolic.lowered import LoweredRange, of_bucket, refuse_small
 from xfunc.symbolic.pad import narrowed, widened
 from xfunc.symbolic.polynomial import Polynomial, Size, value
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 from xfunc.trace import portable, recorder, tracing
 
 _FORMAT = 3
@@ -97,7 +97,7 @@ class ExportedRange(Exported):
     """A loaded program for a range of shapes."""
 
     def __init__(self, header: Mapping[str, Any], contents: Mapping[str, bytes]):
-        box = Box({n: Range(int(a), int(b), int(k)) for n, a, b, k in header["symbols"]})
+        box = ShapeDomain({n: Range(int(a), int(b), int(k)) for n, a, b, k in header["symbols"]})
         avals = _read(header["input_avals"], box)
         self._describe(header, avals)
         envs = [{n: int(env[n]) for n in box.ranges} for env in header["buckets"]]
@@ -202,7 +202,7 @@ def _dims(written: Any) -> tuple[Size, ...]:
     )
 
 
-def _read(written: Any, box: Box) -> tuple[Aval, ...]:
+def _read(written: Any, box: ShapeDomain) -> tuple[Aval, ...]:
     return tuple(
         Aval([dimension(d, box) for d in _dims(sizes)], getattr(torch, dtype))
         for sizes, dtype in written

@@ -19,7 +19,7 @@ from xfunc.symbolic.numbers import Numbers, digits, is_close, taken_apart
 from xfunc.symbolic.polynomial import Env, Polynomial, Ratio, Size, value
 from xfunc.symbolic.printing import text_of
 from xfunc.symbolic.sample_sizes import probes
-from xfunc.symbolic.shape_domain import Box
+from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.symbolic.shapes import SymbolicShape
 from xfunc.symbolic.solve import Solver
 from xfunc.symbolic.value_numbering import Program, Table
@@ -57,7 +57,7 @@ class SymbolicModule:
 
     module: Module
     env: Env
-    box: Box
+    box: ShapeDomain
     numbers: Mapping[int, Mapping[str, tuple[Fitted, ...]]]
 
     def dims(self, i: Instruction) -> tuple[Size, ...]:
@@ -128,7 +128,9 @@ class SymbolicModule:
         return SymbolicModule(module, env, self.box, found)
 
 
-def fit(trace: Callable[[Env], Module], box: Box, known: Env | None = None) -> SymbolicModule:
+def fit(
+    trace: Callable[[Env], Module], box: ShapeDomain, known: Env | None = None
+) -> SymbolicModule:
     """The symbolic HLO of a function.
 
     Args:
@@ -141,7 +143,7 @@ def fit(trace: Callable[[Env], Module], box: Box, known: Env | None = None) -> S
     """
     traced: dict[tuple[int, ...], Module] = {}
     fixed = {n: r.min for n, r in box.ranges.items() if r.min == r.max}
-    varying = Box({n: r for n, r in box.ranges.items() if n not in fixed})
+    varying = ShapeDomain({n: r for n, r in box.ranges.items() if n not in fixed})
 
     def at(env: Env) -> Module:
         key = tuple(env[name] for name in varying.ranges)
@@ -156,7 +158,7 @@ def fit(trace: Callable[[Env], Module], box: Box, known: Env | None = None) -> S
 
 
 def _fitted_at(
-    at: Callable[[Env], Module], varying: Box, box: Box, check: Env | None
+    at: Callable[[Env], Module], varying: ShapeDomain, box: ShapeDomain, check: Env | None
 ) -> SymbolicModule:
     """See `fit` and `sample_sizes`."""
     error: NoFit | None = None
@@ -174,14 +176,14 @@ def _fitted_at(
     raise error or NoFit(f"{_listed(box)} may have too few sizes to learn from")
 
 
-def at_one_size(module: Module, env: Env, box: Box) -> SymbolicModule:
+def at_one_size(module: Module, env: Env, box: ShapeDomain) -> SymbolicModule:
     """A module unchanged, in which no number depends on sizes."""
     numbers = {i.id: n.lists for i, n in _instructions(module)}
     return SymbolicModule(module, env, box, numbers)
 
 
 def fit_sizes(
-    shapes: Callable[[Env], Sequence[tuple[int, ...]]], box: Box
+    shapes: Callable[[Env], Sequence[tuple[int, ...]]], box: ShapeDomain
 ) -> list[tuple[Size, ...]]:
     """Shapes as functions of sizes, from their values at a few sizes.
 
@@ -207,7 +209,7 @@ def fit_sizes(
 
 
 def _fitted(
-    modules: Sequence[Module], envs: Sequence[Env], solver: Solver, box: Box
+    modules: Sequence[Module], envs: Sequence[Env], solver: Solver, box: ShapeDomain
 ) -> SymbolicModule:
     first = _instructions(modules[0])
     rows = [[(i, n)] for i, n in first]
@@ -308,5 +310,5 @@ def _shaped(proto: pb.ShapeProto, dims: Iterator[Size]) -> SymbolicShape:
     return SymbolicShape(proto.element_type, tuple(next(dims) for _ in proto.dimensions))
 
 
-def _listed(box: Box) -> str:
+def _listed(box: ShapeDomain) -> str:
     return ", ".join(box.ranges)

@@ -39,7 +39,7 @@ from xfunc.symbolic.interpolation import SymbolicModule
 from xfunc.symbolic.pad import Scalars
 from xfunc.symbolic.plans import Plans
 from xfunc.symbolic.polynomial import Env, Polynomial, value
-from xfunc.symbolic.shape_domain import Box
+from xfunc.symbolic.shape_domain import ShapeDomain
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -275,7 +275,7 @@ def lower(
     if fixed:  # Not with `arrays_only`, which jitted functions are.
         raise AssertionError(fixed)
     dims = tuple(_dims(x) for x in leaves)
-    box = Box(merged(d for x in leaves for d in x.shape))
+    box = ShapeDomain(merged(d for x in leaves for d in x.shape))
     rungs = Rungs(buckets, staged.name)
     rungs.check(box)
     ends = [rungs.all(name, r) for name, r in box.ranges.items()]
@@ -348,7 +348,7 @@ def refuse_trace(name: str) -> NoReturn:
 
 def _plans(
     staged: Staged,
-    box: Box,
+    box: ShapeDomain,
     limit: int,
     trace: Callable[[Env], Traced],
     made: Callable[[Ends], tuple[Maker, Bucket]],

@@ -24,7 +24,7 @@ from xfunc.hlo.estimate.occupancy import STARTS, Found, Task, held
 from xfunc.hlo.estimate.schedule import just_in_time
 from xfunc.symbolic.interpolation import SymbolicModule, fit
 from xfunc.symbolic.polynomial import Env, Polynomial
-from xfunc.symbolic.shape_domain import Box
+from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.symbolic.symbolic_int import (
     Basis,
     Conditions,
@@ -43,7 +43,9 @@ ORDERS: tuple[Order, ...] = (
 )
 
 
-def prepared(trace: Callable[[Env], Module], box: Box, known: Env | None = None) -> SymbolicModule:
+def prepared(
+    trace: Callable[[Env], Module], box: ShapeDomain, known: Env | None = None
+) -> SymbolicModule:
     """The symbolic HLO of a function, prepared for measuring its memory; see `fit`.
 
     Raises:
@@ -156,7 +158,7 @@ def _points(found: Found, given: int, basis: Basis) -> list[Terms]:
     return [*{v.terms if isinstance(v, Tracked) else (v, *constant): None for v in values}]
 
 
-def upper(points: Sequence[Terms], basis: Basis, box: Box) -> list[Terms]:
+def upper(points: Sequence[Terms], basis: Basis, box: ShapeDomain) -> list[Terms]:
     """The polynomials that no other is known to dominate throughout the box."""
     somewhere = np.array([basis.at(c) for c in samples(box)])
     values = np.array(points, dtype=np.float64) @ somewhere.T
@@ -179,7 +181,7 @@ def upper(points: Sequence[Terms], basis: Basis, box: Box) -> list[Terms]:
     return [points[k] for k in kept]
 
 
-def samples(box: Box) -> list[Env]:
+def samples(box: ShapeDomain) -> list[Env]:
     """The corners of a box, and sizes inside: a third and a thirtieth of the way up."""
     found = list(box.corners())
     for part in (1 / 3, 1 / 30):

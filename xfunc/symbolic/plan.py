@@ -21,7 +21,7 @@ from xfunc.symbolic.interpolation import NoFit
 from xfunc.symbolic.peak_bound import SymbolicPeak, prepared
 from xfunc.symbolic.polynomial import Env
 from xfunc.symbolic.schedule import arranged
-from xfunc.symbolic.shape_domain import Box
+from xfunc.symbolic.shape_domain import ShapeDomain
 
 Trace = Callable[[Env], tuple[Module, tuple[int, ...]]]
 """Returns the HLO at given sizes, and its donated parameters."""
@@ -54,7 +54,7 @@ class Plan:
         name: str,
         override: Override | None,
         trace: Trace,
-        box: Box,
+        box: ShapeDomain,
         chip: str,
         reorder_above: int | None = None,
     ):
@@ -115,7 +115,7 @@ class Plan:
         """Whether `peak` is as compiled."""
         return _key(env, padded) in self._measured
 
-    def largest(self, box: Box, env: Env, symbol: str, limit: int) -> int | None:
+    def largest(self, box: ShapeDomain, env: Env, symbol: str, limit: int) -> int | None:
         """The largest size of a symbol that fits a limit, given the others; None if none does.
 
         It is where the envelope around it meets the limit.

@@ -31,7 +31,7 @@ from xfunc.remat.policies import Policy
 from xfunc.remat.symbolic_cut import SameCut
 from xfunc.symbolic.plan import Measure, Plan, Trace
 from xfunc.symbolic.polynomial import Env
-from xfunc.symbolic.shape_domain import Box
+from xfunc.symbolic.shape_domain import ShapeDomain
 
 _NEAR = 1.1  # times the limit, or the least: plans expected to hold this are measured first
 _CLOSE = 1.05  # times the duration of the fastest plan: the others are not examined then
@@ -81,7 +81,7 @@ class Plans:
         self,
         name: str,
         trace: Trace,
-        box: Box,
+        box: ShapeDomain,
         limit: int,
         chip: str = "v6e",
         measure: Measure | None = None,

@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from xfunc.symbolic.polynomial import Env, Monomial, monomials
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 from xfunc.symbolic.solve import independent
 
 _FIRST = 5  # times the step: very small sizes coincide with other numbers
 
 
 def probes(
-    box: Box, highest: int = 1, check: Env | None = None
+    box: ShapeDomain, highest: int = 1, check: Env | None = None
 ) -> tuple[list[Env], list[Monomial]] | None:
     """Sizes to trace at, one more than there are monomials; and those monomials.
 

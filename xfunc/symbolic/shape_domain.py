@@ -1,4 +1,4 @@
-"""`Box`: the sizes that symbols may have, and comparison of polynomials over all of them.
+"""`ShapeDomain`: the sizes that symbols may have, and comparison of polynomials over all of them.
 
 A comparison answers True, False, or None if it gives up: it never guesses.
 
@@ -44,17 +44,17 @@ class Range:
 
 
 @dataclasses.dataclass(frozen=True)
-class Box:
+class ShapeDomain:
     """The sizes of several symbols, in every combination."""
 
     ranges: Mapping[str, Range]
 
-    def within(self, **ends: tuple[int, int]) -> Box:
+    def within(self, **ends: tuple[int, int]) -> ShapeDomain:
         """The part of the box in which symbols lie between two sizes, inclusive."""
         found = dict(self.ranges)
         for name, (low, high) in ends.items():
             found[name] = Range(low, high, self.ranges[name].step)
-        return Box(found)
+        return ShapeDomain(found)
 
     def corners(self) -> Iterator[Env]:
         """All combinations of smallest and largest sizes; a small one stands for "no largest"."""
@@ -68,7 +68,7 @@ class Box:
         free = [n for n in p.symbols if self.ranges[n].max is None]
         if free:
             return self._never_negative_unbounded(p, free[0])
-        todo, seen = [Box({n: self.ranges[n] for n in p.symbols})], 0
+        todo, seen = [ShapeDomain({n: self.ranges[n] for n in p.symbols})], 0
         while todo:
             box = todo.pop()
             if any(p.at(corner) < 0 for corner in box.corners()):
@@ -100,7 +100,7 @@ class Box:
     def bounds(self, p: Size) -> tuple[Number, Number]:
         """Bounds of `p` in a bounded box; its extremes, if it is multilinear."""
         p = as_polynomial(p)
-        box = Box({n: self.ranges[n] for n in p.symbols})
+        box = ShapeDomain({n: self.ranges[n] for n in p.symbols})
         if all(p.degree(n) <= 1 for n in p.symbols):
             values = [p.at(corner) for corner in box.corners()]
         else:
@@ -113,7 +113,7 @@ class Box:
     def _never_negative_unbounded(self, p: Polynomial, name: str) -> bool | None:
         low = self.ranges[name].min
         shifted = _shift(p, name, low)
-        rest = Box({n: r for n, r in self.ranges.items() if n != name})
+        rest = ShapeDomain({n: r for n, r in self.ranges.items() if n != name})
         parts = [rest.never_negative(c) for c in shifted.coefficients(name).values()]
         if all(parts):
             return True
@@ -140,7 +140,7 @@ class Box:
             found.append(total)
         return found
 
-    def _halves(self) -> list[Box]:
+    def _halves(self) -> list[ShapeDomain]:
         """The box cut in two, with no size left out; [] if it cannot be halved.
 
         There is nothing between neighbouring sizes: then the corners are all there is.

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 from xfunc.symbolic.numbers import digits, is_close
 from xfunc.symbolic.polynomial import Env, Monomial, Number, Polynomial, Ratio, Size, simplest
-from xfunc.symbolic.shape_domain import Box
+from xfunc.symbolic.shape_domain import ShapeDomain
 
 _MAX_DENOMINATOR = 64
 
@@ -25,7 +25,9 @@ class Solver:
         box: the sizes of the symbols: at all of them, a size is a whole number.
     """
 
-    def __init__(self, points: Sequence[Env], monomials: Sequence[Monomial], box: Box) -> None:
+    def __init__(
+        self, points: Sequence[Env], monomials: Sequence[Monomial], box: ShapeDomain
+    ) -> None:
         assert len(points) > len(monomials)
         self._points, self._monomials, self._box = points, monomials, box
         n = len(monomials)
@@ -100,7 +102,7 @@ class Solver:
         return self._known[values]
 
 
-def is_whole(p: Polynomial, box: Box) -> bool:
+def is_whole(p: Polynomial, box: ShapeDomain) -> bool:
     """Whether a polynomial is a whole number at all sizes in a box.
 
     Its fractional part repeats when a symbol grows by a common multiple of the denominators.

@@ -4,8 +4,8 @@ NOTE [an analysis of one shape, for many]: analysing a program at one shape adds
 them. Here the analysis gets sizes that behave like numbers, but know their polynomials and record
 the outcome of each comparison. Wherever in the box all outcomes are the same, the analysis takes
 the same course, so its results are the same polynomials and need not be recomputed. Most outcomes
-are the same in the whole box, as `Box` proves. The rest are the conditions under which the results
-hold, often none.
+are the same in the whole box, as `ShapeDomain` proves. The rest are the conditions under which the
+results hold, often none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from xfunc.hlo import Module, Shape
 from xfunc.symbolic.interpolation import SymbolicModule
 from xfunc.symbolic.polynomial import Env, Monomial, Polynomial, Size, as_polynomial
-from xfunc.symbolic.shape_domain import Box
+from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.symbolic.shapes import SymbolicShape
 
 Terms = tuple[Any, ...]
@@ -177,7 +177,7 @@ class Conditions:
 class Judge:
     """Decides which facts hold in a whole box, as far as it can; remembers its findings."""
 
-    def __init__(self, basis: Basis, box: Box):
+    def __init__(self, basis: Basis, box: ShapeDomain):
         self._basis, self._box = basis, box
         self._never_negative: dict[Terms, bool | None] = {}
 

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from xfunc import tree
 from xfunc.backends.devices import to_device
 from xfunc.backends.lock import lock, turn
-from xfunc.cache.fingerprint import StateWalk
+from xfunc.cache.fingerprint import StateFingerprinter
 from xfunc.cache.mutation_guard import Watch, lent
 from xfunc.core import guards
 from xfunc.core.avals import NUMBERS
@@ -86,7 +86,7 @@ class Apply(Wrapper):
     def __init__(self, module: nn.Module):
         self.module = module
         with lock.unless_refused():
-            self.fun, self.options = _forward(module), StateWalk().value(module)
+            self.fun, self.options = _forward(module), StateFingerprinter().value(module)
         self.__name__ = self.__qualname__ = f"functional({type(module).__name__})"
         self._guard = _Guard(module)
 
@@ -156,9 +156,9 @@ class _Guard:
             self._watch = walk.watch()
         return self._state
 
-    def _look(self) -> tuple[guards.State, StateWalk]:
+    def _look(self) -> tuple[guards.State, StateFingerprinter]:
         """The state of the module, and the visit to it."""
-        walk, values = StateWalk(), []
+        walk, values = StateFingerprinter(), []
         for name, module in self._module.named_modules():
             own = lent.get(module, vars(module))
             hooks = [h for kind in _HOOKS for h in own[kind].values()]

@@ -37,7 +37,7 @@ _COPYING = frozenset(
 )
 
 
-class Overlaps:
+class Aliasing:
     """The tensors of a trace whose elements share memory."""
 
     def __init__(self) -> None:

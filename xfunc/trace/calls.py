@@ -25,7 +25,7 @@ from xfunc.torchlib.torch_functions import Kind
 from xfunc.torchlib.values import FLOAT8, SUPPORTED, check_dtype, tensors_in
 from xfunc.trace import empty_reductions, recorder, rules
 from xfunc.trace.error_translation import explain, refusal_of
-from xfunc.trace.leaks import Leaked, Token
+from xfunc.trace.leaks import Leaked, StaleCapture
 from xfunc.trace.literals import literal
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Mode(TorchFunctionMode):
         plan = _plans.get(func) or _planned(func)
         kind = plan.kind
         if kind is Kind.METADATA:
-            if type(args[0]) is Token and id(args[0]) in trace.substitutes:
+            if type(args[0]) is StaleCapture and id(args[0]) in trace.substitutes:
                 args = (trace.lift(args[0]), *args[1:])
             return func(*args, **kwargs)
         if kind is Kind.FACTORY:

@@ -6,7 +6,7 @@ the program has finished.
 
 An `Effect` accompanies these tensors and knows what they mean: the arguments of one call
 (`Callback`), those of many at once (`Batched`), or those of each step of a loop or of each
-device (`Steps`).
+device (`LoopEffects`).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Batched:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Steps:
+class LoopEffects:
     """The effects of each step of a loop, or of each of several devices, one after the other.
 
     Their tensors are stacked along a new first axis.
@@ -120,7 +120,7 @@ class Steps:
 
 
 @dataclasses.dataclass(eq=False)
-class Collected:
+class EffectScope:
     """The effects of one run of a function, and their tensors.
 
     Attributes:
@@ -133,14 +133,14 @@ class Collected:
 
 
 @contextlib.contextmanager
-def collected(allowed: bool) -> Iterator[Collected]:
+def collected(allowed: bool) -> Iterator[EffectScope]:
     """Collect the effects of the function that runs in the block.
 
     If effects are not `allowed`, having one raises.
     """
     trace = tracing.current()
     assert trace is not None
-    found, before = Collected(len(functorch.levels())), trace.effects
+    found, before = EffectScope(len(functorch.levels())), trace.effects
     trace.effects = found if allowed else None
     try:
         yield found
@@ -182,7 +182,7 @@ def emit(effect: Effect, tensors: Sequence[Tensor]) -> None:
             "return the value, and print it outside; or run under xf.disable_jit().",
             function=trace.name,
         )
-    found: Collected = trace.effects
+    found: EffectScope = trace.effects
     lifted = [trace.lift(t).detach() for t in tensors]  # no gradient flows into a callback
     effect, tensors = _peel(effect, lifted, found.depth)
     trace.register(tensors)

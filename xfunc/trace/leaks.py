@@ -42,7 +42,7 @@ class Leaked(torch.Tensor):
         raise error_of(flat[0]) if flat else LeakError("a traced value outlived its trace")
 
 
-class Token(Leaked):
+class StaleCapture(Leaked):
     """What is left of a value that a cached function holds: see NOTE [tokens] in `tracing`."""
 
     @classmethod
@@ -73,11 +73,16 @@ def defuse(tensor: torch.Tensor, text: str) -> None:
 
 
 def empty(token: torch.Tensor, name: str) -> None:
-    """Make a `Token` of a value that a cached function holds; `name` is of the traced function."""
+    """Make a `StaleCapture` of a value that a cached function holds.
+
+    Args:
+        token: the value.
+        name: of the traced function.
+    """
     with contextlib.suppress(RuntimeError):  # It is shared with C++, but is defused too.
         nothing = torch.empty(token.shape, dtype=token.dtype, device="meta")
         functorch.swap_contents(token, nothing)
-    token.__class__ = Token
+    token.__class__ = StaleCapture
     vars(token)["_xfunc_leak"] = report(
         "a traced value, kept by a cached function, was used outside its trace",
         "return the value from the function instead of storing it outside.",
@@ -105,7 +110,7 @@ def _uncollected(leaks: list[Leak], alive: Callable[[], list[Leak]]) -> list[Lea
     return leaks
 
 
-class Made:
+class TracedValues:
     """The values made in a trace.
 
     Attributes:

@@ -51,14 +51,14 @@ from xfunc.torchlib.eager import disable_jit
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import FLOAT8, check_array, is_tracked
 from xfunc.trace import array_operands, recorder, scopes
-from xfunc.trace.aliasing import Overlaps
+from xfunc.trace.aliasing import Aliasing
 from xfunc.trace.calls import Mode
 from xfunc.trace.error_translation import STATE, explain_usage, module_running_with, refusal_of
-from xfunc.trace.leaks import Leaked, Made, error_of
+from xfunc.trace.leaks import Leaked, TracedValues, error_of
 from xfunc.tracer import placeholders
 
 if TYPE_CHECKING:
-    from xfunc.trace.effects import Collected
+    from xfunc.trace.effects import EffectScope
 
 
 class Source(Protocol):
@@ -232,16 +232,16 @@ class Trace:
             tuple[torch.Tensor, torch.Tensor, int, Callable[[], str], int]
         ] = []
         self.substitutes: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        self.made = Made(name, defined_at)
+        self.made = TracedValues(name, defined_at)
         self.batching = batching.Batching(self)
-        self.overlaps = Overlaps()
+        self.overlaps = Aliasing()
         self.known = bounds.Known()  # the constant integers in the code
         self._stack = contextlib.ExitStack()
         self._parent: Trace | None = None
         self.mode = Mode(self)
         self.is_open = False
-        # Collects the effects of the function being run (`effects.Collected`), if they are allowed.
-        self.effects: Collected | None = None
+        # Of the function being run, if effects are allowed: see `effects.EffectScope`.
+        self.effects: EffectScope | None = None
 
     # -- opening and closing ------------------------------------------------------------------
 

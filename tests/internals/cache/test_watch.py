@@ -15,7 +15,7 @@ from xfunc.cache import identity, mutation_guard
 X = torch.tensor([1.0, 2.0, 3.0])
 
 
-class _Walks(identity.Walk):
+class _Walks(identity.Fingerprinter):
     count = 0
 
     def __init__(self) -> None:

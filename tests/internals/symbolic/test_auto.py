@@ -8,7 +8,7 @@ import torch
 
 import xfunc as xf
 from xfunc.symbolic.auto import MOST_PROGRAMS, Auto
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 
 pytestmark = pytest.mark.quick
 
@@ -18,7 +18,7 @@ def highs(auto, **env):
 
 
 def test_auto_powers_of_two_then_seen_sizes():
-    auto = Auto(Box({"S": Range(1, 512)}))
+    auto = Auto(ShapeDomain({"S": Range(1, 512)}))
     assert auto.ends({"S": 65}) == {"S": (65, 128)}
     for k in range(2**11):
         auto.note({"S": 65 + k % 3})
@@ -29,7 +29,7 @@ def test_auto_powers_of_two_then_seen_sizes():
 
 
 def test_auto_few_calls_change_nothing():
-    auto = Auto(Box({"S": Range(1, 512)}))
+    auto = Auto(ShapeDomain({"S": Range(1, 512)}))
     for _ in range(40):
         auto.note({"S": 65})
     assert auto.changes == 0
@@ -37,7 +37,7 @@ def test_auto_few_calls_change_nothing():
 
 
 def test_auto_bounds_number_of_programs():
-    auto = Auto(Box({"B": Range(1, 256), "S": Range(1, 2048, 8)}))
+    auto = Auto(ShapeDomain({"B": Range(1, 256), "S": Range(1, 2048, 8)}))
     rng = random.Random(0)
     used = set()
     for _ in range(400):
@@ -54,7 +54,7 @@ def test_auto_bounds_number_of_programs():
 
 
 def test_auto_buckets_cover_each_size_once():
-    auto = Auto(Box({"S": Range(4, 96, 4)}))
+    auto = Auto(ShapeDomain({"S": Range(4, 96, 4)}))
     for n in itertools.chain(*[[12, 44, 88]] * 2000):
         auto.note({"S": n})
     assert auto.changes > 0

@@ -13,11 +13,11 @@ import xfunc as xf
 from xfunc.hlo.estimate.liveness import peak
 from xfunc.symbolic.peak_bound import SymbolicPeak, prepared, upper
 from xfunc.symbolic.polynomial import Polynomial
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 from xfunc.symbolic.symbolic_int import Basis, Facts, Tracked
 
 B, S = Polynomial.symbol("B"), Polynomial.symbol("S")
-BOX = Box({"B": Range(1, 16), "S": Range(2, 512)})
+BOX = ShapeDomain({"B": Range(1, 16), "S": Range(2, 512)})
 W: Any = xf.ShapeDtypeStruct((3, 16, 16), torch.float32)
 
 

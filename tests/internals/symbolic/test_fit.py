@@ -6,7 +6,7 @@ import xfunc as xf
 from xfunc.symbolic.interpolation import NoFit, fit
 from xfunc.symbolic.polynomial import Polynomial
 from xfunc.symbolic.sample_sizes import probes
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 
 pytestmark = pytest.mark.quick
 
@@ -25,7 +25,7 @@ def tokens(env):
     return struct(env["B"], env["S"], 8)
 
 
-BOX = Box({"B": Range(1, 64), "S": Range(1, 512)})
+BOX = ShapeDomain({"B": Range(1, 64), "S": Range(1, 512)})
 
 
 def model(x):
@@ -95,7 +95,7 @@ def test_fit_other_program_raises():
 )
 @pytest.mark.parametrize("highest", [1, 2])
 def test_probes_of_ranges(ranges, highest):
-    found = probes(Box(ranges), highest)
+    found = probes(ShapeDomain(ranges), highest)
     assert found is not None
     envs, basis = found
     assert len(envs) == len(basis) + 1
@@ -107,15 +107,15 @@ def test_probes_of_ranges(ranges, highest):
 
 
 def test_probes_too_few_sizes():
-    assert probes(Box({"S": Range(1, 2)})) is None
+    assert probes(ShapeDomain({"S": Range(1, 2)})) is None
     with pytest.raises(NoFit, match="S may have too few sizes"):
-        fit(lambda env: xf.make_hlo(torch.sin)(struct(env["S"])), Box({"S": Range(3, 3)}))
+        fit(lambda env: xf.make_hlo(torch.sin)(struct(env["S"])), ShapeDomain({"S": Range(3, 3)}))
 
 
 @pytest.mark.parametrize("low", [1, 4, 16, 64])
 @pytest.mark.parametrize("others", [{}, {"B": Range(1, 8)}, {"B": Range(16, 64)}])
 def test_probes_even_and_odd_uncommon_sizes(low, others):
-    found = probes(Box({**others, "S": Range(low, 512)}), 2)
+    found = probes(ShapeDomain({**others, "S": Range(low, 512)}), 2)
     assert found is not None
     sizes = [env["S"] for env in found[0]]
     assert {s % 2 for s in sizes} == {0, 1}

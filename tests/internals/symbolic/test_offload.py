@@ -19,7 +19,7 @@ from xfunc.remat.offloaded import Offloaded
 from xfunc.remat.symbolic_cut import SameCut
 from xfunc.symbolic.plan import Plan
 from xfunc.symbolic.plans import Plans
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 
 BF16, LAYERS, N = torch.bfloat16, 8, 1024
 TPU = "tpu:v6e:1x1"
@@ -94,15 +94,15 @@ def test_plan_offloaded_estimate_and_seconds_at_all_sizes(f: Any, policy: Any) -
     def trace(env: Any) -> Any:
         return xf.jit(xf.grad(f)).lower(ws, struct(env["S"], N)).module, ()
 
-    def plan(box: Box) -> Plan:
+    def plan(box: ShapeDomain) -> Plan:
         return Plan("", Override(policy, f is unrolled), trace, box, "v6e")
 
-    box = Box({"S": Range(1, 4096)})
+    box = ShapeDomain({"S": Range(1, 4096)})
     whole = plan(box)
     assert whole.largest(box, {"S": 1}, "S", 10**15) == 4096
     assert whole.why_one_by_one is None
     for s in (1, 7, 513, 4000):
-        alone = plan(Box({}))
+        alone = plan(ShapeDomain({}))
         env = {"S": s}
         assert whole.estimate(env) == alone.estimate(env)
         assert whole.seconds(env) == pytest.approx(alone.seconds(env), rel=1e-9)
@@ -115,7 +115,7 @@ def test_plan_seconds_count_host_link() -> None:
         def trace(_: Any) -> Any:
             return lowered(loss, policy, WEIGHTS, rows).module, ()
 
-        return Plan("", Override(policy), trace, Box({}), "v6e").seconds({})
+        return Plan("", Override(policy), trace, ShapeDomain({}), "v6e").seconds({})
 
     both_ways = 2 * LAYERS * 2 * rows * N
     extra = seconds(CARRIES) - seconds(cp.nothing_saveable)
@@ -179,7 +179,7 @@ def test_memory_limit_on_cpu_plans_no_offload() -> None:
         def trace(_: Any) -> Any:
             return xf.jit(xf.grad(loss)).lower(ws, x).module, ()
 
-        return Plan("", Override(CARRIES), trace, Box({}), chip)
+        return Plan("", Override(CARRIES), trace, ShapeDomain({}), chip)
 
     assert plan("cpu").estimate({}) - plan("v6e").estimate({}) == 6 * x.nbytes
 
@@ -200,7 +200,7 @@ def test_offload_gradients_equal(f: Any, policy: Any) -> None:
 
 
 def test_plans_try_offloading_last() -> None:
-    box = Box({"S": Range(1, 65536)})
+    box = ShapeDomain({"S": Range(1, 65536)})
 
     def trace(env: Any) -> Any:
         return xf.jit(xf.grad(loss)).lower(WEIGHTS, struct(env["S"], N)).module, ()

@@ -11,9 +11,9 @@ import xfunc as xf
 from xfunc.errors import OutOfMemoryError
 from xfunc.hlo.estimate.liveness import peak
 from xfunc.symbolic.plans import Plans, candidates, offloading
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 
-BOX = Box({"B": Range(1, 16), "S": Range(2, 512)})
+BOX = ShapeDomain({"B": Range(1, 16), "S": Range(2, 512)})
 WEIGHTS: Any = xf.ShapeDtypeStruct((6, 16, 16), torch.float32)
 
 
@@ -35,7 +35,7 @@ def rows(b: int, s: int) -> Any:
     return xf.ShapeDtypeStruct((b, s, 16), torch.float32)
 
 
-def plans(f: Any, limit: int, box: Box = BOX) -> Plans:
+def plans(f: Any, limit: int, box: ShapeDomain = BOX) -> Plans:
     def trace(env: Any) -> Any:
         return xf.jit(xf.grad(f)).lower(WEIGHTS, rows(env["B"], env["S"])).module, ()
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from xfunc.symbolic.polynomial import Polynomial, Ratio, product, simplest, value
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 
 pytestmark = pytest.mark.quick
 
@@ -82,7 +82,7 @@ def test_box_at_most_and_bounds_agree_with_all_sizes():
     rng, decided = random.Random(1), 0
     for _ in range(400):
         low, high, step = rng.randint(1, 4), rng.randint(6, 14), rng.choice([1, 1, 2, 3])
-        box = Box({"B": Range(1, rng.randint(2, 9)), "S": Range(low, high, step)})
+        box = ShapeDomain({"B": Range(1, rng.randint(2, 9)), "S": Range(low, high, step)})
         p = random_polynomial(rng, rng.choice([1, 2, 3]))
         q = random_polynomial(rng, 1)
         values = [(p.at(e), q.at(e)) for e in points(box)]
@@ -96,7 +96,7 @@ def test_box_at_most_and_bounds_agree_with_all_sizes():
 
 
 def test_box_compare_relation():
-    box = Box({"B": Range(1, 8), "S": Range(2, 512)})
+    box = ShapeDomain({"B": Range(1, 8), "S": Range(2, 512)})
     assert box.compare(S * B, S * B + 1) == "<="
     assert box.compare(S * B, S) == ">="
     assert box.compare(S, 100) == "<>"
@@ -106,7 +106,7 @@ def test_box_compare_relation():
 
 
 def test_box_at_most_without_largest_size():
-    box = Box({"B": Range(1, 8), "S": Range(2)})
+    box = ShapeDomain({"B": Range(1, 8), "S": Range(2)})
     assert box.at_most(S, S * S)
     assert box.at_most(B * S, 8 * S)
     assert box.at_most(B * S, 7 * S) is False

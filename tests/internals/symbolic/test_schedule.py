@@ -27,9 +27,9 @@ from xfunc.symbolic.schedule import (
     reordered,
     schedule,
 )
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 
-BOX = Box({"B": Range(1, 16), "S": Range(2, 512)})
+BOX = ShapeDomain({"B": Range(1, 16), "S": Range(2, 512)})
 
 
 def task(edges: list[list[int]], sizes: list[int], kept: list[int]) -> Task:

@@ -11,9 +11,9 @@ import xfunc as xf
 from xfunc.hlo import Module
 from xfunc.symbolic.interpolation import fit
 from xfunc.symbolic.polynomial import Env
-from xfunc.symbolic.shape_domain import Box, Range
+from xfunc.symbolic.shape_domain import Range, ShapeDomain
 
-BOX = Box({"S": Range(1, 64)})
+BOX = ShapeDomain({"S": Range(1, 64)})
 SAME: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "outer product": lambda x: x[:, None] * x[None],
     "repeated rows": lambda x: x[None].expand(3, -1) * x,

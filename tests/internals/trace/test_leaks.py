@@ -32,13 +32,13 @@ def test_trace_end_interrupted_restores_state(
     where: str, leak: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C may come while a trace is closed: everything is as before it."""
-    whole = getattr(leaks.Made, where)
+    whole = getattr(leaks.TracedValues, where)
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
-        monkeypatch.setattr(leaks.Made, where, whole)
+        monkeypatch.setattr(leaks.TracedValues, where, whole)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(leaks.Made, where, interrupted)
+    monkeypatch.setattr(leaks.TracedValues, where, interrupted)
     with pytest.raises(KeyboardInterrupt, match=r"^$"):
         xf.jit(_leak_list if leak else lambda x: x * 2)(vector())
     assert xf.jit(lambda x: x * 3)(vector()).tolist() == [3.0, 6.0, 9.0]

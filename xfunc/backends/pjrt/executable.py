@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xfunc.backends import processes
-from xfunc.backends.analysis import MemoryAnalysis, Optimised
+from xfunc.backends.analysis import CompilerOutput, MemoryAnalysis
 from xfunc.backends.donated import check_given_once, fail_given_twice
 from xfunc.backends.errors import compile_error, run_error
 from xfunc.backends.host_calls import failures
@@ -185,7 +185,7 @@ class Executable:
             raise failures[0]
         return found
 
-    def optimised(self) -> Optimised:
+    def optimised(self) -> CompilerOutput:
         """XLA's analysis of the program."""
         (module,) = self._compiled.runtime_executable().hlo_modules()
         sizes = self._sizes or _sizes(self._compiled)
@@ -194,7 +194,7 @@ class Executable:
             for i in computation.instructions:
                 i.metadata.op_name = _WITHIN.sub("", i.metadata.op_name)
         memory = MemoryAnalysis(**sizes)
-        return Optimised(read, dataclasses.replace(memory, peak_memory_in_bytes=_peak(memory)))
+        return CompilerOutput(read, dataclasses.replace(memory, peak_memory_in_bytes=_peak(memory)))
 
 
 def _peak(memory: MemoryAnalysis) -> int | None:

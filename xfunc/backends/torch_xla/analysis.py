@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from xfunc.backends.analysis import MemoryAnalysis, Optimised
+from xfunc.backends.analysis import CompilerOutput, MemoryAnalysis
 from xfunc.backends.torch_xla import recorder
 from xfunc.hlo import Module, wire
 
 
-def optimised(graph: str) -> Optimised | None:
+def optimised(graph: str) -> CompilerOutput | None:
     """A compiled program by its name: see NOTE [where compiled programs are found].
 
     None: this device's client does not provide it.
@@ -42,11 +42,11 @@ def _programs(space: bytes) -> list[tuple[str, bytes]]:
     return found
 
 
-def _read(program: bytes) -> Optimised:
+def _read(program: bytes) -> CompilerOutput:
     found = wire.fields(program)
     module = Module.from_bytes(found[1][0])
     if 3 not in found:
-        return Optimised(module, MemoryAnalysis())
+        return CompilerOutput(module, MemoryAnalysis())
     arguments = outputs = temporary = alias = host = 0
     for allocation in map(wire.fields, wire.message(found, 3).get(3, ())):
         size, live_out = wire.integer(allocation, 2), wire.integer(allocation, 7)
@@ -62,7 +62,7 @@ def _read(program: bytes) -> Optimised:
         elif not wire.integer(allocation, 5):
             temporary += size
     peak = arguments + outputs - alias + temporary
-    return Optimised(module, MemoryAnalysis(arguments, outputs, temporary, alias, host, peak))
+    return CompilerOutput(module, MemoryAnalysis(arguments, outputs, temporary, alias, host, peak))
 
 
 _HOST = 5  # the number of the host's memory space, in XLA's layouts

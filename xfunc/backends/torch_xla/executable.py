@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from xfunc.backends import donated
-from xfunc.backends.analysis import Optimised
+from xfunc.backends.analysis import CompilerOutput
 from xfunc.backends.errors import compile_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.memory import check_results
@@ -117,7 +117,7 @@ class Executable:
 
     take_over = staticmethod(donated.take_over)
 
-    def optimised(self) -> Optimised | None:
+    def optimised(self) -> CompilerOutput | None:
         """XLA's analysis of the program; None if the device's client does not provide it."""
         return analysis.optimised(self.graph)
 

@@ -31,7 +31,7 @@ from xfunc.hlo.spmd.tiles import Order
 Axis: TypeAlias = tuple[int, int]
 """Stride and size."""
 Axes: TypeAlias = tuple[Axis, ...]
-Division: TypeAlias = "tuple[Axes, ...] | list[Division] | None"
+DimSharding: TypeAlias = "tuple[Axes, ...] | list[DimSharding] | None"
 """Of an array, the axes of each dimension, or None; of a tuple, a list of its elements."""
 
 
@@ -54,7 +54,7 @@ def per_chip(module: Module) -> Module:
     return Module(proto)
 
 
-def _divide(shape: pb.ShapeProto, division: Division) -> None:
+def _divide(shape: pb.ShapeProto, division: DimSharding) -> None:
     if isinstance(division, list):
         for element, d in zip(shape.tuple_shapes, division, strict=True):
             _divide(element, d)
@@ -109,7 +109,7 @@ def _primes(sizes: Sequence[int], d: int) -> list[Axis]:
 # -- how operations divide their results ----------------------------------------------------------
 
 
-def merged(parts: Sequence[Division], dims: Sequence[int]) -> Division:
+def merged(parts: Sequence[DimSharding], dims: Sequence[int]) -> DimSharding:
     """One division for values of the same dimensions: earlier ones take precedence."""
     arrays = [p for p in parts if isinstance(p, tuple)]
     if not arrays:
@@ -163,9 +163,9 @@ class _Walk:
     """The divisions found so far, by the id of an instruction."""
 
     def __init__(self) -> None:
-        self.found: dict[int, Division] = {}
+        self.found: dict[int, DimSharding] = {}
 
-    def run(self, computation: Computation, arguments: Sequence[Division]) -> Division:
+    def run(self, computation: Computation, arguments: Sequence[DimSharding]) -> DimSharding:
         """The division of a computation's result."""
         for i in computation.instructions:
             if i.opcode == "parameter":
@@ -174,7 +174,7 @@ class _Walk:
                 self.found[i.id] = self._result(i, [self.found[o.id] for o in i.operands])
         return self.found[computation.root.id]
 
-    def _result(self, i: Instruction, of: list[Division]) -> Division:
+    def _result(self, i: Instruction, of: list[DimSharding]) -> DimSharding:
         match i.opcode:
             case "tuple":
                 return of
@@ -192,7 +192,7 @@ class _Walk:
             return [self._array(i, of, e.dims) for e in i.shape.elements]
         return self._array(i, of, i.shape.dims)
 
-    def _array(self, i: Instruction, of: list[Division], dims: tuple[int, ...]) -> Division:
+    def _array(self, i: Instruction, of: list[DimSharding], dims: tuple[int, ...]) -> DimSharding:
         if i.opcode == "custom-call":
             return _annotated(i, of)
         if all(d is None for d in of):
@@ -204,7 +204,7 @@ class _Walk:
             axes = _RULES.get(i.opcode, _whole)(i, arrays)
         return None if axes is None else _fitting(axes, dims)
 
-    def _loop(self, i: Instruction, start: Division) -> Division:
+    def _loop(self, i: Instruction, start: DimSharding) -> DimSharding:
         body, condition = i.called_computations
         state = start
         for _ in range(3):  # A division moves through the state by one position at each step.
@@ -214,7 +214,7 @@ class _Walk:
         self.run(condition, [state])
         return state
 
-    def _call(self, i: Instruction, of: list[Division]) -> Division:
+    def _call(self, i: Instruction, of: list[DimSharding]) -> DimSharding:
         called = i.called_computations
         if i.opcode == "conditional":
             results = [self.run(c, [d]) for c, d in zip(called, of[1:], strict=True)]
@@ -252,21 +252,21 @@ class _Walk:
                     self.found[o.id] = _first(self.found[o.id], w)
 
 
-def _first(a: Division, b: Division) -> Division:
+def _first(a: DimSharding, b: DimSharding) -> DimSharding:
     """The sharding `a`, with `b` where `a` is unspecified."""
     if isinstance(a, list) and isinstance(b, list):
         return [_first(*pair) for pair in zip(a, b, strict=True)]
     return b if a is None else a
 
 
-def _refined(a: Division, b: Division, shape: Shape) -> Division:
+def _refined(a: DimSharding, b: DimSharding, shape: Shape) -> DimSharding:
     """The sharding of a loop's state: the body's, if the initial one is replicated."""
     if isinstance(a, list) and isinstance(b, list):
         return [_refined(*each) for each in zip(a, b, shape.elements, strict=True)]
     return merged([a, b], shape.dims)
 
 
-def _annotated(i: Instruction, of: list[Division]) -> Division:
+def _annotated(i: Instruction, of: list[DimSharding]) -> DimSharding:
     target = i.proto.custom_call_target
     if target in (SHARDING, "SPMDShardToFullShape") and i.proto.HasField("sharding"):
         said = axes_of(i.proto.sharding, len(i.shape.dims))
@@ -294,8 +294,8 @@ def _whole(i: Instruction, of: _Of) -> list[Axes] | None:
     return [()] * len(i.shape.dims)
 
 
-def _kept(i: Instruction, of: list[Division], dims: tuple[int, ...]) -> Sequence[Axes] | None:
-    parts: list[Division] = []
+def _kept(i: Instruction, of: list[DimSharding], dims: tuple[int, ...]) -> Sequence[Axes] | None:
+    parts: list[DimSharding] = []
     operands = list(zip(i.operands, of, strict=True))
     # Broadcast values adapt to the others, not the others to them.
     for o, d in sorted(operands, key=lambda operand: operand[0].opcode == "broadcast"):

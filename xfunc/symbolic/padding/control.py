@@ -31,7 +31,7 @@ from xfunc.symbolic.padding.states import (
     varies,
     whole,
 )
-from xfunc.symbolic.padding.values import Inexact, Movers, State, Val
+from xfunc.symbolic.padding.values import Inexact, Movers, PaddedValue, State
 from xfunc.symbolic.polynomial import Polynomial, Size
 
 _RULES = {
@@ -92,7 +92,7 @@ class _Pass:
         inputs: list[State] = [self._input(p) for p in entry.parameters]
         proto, outputs = self.computation(entry, inputs)
         assert isinstance(outputs, list)
-        exact = [x.sizes for x in outputs if isinstance(x, Val)]
+        exact = [x.sizes for x in outputs if isinstance(x, PaddedValue)]
         kept = [c for c in self.proto.computations if c.id != entry.id]
         del self.proto.computations[:]
         self.proto.computations.extend([*kept, *self.made])
@@ -114,10 +114,10 @@ class _Pass:
                 if isinstance(size, Polynomial) and not self.symbolic.box.at_most(size, n):
                     raise Inexact(f"a dimension of size {size}, which smaller sizes may exceed", i)
 
-    def _input(self, p: Instruction) -> Val:
+    def _input(self, p: Instruction) -> PaddedValue:
         sizes = self.symbolic.dims(p)
         layouts = tuple(own(n, s) for n, s in zip(p.shape.dims, sizes, strict=True))
-        return Val(0, p.shape.element_type, p.shape.dims, sizes, layouts)
+        return PaddedValue(0, p.shape.element_type, p.shape.dims, sizes, layouts)
 
     # -- computations ---------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ class _Body:
             return p.id
 
         def placed(x: State, id: int) -> State:
-            if isinstance(x, Val):
+            if isinstance(x, PaddedValue):
                 return dataclasses.replace(x, id=id)
             return [placed(e, element(id, k, shape_of(e))) for k, e in enumerate(x)]
 
@@ -195,7 +195,7 @@ class _Body:
             sizes = [parameter(scalar) for _ in range(n)]
         for p, x in zip(c.parameters, given, strict=True):
             self.values[p.id] = x
-            if isinstance(x, Val):
+            if isinstance(x, PaddedValue):
                 at = next(m for m in made if m.id == x.id)
                 at.metadata.CopyFrom(p.proto.metadata)
                 if p.proto.HasField("sharding"):
@@ -221,7 +221,7 @@ class _Body:
         return self.finished(root), root
 
     def _plain(self, x: State) -> State:
-        assert isinstance(x, Val)
+        assert isinstance(x, PaddedValue)
         for d in range(len(x.dims)):
             x = self.movers.plain(x, d)
         return x
@@ -236,14 +236,14 @@ class _Body:
 
     def packed_up(self, x: State) -> int:
         """The instruction that computes a value."""
-        if isinstance(x, Val):
+        if isinstance(x, PaddedValue):
             return x.id
         ids = [self.packed_up(e) for e in x]
         return self.emit.put(instruction("tuple", self.emit.new_id(), shape_of(x), ids))
 
     def taken_apart(self, x: State, id: int) -> State:
         """The value, as computed by an instruction."""
-        if isinstance(x, Val):
+        if isinstance(x, PaddedValue):
             return dataclasses.replace(x, id=id)
         found: list[State] = []
         for k, e in enumerate(x):
@@ -273,7 +273,7 @@ class _Body:
         if opcode not in rules.LIGHT and self.is_whole(i, operands):
             ids = [self.packed_up(x) for x in operands]
             return self.taken_apart(whole(i.shape), remade(self.movers, i, ids))
-        arrays = [x for x in operands if isinstance(x, Val)]
+        arrays = [x for x in operands if isinstance(x, PaddedValue)]
         if len(arrays) == len(operands):
             if opcode in _RULES:
                 return _RULES[opcode](self.movers, i, arrays)
@@ -395,7 +395,7 @@ class _Body:
         if isinstance(x, list):
             assert isinstance(wanted, list)
             return [self.like(a, b, i) for a, b in zip(x, wanted, strict=True)]
-        assert isinstance(wanted, Val)
+        assert isinstance(wanted, PaddedValue)
         for d, layout in enumerate(wanted.layouts):
             if layout is not None:
                 x = self.movers.relaid(x, d, layout, x.dims[d])

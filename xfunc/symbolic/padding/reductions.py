@@ -8,7 +8,7 @@ from xfunc.hlo import Instruction
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.shape import Shape
 from xfunc.symbolic.padding.rules import UNSIGNED, Rule, is_float, result, results
-from xfunc.symbolic.padding.values import Line, Movers, State, Val
+from xfunc.symbolic.padding.values import Line, Movers, PaddedValue, State
 
 
 def neutral(opcode: str, element_type: int) -> float | None:
@@ -47,7 +47,7 @@ def applied(i: Instruction) -> str:
     return root.opcode
 
 
-def reduce(m: Movers, i: Instruction, operands: list[Val]) -> State:
+def reduce(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
     """The operand is padded with the neutral element."""
     half = len(operands) // 2
     over = list(i.proto.dimensions)
@@ -69,17 +69,17 @@ def reduce(m: Movers, i: Instruction, operands: list[Val]) -> State:
     ids = [*(x.id for x in arrays), *(x.id for x in operands[half:])]
     found = results(m, i, ids, left, fills)
     whole = neutral(opcode, i.shape.element_type) if not i.shape.is_tuple else None
-    if isinstance(found, Val) and len(over) == 1 and operands[1].const == whole is not None:
+    if isinstance(found, PaddedValue) and len(over) == 1 and operands[1].const == whole is not None:
         at = tuple(d for d in range(len(arrays[0].dims)) if d not in over)
         m.lines[found.id] = Line(opcode, operands[0].id, arrays[0], over[0], at)
     return found
 
 
-def _holds(x: Val, d: int, fill: float) -> bool:
+def _holds(x: PaddedValue, d: int, fill: float) -> bool:
     return x.fills.get(d) == fill
 
 
-def dot(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def dot(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Contracted dimensions are padded with 0 in both operands."""
     a, b = operands
     numbers = i.proto.dot_dimension_numbers

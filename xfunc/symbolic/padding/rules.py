@@ -13,10 +13,10 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.symbolic.numbers import scalar_of
 from xfunc.symbolic.padding.emit import S64
 from xfunc.symbolic.padding.layouts import MaybeLayout, own
-from xfunc.symbolic.padding.values import Inexact, Movers, State, Val
+from xfunc.symbolic.padding.values import Inexact, Movers, PaddedValue, State
 from xfunc.symbolic.polynomial import Polynomial, Ratio, Size
 
-Rule = Callable[[Movers, Instruction, list[Val]], State]
+Rule = Callable[[Movers, Instruction, list[PaddedValue]], State]
 
 ELEMENTWISE = frozenset(
     "abs add and atan2 cbrt ceil clamp compare complex convert copy cosine count-leading-zeros "
@@ -49,10 +49,10 @@ def result(
     layouts: Sequence[MaybeLayout],
     fills: Mapping[int, float] | None = None,
     const: float | None = None,
-) -> Val:
+) -> PaddedValue:
     """The instruction with other operands, as a value."""
     id = remade(m, i, operands)
-    return Val(
+    return PaddedValue(
         id,
         i.shape.element_type,
         i.shape.dims,
@@ -80,14 +80,14 @@ def results(
         element = m.emit.add("get-tuple-element", shape.element_type, shape.dims, [id])
         m.emit.instructions[-1].tuple_index = k
         exact: tuple[Size, ...] = tuple(next(sizes) for _ in shape.dims)
-        found.append(Val(element, shape.element_type, shape.dims, exact, tuple(layouts)))
+        found.append(PaddedValue(element, shape.element_type, shape.dims, exact, tuple(layouts)))
     return found
 
 
 # -- constants ------------------------------------------------------------------------------------
 
 
-def constant(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def constant(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """A number computed from the actual sizes, where it depends on them."""
     kind = i.shape.element_type
     value = m.symbolic.literal(i)
@@ -96,7 +96,7 @@ def constant(m: Movers, i: Instruction, operands: list[Val]) -> Val:
             id = m.emit.size(value, kind)
         else:
             id = m.emit.ratio(value, kind)
-        return Val(id, kind, (), (), ())
+        return PaddedValue(id, kind, (), (), ())
     steps = m.symbolic.sizes(i, "progression")
     if any(isinstance(s, Polynomial) for s in steps):
         (n,) = i.shape.dims
@@ -105,13 +105,13 @@ def constant(m: Movers, i: Instruction, operands: list[Val]) -> Val:
         found = m.emit.binary("add", found, start, [n])
         if kind != S64:
             found = m.emit.add("convert", kind, [n], [found])
-        return Val(found, kind, (n,), m.symbolic.dims(i), (own(n, m.symbolic.dims(i)[0]),))
+        return PaddedValue(found, kind, (n,), m.symbolic.dims(i), (own(n, m.symbolic.dims(i)[0]),))
     number = scalar_of(i.proto)
     layouts = [own(n, s) for n, s in zip(i.shape.dims, m.symbolic.dims(i), strict=True)]
     return result(m, i, (), layouts, const=number)
 
 
-def iota(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def iota(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """It counts from the first element, whatever the sizes."""
     layouts: list[MaybeLayout] = [None] * len(i.shape.dims)
     k = i.proto.dimensions[0]
@@ -119,7 +119,7 @@ def iota(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     return result(m, i, (), layouts)
 
 
-def broadcast(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def broadcast(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """The result is uniform along the new dimensions."""
     (x,) = operands
     layouts: list[MaybeLayout] = [None] * len(i.shape.dims)
@@ -157,7 +157,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
 _SIMPLE = (0, 1, -1, math.inf, -math.inf)  # common to the arithmetic of all types
 
 
-def elementwise(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def elementwise(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """All operands need the same layout."""
     dims, soft = i.shape.dims, _softened(m, i, operands)
     given = operands
@@ -193,7 +193,7 @@ _ZERO_AT = {
 }
 
 
-def _zero_at(i: Instruction, operands: Sequence[Val]) -> float | None:
+def _zero_at(i: Instruction, operands: Sequence[PaddedValue]) -> float | None:
     """A number for the first operand at which the result is surely 0."""
     if not is_float(i.shape.element_type):
         return None
@@ -203,8 +203,13 @@ def _zero_at(i: Instruction, operands: Sequence[Val]) -> float | None:
 
 
 def _zeroed(
-    m: Movers, i: Instruction, operands: Sequence[Val], found: Val, zero: float, over: Sequence[int]
-) -> Val:
+    m: Movers,
+    i: Instruction,
+    operands: Sequence[PaddedValue],
+    found: PaddedValue,
+    zero: float,
+    over: Sequence[int],
+) -> PaddedValue:
     """The value with 0 in the padding: see NOTE [masks of operands]."""
     first, *others = operands
     made = elementwise(m, i, [m.masked(first, over, zero), *others])
@@ -212,7 +217,7 @@ def _zeroed(
     return dataclasses.replace(made, fills={**made.fills, **dict.fromkeys(over, 0.0)})
 
 
-def _softened(m: Movers, i: Instruction, operands: Sequence[Val]) -> dict[int, float]:
+def _softened(m: Movers, i: Instruction, operands: Sequence[PaddedValue]) -> dict[int, float]:
     """What is known by NOTE [softmax] about the padding of an elementwise operation's result.
 
     NOTE [softmax]: with -inf in the padding, ``exp(x - max(x))`` has 0 there, unless the maximum is
@@ -238,13 +243,15 @@ def _softened(m: Movers, i: Instruction, operands: Sequence[Val]) -> dict[int, f
     return {line.along: 0.0} if of_sum and first.soft.get(line.along) == 0 else {}
 
 
-def _note_softmax(m: Movers, i: Instruction, operands: Sequence[Val], found: Val) -> None:
+def _note_softmax(
+    m: Movers, i: Instruction, operands: Sequence[PaddedValue], found: PaddedValue
+) -> None:
     """Record how a value is made with 0 in whole lines; see NOTE [softmax]."""
     if not found.soft or i.opcode not in ("subtract", "exponential", "divide"):
         return
     first, *others = operands
 
-    def push(over: Sequence[int]) -> Val:
+    def push(over: Sequence[int]) -> PaddedValue:
         if i.opcode == "subtract":
             x = m.masked(first, [*found.soft, *over], -math.inf)
             made = elementwise(m, i, [x, m.masked(others[0], over, 0)])
@@ -288,7 +295,7 @@ def is_float(element_type: int) -> bool:
 # -- moves ----------------------------------------------------------------------------------------
 
 
-def reshape(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def reshape(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """See `Movers.reshaped`."""
     (x,) = operands
     found = m.reshaped(x, i, i.shape.dims, m.symbolic.dims(i))
@@ -298,7 +305,7 @@ def reshape(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     return found
 
 
-def transpose(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def transpose(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """The dimensions in another order."""
     (x,) = operands
     order = list(i.proto.dimensions)
@@ -311,7 +318,7 @@ def transpose(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     )
 
 
-def reverse(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def reverse(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """The padding would move to the front, so positions are computed."""
     (x,) = operands
     turned = []
@@ -337,10 +344,10 @@ def reverse(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 # -- operations along some dimensions -------------------------------------------------------------
 
 
-def along(dims: Callable[[Instruction, list[Val]], Sequence[int]]) -> Rule:
+def along(dims: Callable[[Instruction, list[PaddedValue]], Sequence[int]]) -> Rule:
     """A rule for operations that are exact unless one of these dimensions is padded."""
 
-    def rule(m: Movers, i: Instruction, operands: list[Val]) -> State:
+    def rule(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
         for d in dims(i, operands):
             if any(x.padded(d) for x in operands):
                 raise Inexact(f"{i.opcode} along a dimension of size {operands[0].sizes[d]}", i)
@@ -350,11 +357,11 @@ def along(dims: Callable[[Instruction, list[Val]], Sequence[int]]) -> Rule:
     return rule
 
 
-def _last(n: int) -> Callable[[Instruction, list[Val]], Sequence[int]]:
+def _last(n: int) -> Callable[[Instruction, list[PaddedValue]], Sequence[int]]:
     return lambda i, operands: range(len(operands[0].dims) - n, len(operands[0].dims))
 
 
-def fft(m: Movers, i: Instruction, operands: list[Val]) -> State:
+def fft(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
     """Exact along dimensions that are not transformed."""
     n = len(i.proto.fft_length)
     (x,) = operands
@@ -364,7 +371,7 @@ def fft(m: Movers, i: Instruction, operands: list[Val]) -> State:
     return result(m, i, [x.id], [*x.layouts[:-n], *(own(k, k) for k in i.shape.dims[-n:])])
 
 
-def triangular_solve(m: Movers, i: Instruction, operands: list[Val]) -> State:
+def triangular_solve(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
     """Exact for batches of matrices of one size."""
     a, b = operands
     n = len(a.dims)
@@ -376,7 +383,7 @@ def triangular_solve(m: Movers, i: Instruction, operands: list[Val]) -> State:
     return result(m, i, [a.id, b.id], [p or q for p, q in zip(a.layouts, b.layouts, strict=True)])
 
 
-def bitcast_convert(m: Movers, i: Instruction, operands: list[Val]) -> State:
+def bitcast_convert(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
     """Element by element between dtypes of one width; others have a dimension more or less."""
     if len(operands[0].dims) != len(i.shape.dims):
         raise Inexact("bitcast-convert between dtypes of different widths", i)

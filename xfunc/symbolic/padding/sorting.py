@@ -14,10 +14,10 @@ from xfunc.symbolic.folded_cumulative import dimension
 from xfunc.symbolic.padding.emit import PRED, Emitter, array
 from xfunc.symbolic.padding.layouts import own
 from xfunc.symbolic.padding.rules import remade, results
-from xfunc.symbolic.padding.values import Movers, State, Val
+from xfunc.symbolic.padding.values import Movers, PaddedValue, State
 
 
-def sort(m: Movers, i: Instruction, operands: list[Val]) -> State:
+def sort(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
     """See NOTE [padding comes last]."""
     (d,) = i.proto.dimensions
     if any(x.padded(d) for x in operands):
@@ -38,7 +38,7 @@ def sort(m: Movers, i: Instruction, operands: list[Val]) -> State:
     for k, x in enumerate(operands):
         element = m.emit.add("get-tuple-element", x.element_type, dims, [made.id])
         m.emit.proto(element).tuple_index = k
-        found.append(Val(element, x.element_type, dims, x.sizes, tuple(layouts)))
+        found.append(PaddedValue(element, x.element_type, dims, x.sizes, tuple(layouts)))
     return found if i.shape.is_tuple else found[0]
 
 
@@ -64,7 +64,7 @@ def _comparison(emit: Emitter, i: Instruction) -> int:
     return made.id
 
 
-def running(m: Movers, i: Instruction, operands: list[Val]) -> State:
+def running(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
     """See NOTE [one running operation for all sizes]."""
     d = dimension(i.proto)
     operands, layouts = m.alike([m.plain(x, d) for x in operands])

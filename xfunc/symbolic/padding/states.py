@@ -10,13 +10,13 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import called_from
 from xfunc.symbolic.padding.emit import array
 from xfunc.symbolic.padding.layouts import MaybeLayout, own
-from xfunc.symbolic.padding.values import State, Val
+from xfunc.symbolic.padding.values import PaddedValue, State
 from xfunc.symbolic.polynomial import Polynomial
 
 
 def shape_of(x: State) -> pb.ShapeProto:
     """The shape of a value in the bucket."""
-    if isinstance(x, Val):
+    if isinstance(x, PaddedValue):
         return array(x.element_type, x.dims)
     return tuple_of(map(shape_of, x))
 
@@ -51,7 +51,7 @@ def joined(a: State, b: State) -> State:
     if isinstance(a, list):
         assert isinstance(b, list)
         return [joined(x, y) for x, y in zip(a, b, strict=True)]
-    assert isinstance(b, Val)
+    assert isinstance(b, PaddedValue)
     layouts: list[MaybeLayout] = []
     for d in range(len(a.dims)):
         p, q = a.layouts[d], b.layouts[d]
@@ -71,7 +71,7 @@ def whole(shape: Shape) -> State:
     if shape.is_tuple:
         return [whole(e) for e in shape.elements]
     layouts = tuple(own(n, n) for n in shape.dims)
-    return Val(0, shape.element_type, shape.dims, shape.dims, layouts)
+    return PaddedValue(0, shape.element_type, shape.dims, shape.dims, layouts)
 
 
 def reachable(proto: pb.HloModuleProto) -> pb.HloModuleProto:

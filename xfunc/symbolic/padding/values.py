@@ -31,7 +31,7 @@ class Inexact(Exception):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Val:
+class PaddedValue:
     """An array of the bucket's shape, with the exact one in it.
 
     Attributes:
@@ -65,7 +65,7 @@ class Val:
         return is_padded(self.own(d))
 
 
-State = Val | list["State"]  # an array, or a tuple
+State = PaddedValue | list["State"]  # an array, or a tuple
 
 
 class Line(NamedTuple):
@@ -81,7 +81,7 @@ class Line(NamedTuple):
 
     opcode: str
     of: int
-    masked: Val
+    masked: PaddedValue
     along: int
     at: tuple[int | None, ...]
 
@@ -92,7 +92,7 @@ class Line(NamedTuple):
         left = iter([d for d, n in zip(self.at, have, strict=True) if n != 1])
         return self._replace(at=tuple(None if n == 1 else next(left) for n in want))
 
-    def fits(self, x: Val, other: Val) -> bool:
+    def fits(self, x: PaddedValue, other: PaddedValue) -> bool:
         """Whether `other` holds, at each element of a value, what was computed of its line."""
         at = [None if d == self.along else d for d in range(len(x.dims))]
         return self.of == x.id and x.dims == other.dims and [*self.at] == at
@@ -107,9 +107,9 @@ class _Move(NamedTuple):
         again: makes the same of another value.
     """
 
-    of: Val
+    of: PaddedValue
     back: Callable[[Sequence[int]], Sequence[int]]
-    again: Callable[[Val], Val]
+    again: Callable[[PaddedValue], PaddedValue]
 
 
 class Movers:
@@ -124,21 +124,21 @@ class Movers:
     def __init__(self, emit: Emitter, symbolic: SymbolicModule, divided: bool = False) -> None:
         self.emit, self.symbolic, self._divided = emit, symbolic, divided
         self.lines: dict[int, Line] = {}  # by what holds them
-        self.pushed: dict[int, Callable[[Sequence[int]], Val]] = {}  # see NOTE [softmax]
+        self.pushed: dict[int, Callable[[Sequence[int]], PaddedValue]] = {}  # see NOTE [softmax]
         self._given = {i.id for i in emit.instructions}
-        self._masked: dict[object, Val] = {}
+        self._masked: dict[object, PaddedValue] = {}
         self._moves: dict[int, _Move] = {}  # by what they return
 
     # -- masks --------------------------------------------------------------------------------
 
     def masked(
         self,
-        x: Val,
+        x: PaddedValue,
         over: Sequence[int],
         fill: float,
         lines: bool = False,
         after: int | None = None,
-    ) -> Val:
+    ) -> PaddedValue:
         """The value with `fill` in the padding along dimensions.
 
         Args:
@@ -157,7 +157,9 @@ class Movers:
             self._masked[key] = self._with_fill(x, over, fill, lines, after)
         return self._masked[key] if over else x
 
-    def masked_late(self, x: Val, over: Sequence[int], fill: float, lines: bool, other: Val) -> Val:
+    def masked_late(
+        self, x: PaddedValue, over: Sequence[int], fill: float, lines: bool, other: PaddedValue
+    ) -> PaddedValue:
         """The same for a value that is used together with another one, of a real type.
 
         NOTE [masked late]: XLA's CPU target computes whatever it can at once. So it would begin
@@ -168,13 +170,13 @@ class Movers:
             return self.masked(x, over, fill, lines)
         return self.masked(x, over, fill, lines, self._any_of(other))
 
-    def is_given(self, x: Val) -> bool:
+    def is_given(self, x: PaddedValue) -> bool:
         """Whether a value is a parameter of the computation, possibly in another shape."""
         while x.id in self._moves:
             x = self._moves[x.id].of
         return x.id in self._given
 
-    def _any_of(self, x: Val) -> int:
+    def _any_of(self, x: PaddedValue) -> int:
         """An S32 scalar that is computed from a value."""
         one = [1] * len(x.dims)
         first = self.emit.add("slice", x.element_type, one, [x.id])
@@ -184,7 +186,7 @@ class Movers:
         scalar = self.emit.add("reshape", x.element_type, (), [first])
         return self.emit.add("convert", S32, (), [scalar])
 
-    def _holds(self, x: Val, d: int, fill: float, lines: bool) -> bool:
+    def _holds(self, x: PaddedValue, d: int, fill: float, lines: bool) -> bool:
         if _same(x.fills.get(d), fill):
             return True
         box = self.symbolic.box
@@ -196,8 +198,8 @@ class Movers:
         )
 
     def _with_fill(
-        self, x: Val, over: Sequence[int], fill: float, lines: bool, after: int | None
-    ) -> Val:
+        self, x: PaddedValue, over: Sequence[int], fill: float, lines: bool, after: int | None
+    ) -> PaddedValue:
         # NOTE [masked before it is moved]
         # XLA reads the operands of products through transposes and reshapes, but not through a
         # select, for which it would write the moved array as well.
@@ -213,16 +215,16 @@ class Movers:
 
     def note_move(
         self,
-        moved: Val,
-        of: Val,
+        moved: PaddedValue,
+        of: PaddedValue,
         back: Callable[[Sequence[int]], Sequence[int]],
-        again: Callable[[Val], Val],
-    ) -> Val:
+        again: Callable[[PaddedValue], PaddedValue],
+    ) -> PaddedValue:
         """Record how a value was made from another that has the same elements; returns it."""
         self._moves[moved.id] = _Move(of, back, again)
         return moved
 
-    def masked_by(self, x: Val, over: Sequence[int], scalar: Val) -> Val:
+    def masked_by(self, x: PaddedValue, over: Sequence[int], scalar: PaddedValue) -> PaddedValue:
         """The same, with a scalar of the program as `fill`."""
         if scalar.const is not None:
             return self.masked(x, over, scalar.const)
@@ -231,12 +233,12 @@ class Movers:
 
     def _select(
         self,
-        x: Val,
+        x: PaddedValue,
         over: Sequence[int],
         scalar: int,
         fill: float | None,
         after: int | None = None,
-    ) -> Val:
+    ) -> PaddedValue:
         layouts = [x.own(d) for d in range(len(x.dims))]
         filling = self.emit.spread(scalar, x.dims, x.element_type)
         selects, id = list[int](), x.id
@@ -265,7 +267,7 @@ class Movers:
 
     # -- moves --------------------------------------------------------------------------------
 
-    def take(self, x: Val, d: int, index: int, n: int) -> int:
+    def take(self, x: PaddedValue, d: int, index: int, n: int) -> int:
         """``x[..., index, ...]`` along dimension d, for an S64[n] of positions in it."""
         dims = (*x.dims[:d], n, *x.dims[d + 1 :])
         index = self.emit.add("reshape", S64, (n, 1), [index])
@@ -314,7 +316,7 @@ class Movers:
     def _all(self, size: Size, n: int) -> int:
         return self.emit.spread(self.emit.size(size), [n])
 
-    def relaid(self, x: Val, d: int, layout: Layout, size: int) -> Val:
+    def relaid(self, x: PaddedValue, d: int, layout: Layout, size: int) -> PaddedValue:
         """The value with another layout, and another size in the bucket, for one dimension."""
         have = x.layouts[d]
         if have == layout and x.dims[d] == size:
@@ -326,7 +328,7 @@ class Movers:
         exact = self.places(layout, size)
         index = self.at_places(have, exact, size, x.dims[d])
         id = self.take(x, d, index, size)
-        return Val(
+        return PaddedValue(
             id,
             x.element_type,
             (*x.dims[:d], size, *x.dims[d + 1 :]),
@@ -336,13 +338,13 @@ class Movers:
             x.const,
         )
 
-    def plain(self, x: Val, d: int) -> Val:
+    def plain(self, x: PaddedValue, d: int) -> PaddedValue:
         """The value with the padding of a dimension at its end."""
         return self.relaid(x, d, own(x.dims[d], x.sizes[d]), x.dims[d])
 
     def alike(
-        self, values: Sequence[Val], but: int | None = None
-    ) -> tuple[list[Val], list[MaybeLayout]]:
+        self, values: Sequence[PaddedValue], but: int | None = None
+    ) -> tuple[list[PaddedValue], list[MaybeLayout]]:
         """Values of equal dimensions, given equal layouts, and these; except in dimension `but`."""
         values, found = list(values), []
         for d in range(len(values[0].dims)):
@@ -359,7 +361,9 @@ class Movers:
             found.append(best)
         return values, found
 
-    def reshaped(self, x: Val, i: Instruction, dims: Sequence[int], sizes: Sequence[Size]) -> Val:
+    def reshaped(
+        self, x: PaddedValue, i: Instruction, dims: Sequence[int], sizes: Sequence[Size]
+    ) -> PaddedValue:
         """The value as an array with other dimensions."""
         groups = list(_groups(x, dims, sizes))
         layouts: list[MaybeLayout] = [None] * len(dims)
@@ -388,7 +392,9 @@ class Movers:
         if moved:
             x = self._moved(x, groups, moved)
         id = self.emit.add("reshape", x.element_type, dims, [x.id])
-        found = Val(id, x.element_type, tuple(dims), tuple(sizes), tuple(layouts), fills, x.const)
+        found = PaddedValue(
+            id, x.element_type, tuple(dims), tuple(sizes), tuple(layouts), fills, x.const
+        )
         if moved:
             return found
         found = dataclasses.replace(found, soft=soft)
@@ -400,16 +406,16 @@ class Movers:
 
     def _moved(
         self,
-        x: Val,
+        x: PaddedValue,
         groups: Sequence[tuple[list[int], list[int]]],
         moved: Sequence[tuple[list[int], list[int], list[Layout]]],
-    ) -> Val:
+    ) -> PaddedValue:
         """The value with each group of dimensions merged into one, in its new layout."""
         flat = [[f for d in old for f in x.own(d)] for old, _ in groups]
         dims = [math.prod(x.dims[d] for d in old) for old, _ in groups]
         sizes = [product(x.sizes[d] for d in old) for old, _ in groups]
         id = self.emit.add("reshape", x.element_type, dims, [x.id])
-        found = Val(
+        found = PaddedValue(
             id, x.element_type, tuple(dims), tuple(sizes), tuple(map(tuple, flat)), {}, x.const
         )
         for k, (old, new) in enumerate(groups):
@@ -421,7 +427,7 @@ class Movers:
 
 
 def _groups(
-    x: Val, dims: Sequence[int], sizes: Sequence[Size]
+    x: PaddedValue, dims: Sequence[int], sizes: Sequence[Size]
 ) -> Iterator[tuple[list[int], list[int]]]:
     """Dimensions, old and new, that hold the same elements, in the smallest possible groups."""
     old: list[int] = []

@@ -11,7 +11,7 @@ from xfunc.symbolic.padding.emit import PRED, S64
 from xfunc.symbolic.padding.layouts import MaybeLayout, own
 from xfunc.symbolic.padding.reductions import applied, neutral
 from xfunc.symbolic.padding.rules import Rule, result, results
-from xfunc.symbolic.padding.values import Inexact, Movers, State, Val
+from xfunc.symbolic.padding.values import Inexact, Movers, PaddedValue, State
 from xfunc.symbolic.polynomial import Polynomial, Size, as_polynomial
 
 _WINDOW = 7  # numbers of each dimension: see `numbers.Numbers`
@@ -21,7 +21,7 @@ def _in_groups(numbers: Sequence[Size], n: int) -> list[tuple[Size, ...]]:
     return [tuple(numbers[k : k + n]) for k in range(0, len(numbers), n)]
 
 
-def slice_(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def slice_(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """If the start or stride depends on sizes, positions are computed."""
     (x,) = operands
     bounds = _in_groups(m.symbolic.sizes(i, "slice"), 3)
@@ -50,7 +50,7 @@ def _spread(m: Movers, size: Size, n: int) -> int:
     return m.emit.spread(m.emit.size(size), [n])
 
 
-def _at(x: Val, d: int, id: int, n: int, size: Size, layout: MaybeLayout) -> Val:
+def _at(x: PaddedValue, d: int, id: int, n: int, size: Size, layout: MaybeLayout) -> PaddedValue:
     """The result of moving a value along one dimension."""
     return dataclasses.replace(
         x,
@@ -66,14 +66,14 @@ def _at(x: Val, d: int, id: int, n: int, size: Size, layout: MaybeLayout) -> Val
 
 def _cut(
     m: Movers,
-    x: Val,
+    x: PaddedValue,
     d: int,
     n: int,
     size: Size,
     layout: MaybeLayout,
     start: int = 0,
     stride: int = 1,
-) -> Val:
+) -> PaddedValue:
     """n elements of a dimension, from a known position on."""
     dims = (*x.dims[:d], n, *x.dims[d + 1 :])
     id = m.emit.add("slice", x.element_type, dims, [x.id])
@@ -86,7 +86,7 @@ def _cut(
     return _at(x, d, id, n, size, layout)
 
 
-def concatenate(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def concatenate(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Each part is written where the one before ends."""
     d = i.proto.dimensions[0]
     operands, layouts = m.alike(operands, but=d)
@@ -106,10 +106,10 @@ def concatenate(m: Movers, i: Instruction, operands: list[Val]) -> Val:
             "dynamic-update-slice", i.shape.element_type, dims, [found, x.id, *starts]
         )
         place = as_polynomial(place) + x.sizes[d]
-    return Val(found, i.shape.element_type, dims, m.symbolic.dims(i), tuple(layouts))
+    return PaddedValue(found, i.shape.element_type, dims, m.symbolic.dims(i), tuple(layouts))
 
 
-def pad(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def pad(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """The bucket's padding holds the padding value as well."""
     x, value = operands
     edges = _in_groups(m.symbolic.sizes(i, "padding"), 3)
@@ -129,8 +129,8 @@ def pad(m: Movers, i: Instruction, operands: list[Val]) -> Val:
 
 
 def _padded(
-    m: Movers, x: Val, d: int, edges: Sequence[Size], n: int, size: Size, value: Val
-) -> Val:
+    m: Movers, x: PaddedValue, d: int, edges: Sequence[Size], n: int, size: Size, value: PaddedValue
+) -> PaddedValue:
     """n positions of a dimension, with known padding in front and in between."""
     low, _, interior = edges
     assert isinstance(low, int)
@@ -145,7 +145,9 @@ def _padded(
     return _at(x, d, id, n, size, own(n, size))
 
 
-def _moved_by(m: Movers, x: Val, d: int, low: Size, n: int, size: Size, value: Val) -> Val:
+def _moved_by(
+    m: Movers, x: PaddedValue, d: int, low: Size, n: int, size: Size, value: PaddedValue
+) -> PaddedValue:
     """n positions of a dimension; that of the first element depends on sizes."""
     place = m.emit.binary("subtract", m.emit.iota(n), _spread(m, low, n), [n])
     index = m.emit.clamped(place, m.emit.number(x.dims[d] - 1), [n])
@@ -163,7 +165,7 @@ def _moved_by(m: Movers, x: Val, d: int, low: Size, n: int, size: Size, value: V
     return _at(x, d, id, n, size, own(n, size))
 
 
-def dynamic_slice(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def dynamic_slice(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Starts are clamped to the exact shape."""
     x, *starts = operands
     sizes = m.symbolic.sizes(i, "sizes")
@@ -185,7 +187,7 @@ def dynamic_slice(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     return result(m, i, [x.id, *ids], layouts)
 
 
-def _clamp_start(m: Movers, start: Val, of: Size, size: Size) -> int:
+def _clamp_start(m: Movers, start: PaddedValue, of: Size, size: Size) -> int:
     """A start index, clamped to the exact shape, as XLA clamps it to the shape it knows."""
     kind = start.element_type
     high = m.emit.clamped(m.emit.size(as_polynomial(of) - size), m.emit.number(2**62))
@@ -195,7 +197,7 @@ def _clamp_start(m: Movers, start: Val, of: Size, size: Size) -> int:
     return m.emit.add("clamp", kind, (), [low, start.id, high])
 
 
-def dynamic_update_slice(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def dynamic_update_slice(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Starts are clamped to the exact shape, and padding of the update is not written."""
     x, update, *starts = operands
     ids = [s.id for s in starts]
@@ -232,10 +234,10 @@ def dynamic_update_slice(m: Movers, i: Instruction, operands: list[Val]) -> Val:
         row = m.emit.add("compare", PRED, [n], [m.emit.iota(n), ends], direction="LT")
         mask = m.emit.add("broadcast", PRED, x.dims, [row], dimensions=[d])
         id = m.emit.add("select", x.element_type, x.dims, [mask, id, x.id])
-    return Val(id, x.element_type, x.dims, m.symbolic.dims(i), tuple(layouts))
+    return PaddedValue(id, x.element_type, x.dims, m.symbolic.dims(i), tuple(layouts))
 
 
-def _resized(m: Movers, x: Val, dims: Sequence[int]) -> int:
+def _resized(m: Movers, x: PaddedValue, dims: Sequence[int]) -> int:
     """The array with more or fewer elements at the end of its dimensions."""
     zero = m.emit.number(0, x.element_type)
     id = m.emit.add("pad", x.element_type, dims, [x.id, zero])
@@ -244,7 +246,7 @@ def _resized(m: Movers, x: Val, dims: Sequence[int]) -> int:
     return id
 
 
-def gather(m: Movers, i: Instruction, operands: list[Val]) -> Val:
+def gather(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Indices are clamped to the exact shape."""
     x, index = operands
     fields = wire.fields(i.proto.SerializeToString())
@@ -280,7 +282,9 @@ def gather(m: Movers, i: Instruction, operands: list[Val]) -> Val:
     return result(m, i, [x.id, index.id], layouts)
 
 
-def _clamped_index(m: Movers, index: Val, vector: int, limits: Sequence[Size | None]) -> Val:
+def _clamped_index(
+    m: Movers, index: PaddedValue, vector: int, limits: Sequence[Size | None]
+) -> PaddedValue:
     """Start indices, clamped to the exact shape where it differs from the bucket's."""
     if all(x is None for x in limits):
         return index
@@ -302,7 +306,7 @@ def _clamped_index(m: Movers, index: Val, vector: int, limits: Sequence[Size | N
     return dataclasses.replace(index, id=id, fills={}, soft={}, const=None)
 
 
-def scatter(m: Movers, i: Instruction, operands: list[Val]) -> State:
+def scatter(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
     """Updates that come from padding are skipped."""
     if len(operands) != 3:
         raise Inexact("a scatter into several arrays", i)
@@ -342,7 +346,7 @@ def scatter(m: Movers, i: Instruction, operands: list[Val]) -> State:
 _UNSIGNED = (6, 7, 8, 9)
 
 
-def reduce_window(m: Movers, i: Instruction, operands: list[Val]) -> State:
+def reduce_window(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
     """Windows see the neutral element in the padding."""
     half = len(operands) // 2
     windows = _in_groups(m.symbolic.sizes(i, "window"), _WINDOW)

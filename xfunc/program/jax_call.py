@@ -20,7 +20,7 @@ from xfunc.errors import CompileError, UnsupportedOpError, fail, report
 from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber
 from xfunc.program.bind import bind
-from xfunc.program.primitive import Dims, Pair, Primitive, Tensor
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
 from xfunc.trace import tracing
 from xfunc.trace.lowering import Lowering
 
@@ -65,14 +65,14 @@ def call_jax(
     avals = tuple(None if a is None else aval_of(a) for a in args)
     platform = platform or _platform()
     lowering = _lowered(fun, name, avals, platform, tuple(sorted(static.items())))
-    return tuple(bind(Foreign(lowering), [a for a in args if a is not None]))
+    return tuple(bind(JaxCall(lowering), [a for a in args if a is not None]))
 
 
 _RULE = "give it a rule with xf.custom_vjp, which serves for the first derivative in reverse mode."
 
 
 @dataclasses.dataclass(frozen=True)
-class Foreign(Primitive):
+class JaxCall(Primitive):
     """The primitive: a program that was made elsewhere; see `Primitive`."""
 
     lowering: Lowering
@@ -84,7 +84,7 @@ class Foreign(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return self.lowering.apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> Pair:
+    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
         self._refuse("differentiated", _RULE)
 
     def vjp(

@@ -9,7 +9,7 @@ import xfunc as xf
 from xfunc.core.avals import Aval
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import verify
-from xfunc.program import foreign
+from xfunc.program import jax_call
 from xfunc.program.bind import bind
 from xfunc.trace.lowering import Lowering
 
@@ -28,12 +28,12 @@ def test_call_jax_lowers_once_per_kind_of_arguments():
     def twice(x, y):
         return square(square(x)), square(y)
 
-    foreign._lowered.cache_clear()
+    jax_call._lowered.cache_clear()
     got = xf.jit(twice)(X, X[:, :2])
     torch.testing.assert_close(xf.device_get(got), (X**4, X[:, :2] ** 2))
-    assert foreign._lowered.cache_info().misses == 2
+    assert jax_call._lowered.cache_info().misses == 2
     xf.jit(lambda x: square(x) + 1)(X)
-    assert foreign._lowered.cache_info().misses == 2
+    assert jax_call._lowered.cache_info().misses == 2
 
 
 @pytest.mark.parametrize(
@@ -56,12 +56,12 @@ def test_foreign_module_with_64_bit_ids(backend, request):
             i.id = ids[i.id]
             i.operand_ids[:] = map(ids.__getitem__, i.operand_ids)
             i.called_computation_ids[:] = map(numbers.__getitem__, i.called_computation_ids)
-    module = foreign._as_ours(of_jax.SerializeToString())
+    module = jax_call._as_ours(of_jax.SerializeToString())
     verify(module)
     every = [x.id for c in module.proto.computations for x in (c, *c.instructions)]
     assert sorted(every) == [*range(1, 1 + len(every))]
     aval = Aval((2, 3), torch.float32)
-    primitive = foreign.Foreign(Lowering.of("wide", module, [aval], [aval]))
+    primitive = jax_call.JaxCall(Lowering.of("wide", module, [aval], [aval]))
     got = xf.jit(lambda x: bind(primitive, [x])[0] + bind(primitive, [-x])[0])(X)
 
     def want(x):

@@ -28,8 +28,8 @@ class Mappable(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class OwnPair:
-    """First-order reverse mode that keeps no residuals: see `Pair`."""
+class CustomReverseRule:
+    """First-order reverse mode that keeps no residuals: see `ReverseRule`."""
 
     primitive: Mappable
     wrt: tuple[int, ...] = (0,)
@@ -44,7 +44,7 @@ class OwnPair:
     ) -> Sequence[Tensor | None]:
         return self.primitive.vjp(args, cts, self.wrt)
 
-    def batched(self, dims: Dims, n: int) -> tuple[OwnPair, Dims, Dims, Dims]:
+    def batched(self, dims: Dims, n: int) -> tuple[CustomReverseRule, Dims, Dims, Dims]:
         inner, arg_dims, out_dims = self.primitive.mapped(dims, n)
         pair = dataclasses.replace(self, primitive=inner)
         return pair, arg_dims, out_dims, tuple(arg_dims[i] for i in self.wrt)
