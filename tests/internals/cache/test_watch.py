@@ -34,7 +34,7 @@ def test_walk_only_after_held_objects_change(monkeypatch: pytest.MonkeyPatch) ->
 
     f(X)
     f(X)
-    monkeypatch.setattr(identity, "Walk", _Walks)
+    monkeypatch.setattr(identity, "Fingerprinter", _Walks)
     assert [looks() for _ in range(5)] == [0] * 5
     settings.more["bias"][0] = 5.0
     assert looks() > 0
