@@ -242,6 +242,17 @@ def test_checkpoint_name_outside_of_checkpoint():
     assert xf.vmap(lambda x: xf.checkpoint_name(x, "t"))(X).shape == X.shape
 
 
+def test_name_of_constant_is_not_in_program():
+    """A policy moves the name to the constant itself, which nothing else changes."""
+
+    def f(x):
+        return (x.sin() * xf.checkpoint_name(torch.full((), 2.0), "c")).sum()
+
+    named = xf.checkpoint(f, policy=cp.save_only_these_names("c"))
+    lowered = xf.jit(xf.grad(named)).lower(X)
+    assert "xfunc_name" not in lowered.as_text()
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_checkpoint_policy_in_nested_scans(name):
     policy, _ = POLICIES[name]

@@ -402,7 +402,7 @@ class _Body:
         number = self.numbers.get(id(n))
         if number is None:  # a constant
             number = self.numbers[id(n)] = self._writer.new()
-            rest = _literal(n) + n.more + self._writer.origin(operation)
+            rest = _literal(n) + self._attributes(n) + self._writer.origin(operation)
             self.written.append(_instruction("constant", _shape(n.type), number, (), rest))
         return number
 
@@ -444,10 +444,15 @@ class _Body:
             shape = type.wire or _shape(type)
             self.written.append(_instruction(opcode, shape, number, operands, rest))
 
+    def _attributes(self, n: Node) -> bytes:
+        """What an instruction that `fill` does not write itself has besides its parameters."""
+        if n.more:
+            self._writer.is_plain = False
+        return n.more
+
     def _packing(self, n: Node) -> None:
         """An instruction that takes tuples."""
-        operands, shape = n.operands, _shape(n.type)
-        rest = n.more
+        operands, shape, rest = n.operands, _shape(n.type), self._attributes(n)
         if n.opcode == "conditional":
             given = [self.number_of(operands[0], n.operation)]
             at = 1
