@@ -58,9 +58,8 @@ def dpo(
         plan: how the model is computed.
         beta: the strength of the penalty for moving away from the reference.
     """
-    known, routed = model.losses_and_routed(params, batch, config, plan)
-    before = model.losses(reference, batch, config, plan).detach()
-    best, other = _of_pairs(before - known, batch).unbind(-1)
+    ratios, routed = _log_ratios(params, reference, batch, config, plan)
+    best, other = _of_pairs(ratios, batch).unbind(-1)
     margins = beta * (best - other)
     losses = -F.logsigmoid(margins).masked_fill(~_is_pair(batch), 0.0)
     correct = (margins > 0).to(margins.dtype)  # 0 where there is no pair, as margins are.
@@ -113,12 +112,11 @@ def kto(
         beta: the strength of the penalty for moving away from the reference.
         weights: of desirable answers, and of others.
     """
-    known, routed = model.losses_and_routed(params, batch, config, plan)
-    before = model.losses(reference, batch, config, plan).detach()
-    ratios = _of_pairs(before - known, batch, 4).unflatten(-1, (2, 2)).sum(-2)
-    sizes = _of_pairs((batch.targets != IGNORE).to(known.dtype), batch, 4)
-    good, bad = ((sizes[..., i] > 0).to(known.dtype) for i in (0, 2))
-    count, (own, others) = answer_count(batch), ratios.unbind(-1)
+    ratios, routed = _log_ratios(params, reference, batch, config, plan)
+    sizes = _of_pairs((batch.targets != IGNORE).to(ratios.dtype), batch, 4)
+    good, bad = ((sizes[..., i] > 0).to(ratios.dtype) for i in (0, 2))
+    count = answer_count(batch)
+    own, others = _of_pairs(ratios, batch, 4).unflatten(-1, (2, 2)).sum(-2).unbind(-1)
     kl = (others.detach().sum() / count).clamp(min=0.0)
     margins = beta * (good - bad) * (own - kl)
     losses = (weights[0] * good + weights[1] * bad) * torch.sigmoid(-margins)
@@ -140,6 +138,15 @@ def log_odds(p: Tensor) -> Tensor:
     """Of a probability, from its logarithm; finite where it is 1, as where there is no pair."""
     p = p.clamp(max=-torch.finfo(p.dtype).eps)
     return p - (-torch.expm1(p)).log()
+
+
+def _log_ratios(
+    params: Params, reference: Params, batch: Batch, config: Config, plan: Plan
+) -> tuple[Float[Tensor, "batch seq"], Routed | None]:
+    """The log ratio of each target's probabilities under two models, and what routers say."""
+    known, routed = model.losses_and_routed(params, batch, config, plan)
+    before = model.losses(reference, batch, config, plan).detach()
+    return before - known, routed
 
 
 def _of_pairs(
