@@ -22,6 +22,7 @@ import types
 from collections.abc import Collection, Hashable, Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from xfunc.cache import changes, classes, mutation_guard
@@ -36,6 +37,7 @@ from xfunc.tree import Structure
 
 Place = tuple[int, str]  # the id of a namespace, and a name in it
 _LOADED: dict[str, Any] = sys.modules
+_DATA = (torch.Tensor, torch.nn.Module, np.ndarray)
 
 
 Snapshot = tuple["_Reach", dict[classes.ClassState, dict[tuple[type, str], Hashable]]]
@@ -109,6 +111,18 @@ class Globals:
         """The values reached now."""
         return self._last if self._state is not None and self._watch.same() else self._look()[0]
 
+    def survives(self) -> bool:
+        """Forget all states but the current one; returns whether that may be kept: it has no data.
+
+        What `xfunc.clear_caches` leaves must not keep a tensor alive that a global names now.
+        """
+        if self._state is None or self._volatile or not self._watch.same():
+            return False
+        if any(isinstance(x, _DATA) for x in self._last.walk.things):
+            return False
+        self._states = {self._state.value: self._state}
+        return True
+
     def reached(self) -> Reached:
         """Everything that is reached by name, now."""
         found = self._reach()
@@ -146,6 +160,10 @@ class Guards:
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Globals] = {}
+
+    def clear(self) -> None:
+        """Forget what has changed since, or holds data; the rest need not be looked for again."""
+        self._known = {key: g for key, g in self._known.items() if g.survives()}
 
     def of(self, fun: object, structure: Structure | None = None) -> Globals:
         """The guard of a function.

@@ -141,7 +141,9 @@ class FunctionCache:
         self.latest = LastHit(None, None)
         self.hits = self.misses = self.traces = self.compiles = 0
         self.last_miss = "not called yet"
-        self.globals, self._uncalled = None, set()
+        self._uncalled = set()
+        if self.globals is not None:
+            self.globals.clear()
 
 
 _functions: collections.OrderedDict[Hashable, FunctionCache] = collections.OrderedDict()

@@ -10,6 +10,13 @@ from xfunc.hlo import hlo_pb2 as pb
 
 Attributes = Mapping[str, str]
 
+NAME = "xfunc_name"
+"""The attribute with the name that the user gave to a value, for policies to refer to.
+
+It is that of a ``copy``. Before a policy is applied, names are moved to the named values
+(`xfunc.remat.names`); a whole program has none (`xfunc.hlo.final`).
+"""
+
 
 @functools.lru_cache(4096)
 def _read(more: bytes) -> pb.HloInstructionProto:

@@ -30,8 +30,8 @@ def read(module: pb.HloModuleProto) -> Graph:
     """The graph of a module.
 
     Raises:
-        UnreadableError: its instructions run in an order of their own, or have types that torch
-            does not have.
+        UnreadableError: its instructions run in an order of their own, have types that torch does
+            not have, or custom calls whose results have a layout of their own.
     """
     reader = _Reader(module)
     try:
@@ -102,8 +102,10 @@ class _Reader:
         flat = [n for o in operands for n in _leaves(o)]
         if opcode == "conditional":
             params = tuple(len(_leaves(o)) for o in operands[1:])
-        elif opcode not in _PACKING and any(isinstance(o, list) for o in operands):
-            raise UnreadableError(i.name)
+        elif opcode not in _PACKING:
+            takes_tuple = any(isinstance(o, list) for o in operands)
+            if takes_tuple or (opcode == "custom-call" and not _is_row_major(i.shape)):
+                raise UnreadableError(i.name)
         calls = tuple(self._called(opcode, k) for k in i.called_computation_ids)
         types = list(_types(shape))
         is_several = shape.is_tuple or opcode in opcodes.RUNS
@@ -167,6 +169,13 @@ _STRUCTURE = (
     "id", "name", "opcode", "shape", "operand_ids", "called_computation_ids", "metadata",
     "parameter_number", "tuple_index",
 )  # fmt: skip
+
+
+def _is_row_major(shape: pb.ShapeProto) -> bool:
+    if shape.element_type == pb.TUPLE:
+        return all(map(_is_row_major, shape.tuple_shapes))
+    order = [*shape.layout.minor_to_major]
+    return order == sorted(order, reverse=True)
 
 
 def _acts(i: pb.HloInstructionProto) -> bool:

@@ -52,8 +52,13 @@ def _varints(data: bytes) -> Iterator[int]:
             value = shift = 0
 
 
+_SHORT = tuple([bytes([n]) for n in range(128)])
+
+
 def varint(n: int) -> bytes:
     """An integer."""
+    if 0 <= n < 128:
+        return _SHORT[n]
     if n < 0:
         n += 1 << 64
     out = bytearray()

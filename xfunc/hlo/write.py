@@ -186,23 +186,18 @@ def _instruction(
     base, head = _head(opcode, shape)
     name = base + b"%d" % number
     if operands:
-        ids = b"".join([_known_varint(k) for k in operands])
-        rest = b"".join((_OPERANDS, _known_varint(len(ids)), ids, rest))
+        ids = b"".join(map(_known_varint, operands))
+        rest = _OPERANDS + _known_varint(len(ids)) + ids + rest
     data = b"".join((
         b"\x0a", _known_varint(len(name)), name, head, _known_varint(number), rest,
     ))  # fmt: skip
     return b"\x12" + _known_varint(len(data)) + data
 
 
-Meaning = Callable[[str], "tuple[str, str, int] | None"]
+class Writer:
+    """Writes one module, as it may be part of another; see also `xfunc.hlo.final`."""
 
-
-class _Writer:
-    """Writes one module."""
-
-    def __init__(self, meaning: Meaning | None = None, lines: bool = True) -> None:
-        self._meaning, self._lines = meaning, lines
-        self.is_resolved = self.is_plain = True
+    def __init__(self) -> None:
         self._last = 1  # the number of the module's entry
         self.numbers: dict[int, int] = {}  # of the entry's instructions, by the node's identity
         self._computations: list[bytes] = []
@@ -233,7 +228,7 @@ class _Writer:
             shapes = [_tuple(graph.inputs)]
             body.unpack(graph.inputs, shapes[0])
         elif graph.inputs:
-            body.parameters(graph.inputs)
+            body.parameters(graph.inputs, is_entry=id == 1)
         body.fill(graph.nodes)
         if style.bare and len(graph.outputs) == 1:
             (output,) = graph.outputs
@@ -254,46 +249,79 @@ class _Writer:
         """The metadata of an operation's instructions."""
         data = operation.wire
         if data is not None:
-            self.is_resolved = False
+            data = self.was_read(data)
         else:
             key = operation.name, operation.origin
             data = self._known.get(key)
             if data is None:
-                data = self._known[key] = self._said(*key) if any(key) else b""
+                data = self._known[key] = self.metadata_of(*key) if any(key) else b""
         self.metadata[operation] = data
         return data
 
-    def _said(self, kind: str, origin: str) -> bytes:
-        name, place = origin + kind, b""
-        if self._meaning is not None and (found := self._meaning(name)) is not None:
-            name, file, line = found
-            if self._lines and file:
-                place = message_of(3, file.encode()) + integer_of(4, line)
-        return message_of(7, message_of(1, kind.encode()) + message_of(2, name.encode()) + place)
+    def was_read(self, metadata: bytes) -> bytes:
+        """The metadata of an operation that was read from a module."""
+        return metadata
+
+    def metadata_of(self, kind: str, origin: str) -> bytes:
+        """The metadata of an operation of this kind and origin (see `Operation`)."""
+        return metadata(kind, origin + kind)
+
+    def attributed(self, n: Node) -> bytes | None:
+        """The fields of a node that carries attributes, communicates or is a custom call.
+
+        Returns:
+            Them; None, if it stands for its only operand.
+        """
+        return (b"" if n.params is None else params_of(n.opcode, n.params)) + n.more
+
+    def more_of(self, n: Node) -> bytes:
+        """The same, without its parameters, of a constant or of what takes tuples."""
+        return n.more
+
+    def sharding_of(self, n: Node, place: int | None) -> bytes:
+        """The field with the sharding of an input; `place` is that of a parameter of the entry."""
+        return sharding_of(n)
+
+    def callee(self, called: Any) -> Any:
+        """What stands for a function that is called."""
+        return called
+
+    def is_passed(self, call: Node) -> bool:
+        """Whether the results of a call stand for its operands."""
+        return False
+
+    def is_apart(self, called: Graph) -> bool:
+        """Whether each call of a function needs one of its own."""
+        # What devices exchange may be equal in one call only, and channels belong to one.
+        return called.communicates
 
     def callees(self, n: Node) -> list[int]:
         """The numbers of the computations that an instruction calls."""
         styles = _STYLES.get(n.opcode, (_BARE,))
         each = [styles[min(k, len(styles) - 1)] for k in range(len(n.calls))]
-        return [self._callee(c, style) for c, style in zip(n.calls, each, strict=True)]
+        called = map(self.callee, n.calls)
+        return [self._callee(c, style) for c, style in zip(called, each, strict=True)]
 
     def _callee(self, called: Any, style: Style) -> int:
         number = self._called.get((called, style))
         if number is not None:
             return number
-        communicates = False
+        is_apart = False
         if isinstance(called, Graph):
-            number = self.new()
-            self._computation(called, number, called.name, style)
-            communicates = called.communicates
+            number = self.function(called, style)
+            is_apart = self.is_apart(called)
         elif isinstance(called, Module):
-            self.is_plain = False
-            number, communicates = self._embedded(called.proto)
+            number, is_apart = self._embedded(called.proto)
         else:
             number = self._pair(*called)
-        # What devices exchange may be equal in one call only, and channels belong to one.
-        if not communicates:
+        if not is_apart:
             self._called[called, style] = number
+        return number
+
+    def function(self, called: Graph, style: Style) -> int:
+        """A function that is called: its number."""
+        number = self.new()
+        self._computation(called, number, called.name, style)
         return number
 
     def _pair(self, opcode: str, type: ArrayType) -> int:
@@ -320,7 +348,6 @@ class _Writer:
             Its number, and whether devices communicate in it.
         """
         shift, communicates = self._last, False
-        self.is_resolved = False
         for c in module.computations:
             made = pb.HloComputationProto()
             made.CopyFrom(c)
@@ -339,9 +366,19 @@ class _Writer:
                     i.control_predecessor_ids[:] = [j + shift for j in ids]
                 if opcode in opcodes.CALLING and (ids := i.called_computation_ids[:]):
                     i.called_computation_ids[:] = [j + shift for j in ids]
+                self.was_embedded(i)
             self._last = last
             self._computations.append(made.SerializeToString())
         return module.entry_computation_id + shift, communicates
+
+    def was_embedded(self, i: pb.HloInstructionProto) -> None:
+        """Change an instruction of a module that was embedded."""
+
+
+def metadata(kind: str, name: str, file: str = "", line: int = 0) -> bytes:
+    """The field with what is known about the operation that an instruction is a part of."""
+    place = message_of(3, file.encode()) + integer_of(4, line) if file else b""
+    return message_of(7, message_of(1, kind.encode()) + message_of(2, name.encode()) + place)
 
 
 class Style(NamedTuple):
@@ -371,17 +408,18 @@ class _Body:
         written: each as a field of the computation.
     """
 
-    def __init__(self, writer: _Writer, graph: Graph) -> None:
+    def __init__(self, writer: Writer, graph: Graph) -> None:
         self._writer = writer
         self.numbers: dict[int, int] = {}
         self._inputs = set(map(id, graph.inputs))
         self._alone: set[int] = set()  # calls with one result
+        self._passed: set[int] = set()  # calls that return their operands
         self.written: list[bytes] = []
 
-    def parameters(self, inputs: Sequence[Node]) -> None:
+    def parameters(self, inputs: Sequence[Node], is_entry: bool) -> None:
         for place, n in enumerate(inputs):
-            rest = integer_of(9, place) + sharding_of(n)
-            self._put("parameter", n, _shape(n.type), rest, ())
+            sharding = self._writer.sharding_of(n, place if is_entry else None)
+            self._put("parameter", n, _shape(n.type), integer_of(9, place) + sharding, ())
 
     def unpack(self, inputs: Sequence[Node], shape: bytes) -> None:
         """The elements of the only parameter."""
@@ -402,7 +440,7 @@ class _Body:
         number = self.numbers.get(id(n))
         if number is None:  # a constant
             number = self.numbers[id(n)] = self._writer.new()
-            rest = _literal(n) + self._attributes(n) + self._writer.origin(operation)
+            rest = _literal(n) + self._writer.more_of(n) + self._writer.origin(operation)
             self.written.append(_instruction("constant", _shape(n.type), number, (), rest))
         return number
 
@@ -424,35 +462,41 @@ class _Body:
             if opcode in _PACKING and isinstance(n.type, TupleType):  # A barrier may take an array.
                 self._packing(n)
                 continue
-            if opcode == "get-tuple-element" and id(n.operands[0]) in self._alone:
-                numbers[id(n)] = numbers[id(n.operands[0])]
-                continue
+            if opcode == "get-tuple-element":
+                of = n.operands[0]
+                if id(of) in self._alone:
+                    numbers[id(n)] = numbers[id(of)]
+                    continue
+                if id(of) in self._passed:
+                    which: int = n.params
+                    numbers[id(n)] = self.number_of(of.operands[which], operation)
+                    continue
             operands = [numbers.get(id(o)) or self.number_of(o, operation) for o in n.operands]
             type = n.type
-            rest = n.more
-            if rest or opcode in _SETTLED:
-                writer.is_plain = False
-            if n.params is not None:
-                rest = params_of(opcode, n.params) + rest
+            if n.more or opcode in _SETTLED:
+                rest = writer.attributed(n)
+                if rest is None:
+                    (numbers[id(n)],) = operands
+                    continue
+            else:
+                rest = b"" if n.params is None else params_of(opcode, n.params)
             if n.calls:
+                if opcode == "call":
+                    if writer.is_passed(n):
+                        self._passed.add(id(n))
+                        continue
+                    if _is_alone(writer.callee(n.calls[0])):
+                        self._alone.add(id(n))
+                        type = _result(n)
                 rest += integers_of(38, writer.callees(n))
-                if opcode == "call" and _is_alone(n):
-                    self._alone.add(id(n))
-                    type = _result(n)
             number = numbers[id(n)] = writer.new()
             rest += writer.metadata.get(operation) or writer.origin(operation)
             shape = type.wire or _shape(type)
             self.written.append(_instruction(opcode, shape, number, operands, rest))
 
-    def _attributes(self, n: Node) -> bytes:
-        """What an instruction that `fill` does not write itself has besides its parameters."""
-        if n.more:
-            self._writer.is_plain = False
-        return n.more
-
     def _packing(self, n: Node) -> None:
         """An instruction that takes tuples."""
-        operands, shape, rest = n.operands, _shape(n.type), self._attributes(n)
+        operands, shape, rest = n.operands, _shape(n.type), self._writer.more_of(n)
         if n.opcode == "conditional":
             given = [self.number_of(operands[0], n.operation)]
             at = 1
@@ -476,12 +520,11 @@ def _result(call: Node) -> ArrayType:
     return whole.elements[0]
 
 
-def _is_alone(call: Node) -> bool:
-    """Whether a call has one result, which is no tuple."""
-    (callee,) = call.calls
-    if isinstance(callee, Graph):
-        return len(callee.outputs) == 1
-    return callee.proto.host_program_shape.result.element_type != pb.TUPLE
+def _is_alone(called: Graph | Module) -> bool:
+    """Whether a function has one result, which is no tuple."""
+    if isinstance(called, Graph):
+        return len(called.outputs) == 1
+    return called.proto.host_program_shape.result.element_type != pb.TUPLE
 
 
 def sharding_of(n: Node) -> bytes:
@@ -500,37 +543,10 @@ def _tuple(outputs: Sequence[Node]) -> bytes:
 
 def write(graph: Graph) -> bytes:
     """A serialised module that runs a graph and returns a tuple."""
-    return _Writer().module(graph)
-
-
-class Written(NamedTuple):
-    """A serialised module.
-
-    Attributes:
-        data: it.
-        is_resolved: whether it has no other stamped names than these whose meaning was known.
-        is_plain: whether no value has attributes, and no devices communicate.
-    """
-
-    data: bytes
-    is_resolved: bool
-    is_plain: bool
-
-
-def write_resolved(graph: Graph, meaning: Meaning, lines: bool) -> Written:
-    """The same, with what stamped names of operations stand for.
-
-    Args:
-        graph: the graph.
-        meaning: see `xfunc.trace.scopes.meaning`.
-        lines: whether instructions carry the user's files and lines.
-    """
-    writer = _Writer(meaning, lines)
-    data = writer.module(graph)
-    return Written(data, writer.is_resolved, writer.is_plain)
+    return Writer().module(graph)
 
 
 def numbered(graph: Graph) -> tuple[bytes, dict[int, int]]:
     """A module, and the ids of its entry's instructions, by the identities of their nodes."""
-    writer = _Writer()
+    writer = Writer()
     return writer.module(graph), writer.numbers

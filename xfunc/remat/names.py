@@ -2,7 +2,7 @@
 
 A name is a ``copy`` with a frontend attribute. Before a policy is applied, names are moved to the
 named values (`fold_names`); before a program is compiled, they are removed
-(`xfunc.hlo.passes.names`).
+(`xfunc.hlo.attributes.NAME`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Iterable
 
 from xfunc.graph.graph import Graph, moved
 from xfunc.graph.node import Node
-from xfunc.hlo.attributes import attributes_of, with_attributes
-from xfunc.hlo.passes.names import NAME
+from xfunc.hlo.attributes import NAME, attributes_of, with_attributes
 
 _SEPARATOR = "\n"
 

@@ -116,9 +116,7 @@ class Lowered:
     def module(self) -> Module:
         """The HLO as data."""
         lowering, tiles = self.traced.parts.lowering, self.traced.parts.tiles
-        return finished(
-            lowering.function, tiles=[tiles[i] for i in lowering.inputs] if tiles else ()
-        )
+        return finished(lowering.graph, tiles=[tiles[i] for i in lowering.inputs] if tiles else ())
 
     def as_text(self, dialect: str = "hlo") -> str:
         """The program as text.

@@ -280,7 +280,7 @@ def of_chip(parts: stages.Parts) -> tuple[Module, tuple[int, ...]]:
     lowering, tiles = parts.lowering, parts.tiles
     inputs = list(lowering.inputs)
     numbers = tuple(inputs.index(k) for k in sorted(parts.entry.donated) if k in inputs)
-    module = finished(lowering.function, tiles=[tiles[k] for k in inputs] if tiles else ())
+    module = finished(lowering.graph, tiles=[tiles[k] for k in inputs] if tiles else ())
     return per_chip(liveness.prepared(module)) if any(tiles) else module, numbers
 
 

@@ -281,7 +281,7 @@ def _check(f: Callable[..., object], traced: stages.Traced, n: int) -> None:
 def _flat(lowering: Lowering, tiles: Sequence[Tiles | None]) -> Module:
     """The module as it is compiled, with calls inlined."""
     said = [tiles[k] if k < len(tiles) else None for k in lowering.inputs]
-    whole = finished(lowering.function, tiles=said)
+    whole = finished(lowering.graph, tiles=said)
     return flattened(whole)
 
 

@@ -147,7 +147,7 @@ class Lowering:
         tiles = [p and p.tiles for p in taken]
 
         def made() -> Module:  # anew each time: the backend may change what it is given
-            return finished(self.function, tiles=tiles)
+            return finished(self.graph, tiles=tiles)
 
         def load(module: Module) -> Executable:
             shardy = config.use_shardy_partitioner

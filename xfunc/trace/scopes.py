@@ -22,7 +22,6 @@ from torch.autograd.graph import Node
 from xfunc.cache.programs import clear_with_caches
 from xfunc.core.locations import in_user_code, line_of
 from xfunc.errors import fail
-from xfunc.hlo import hlo_pb2 as pb
 from xfunc.tracer import placeholders
 
 T = TypeVar("T")
@@ -180,20 +179,3 @@ def meaning(name: str) -> Meaning | None:
     code, instruction, scope = origin
     prefix = f"transpose({scope.rstrip('/')})/" if stamp.startswith("-") else scope
     return prefix + operation, code.co_filename, line_of(code, instruction)
-
-
-def resolve(proto: pb.HloModuleProto, lines: bool = True) -> None:
-    """Replace the stamps of a module by the scope and, if requested, file and line; in place."""
-    known: dict[str, Meaning | None] = {}
-    for computation in proto.computations:
-        for i in computation.instructions:
-            if not i.HasField("metadata"):
-                continue
-            name = (metadata := i.metadata).op_name
-            if name not in known:
-                known[name] = meaning(name)
-            if (found := known[name]) is None:
-                continue
-            metadata.op_name, file, line = found
-            if lines:
-                metadata.source_file, metadata.source_line = file, line

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from tests.internals.hlo.computation import ComputationBuilder, Function, Value
 from xfunc.graph.node import array_type
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.hlo.attributes import NAME
 from xfunc.hlo.edit import add_copies, copied
 from xfunc.hlo.errors import InvalidHloError
+from xfunc.hlo.final import Program, written
 from xfunc.hlo.module import Module
-from xfunc.hlo.passes.names import NAME
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd.annotations import SHARDING, pair, unspecified
 from xfunc.hlo.verify import Signature, verify
@@ -101,6 +102,13 @@ class Builder:
         module = Module(proto)
         verify(module)
         return module
+
+
+def finished(module: Module, keeps_automatic: bool = True) -> pb.HloModuleProto:
+    """The module as that of a whole program."""
+    assert module.graph is not None
+    program = Program(lambda _: None, keeps_automatic=keeps_automatic)
+    return pb.HloModuleProto.FromString(written(module.graph, program))
 
 
 def constrain(

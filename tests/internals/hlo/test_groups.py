@@ -1,13 +1,11 @@
 import pytest
 import torch
 
-from tests.internals.hlo.builder import Builder, constrain, tie
+from tests.internals.hlo.builder import Builder, constrain, finished, tie
 from tests.internals.hlo.computation import Function
 from xfunc.hlo import Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.contents import Contents
 from xfunc.hlo.spmd.annotations import is_tie
-from xfunc.hlo.spmd.groups import settle_groups
 from xfunc.hlo.write import write
 from xfunc.sharding.manual_region import without_ties
 
@@ -30,7 +28,7 @@ def twice(b: Builder, f: Function) -> Function:
     return body.build(body.call(f, [body.call(f, [x])]))
 
 
-def program(divided: bool, automatic: bool = False) -> pb.HloModuleProto:
+def program(divided: bool, automatic: bool = False) -> Module:
     """Two pairs in one function, each called in four places; one of them is automatic."""
     b = Builder("program")
     small = twice(b, twice(b, pair(b, SMALL)))
@@ -40,7 +38,7 @@ def program(divided: bool, automatic: bool = False) -> pb.HloModuleProto:
     if divided:
         y = constrain(entry, y, TILED, [1])
     root = entry.tuple([entry.call(small, [x]), entry.call(large, [y])])
-    return b.build(entry.build(root)).proto
+    return b.build(entry.build(root))
 
 
 def groups(proto: pb.HloModuleProto) -> dict[int, list[tuple[int, ...]]]:
@@ -52,9 +50,8 @@ def groups(proto: pb.HloModuleProto) -> dict[int, list[tuple[int, ...]]]:
     return found
 
 
-def test_settle_groups_numbers_each_call_of_pair():
-    proto = program(divided=True)
-    settle_groups(Contents(proto))
+def test_finished_numbers_each_call_of_pair():
+    proto = finished(program(divided=True))
     found = groups(proto)
     assert sorted(found) == [*range(1, 9)]
     assert sorted(found.values()) == [[(4,)] * 2] * 4 + [[(8, 2)] * 2] * 4
@@ -64,46 +61,43 @@ def test_settle_groups_numbers_each_call_of_pair():
     assert len(called) == len(set(called))
 
 
-def test_settle_groups_is_idempotent():
-    proto = program(divided=True)
-    settle_groups(Contents(proto))
-    before = proto.SerializeToString()
-    settle_groups(Contents(proto))
-    assert proto.SerializeToString() == before
+def test_finished_again_is_same():
+    proto = finished(program(divided=True))
+    assert finished(Module(proto)) == proto
 
 
-def test_settle_groups_without_sharding_removes_ties():
-    proto = program(divided=False)
-    settle_groups(Contents(proto))
+def test_finished_without_sharding_has_no_ties():
+    proto = finished(program(divided=False))
     assert groups(proto) == {}
     assert "custom-call" not in {i.opcode for c in proto.computations for i in c.instructions}
 
 
-def test_settle_groups_drops_automatic_ties():
-    proto = program(divided=True, automatic=True)
-    settle_groups(Contents(proto), automatic=False)
+def test_finished_without_automatic_ties():
+    proto = finished(program(divided=True, automatic=True), keeps_automatic=False)
     assert list(groups(proto).values()) == [[(4,)] * 2] * 4
 
 
 def test_without_ties():
-    graph = Module(program(divided=True)).graph
+    graph = program(divided=True).graph
     assert graph is not None
     assert groups(Module.from_bytes(write(graph)).proto)
     assert groups(Module.from_bytes(write(without_ties(graph))).proto) == {}
 
 
-def test_settle_groups_replicated_is_not_sharded():
-    proto = program(divided=True)
+def test_finished_replicated_is_not_sharded():
+    proto = program(divided=True).proto
     for c in proto.computations:
         for i in c.instructions:
             if i.HasField("sharding") and not is_tie(i):
                 i.sharding.CopyFrom(pb.OpSharding(type=pb.OpSharding.REPLICATED))
-    settle_groups(Contents(proto))
-    assert groups(proto) == {}
+    assert groups(finished(Module(proto))) == {}
 
 
 def test_constrain_unspecified_dims():
     (found,) = (
-        i for c in program(divided=True).computations for i in c.instructions if i.backend_config
+        i
+        for c in program(divided=True).proto.computations
+        for i in c.instructions
+        if i.backend_config
     )
     assert found.backend_config == b"unspecified_dims=[1]"

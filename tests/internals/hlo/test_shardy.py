@@ -5,15 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.internals.hlo.builder import Builder, constrain, tie
+from tests.internals.hlo.builder import Builder, constrain, finished, tie
 from tests.internals.hlo.computation import Function, Value
 from xfunc.hlo import Module, Shape, verify
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.contents import Contents
 from xfunc.hlo.flat import inline_calls
 from xfunc.hlo.passes.shardy import to_shardy
 from xfunc.hlo.spmd.annotations import MANUAL_BODY, unspecified
-from xfunc.hlo.spmd.groups import settle_groups
 from xfunc.hlo.spmd.tiles import parse
 
 pytestmark = pytest.mark.quick
@@ -121,9 +119,8 @@ def test_to_shardy_sharding_groups() -> None:
     f = both.build(both.add(first, second))
     entry = b.computation("entry")
     x = constrain(entry, entry.parameter(WHOLE), sharding(BLOCKS))
-    proto = b.build(entry.build(entry.call(f, [x, entry.call(f, [x, x])]))).proto
-    settle_groups(Contents(proto))
-    proto = given_to_shardy(proto)
+    module = b.build(entry.build(entry.call(f, [x, entry.call(f, [x, x])])))
+    proto = given_to_shardy(finished(module))
     (entry_proto,) = proto.computations
     by_id = {i.id: i for i in entry_proto.instructions}
     members: dict[str, list[int]] = {}
