@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dis
 import functools
+import sys
 import types
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 
@@ -52,6 +54,42 @@ class Names(NamedTuple):
 _BY_TEXT = frozenset("getattr hasattr vars globals attrgetter __dict__ __getattribute__".split())
 
 
+_EXTENDED, _IMPORT, _MATCH = map(
+    dis.opmap.__getitem__, ("EXTENDED_ARG", "IMPORT_NAME", "MATCH_CLASS")
+)
+_OF_GLOBALS = frozenset(
+    dis.opmap[n]
+    for n in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+    if n in dis.opmap
+)
+# By how many bits the number of a name is shifted: the rest says what else an instruction does.
+_SHIFTS = {"LOAD_GLOBAL": 1, "LOAD_ATTR": int(sys.version_info >= (3, 12)), "LOAD_SUPER_ATTR": 2}
+_NAMED = {k: _SHIFTS.get(dis.opname[k], 0) for k in dis.hasname}
+
+
+def _named(code: types.CodeType) -> Iterator[tuple[int, str]]:
+    """The opcodes of the instructions that have a name, with it; `dis` takes much longer."""
+    high, names, read = 0, code.co_names, code.co_code
+    for opcode, low in zip(read[::2], read[1::2], strict=True):
+        if opcode in _NAMED:
+            yield opcode, names[(high | low) >> _NAMED[opcode]]
+        high = (high | low) << 8 if opcode == _EXTENDED else 0
+
+
+def _add_imports(
+    code: types.CodeType, imports: dict[Import, None], attributes: dict[str, None]
+) -> None:
+    """Add what code imports, and the attributes that its patterns name."""
+    level: Any = None  # the argument before the last one
+    last: Any = None
+    for i in dis.get_instructions(code):
+        if i.opcode == _IMPORT:
+            imports[Import(i.argval, level)] = None
+        elif i.opcode == _MATCH:  # The names were loaded just before.
+            attributes.update(dict.fromkeys(last))
+        level, last = last, i.argval
+
+
 @functools.lru_cache(16384)
 def names_in(code: types.CodeType) -> Names:
     """The names in code."""
@@ -59,18 +97,10 @@ def names_in(code: types.CodeType) -> Names:
     attributes: dict[str, None] = {}
     texts: dict[str, None] = {}
     imports: dict[Import, None] = {}
-    level: Any = None  # the argument before the last one
-    last: Any = None
-    for i in dis.get_instructions(code):
-        if i.opname == "IMPORT_NAME":
-            imports[Import(i.argval, level)] = None
-        if i.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            looked_up[i.argval] = None
-        elif isinstance(i.argval, str) and i.opname not in ("LOAD_CONST", "RETURN_CONST"):
-            attributes[i.argval] = None
-        elif i.opname == "MATCH_CLASS":  # The names of the attributes were loaded just before.
-            attributes.update(dict.fromkeys(last))
-        level, last = last, i.argval
+    for opcode, name in _named(code):
+        (looked_up if opcode in _OF_GLOBALS else attributes)[name] = None
+    if _IMPORT in code.co_code[::2] or _MATCH in code.co_code[::2]:
+        _add_imports(code, imports, attributes)
     for const in code.co_consts:
         if isinstance(const, types.CodeType):
             inner = names_in(const)

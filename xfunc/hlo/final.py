@@ -124,9 +124,7 @@ class _Writer(write.Writer):
         return super().function(called, style)
 
     def callee(self, called: Any) -> Any:
-        graph: Graph | None = getattr(
-            called, "graph", None
-        )
+        graph: Graph | None = getattr(called, "graph", None)
         return called if graph is None else graph
 
 
