@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from xfunc.cache import changes
 from xfunc.cache.changes import Changed
 from xfunc.cache.mutation_guard import Watch, end_watches
+from xfunc.cache.snapshots import can_change
 from xfunc.core.guards import MAX_STATES, State
 from xfunc.core.locations import is_of_user
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from xfunc.cache.fingerprint import ContentWalk
 
 _MAX_CLASSES = 4096
-_HEAP_TYPE = 1 << 9  # CPython's flag of classes that are not written in C
 # Made by Python from the other attributes of the class.
 _DERIVED = frozenset(
     "__dict__ __weakref__ __module__ __doc__ __annotations__ __abstractmethods__ _abc_impl "
@@ -210,11 +210,6 @@ def _own(walk: ContentWalk, x: object, *built_in: type) -> Hashable:
         return type(x)
     walk.things.append(x)
     return (walk.class_state(type(x)), walk.state(x))
-
-
-def can_change(cls: type) -> bool:
-    """Whether a class is not written in C."""
-    return bool(cls.__flags__ & _HEAP_TYPE)
 
 
 _classes: collections.OrderedDict[int, ClassState] = collections.OrderedDict()

@@ -202,7 +202,7 @@ class ContentWalk(StateFingerprinter):
     """A visit to what a class holds, where other classes count by identity."""
 
     def class_state(self, cls: type) -> Hashable:
-        if classes.can_change(cls):
+        if snapshots.can_change(cls):
             self.classes[cls] = None
         return ById(cls)
 
@@ -300,7 +300,7 @@ def _rule_of(kind: type) -> Callable[[Fingerprinter, Any], Hashable]:
         return lambda walk, x: (kind, x.dtype, x.tobytes())
     own_hash = kind.__hash__ not in (object.__hash__, None)
     if own_hash and not dataclasses.is_dataclass(kind) and not is_of_user(kind):
-        return _by_hash if classes.can_change(kind) else _as_pickled
+        return _by_hash if snapshots.can_change(kind) else _as_pickled
     if is_transparent(kind):
         return _attributes
     if own_hash:

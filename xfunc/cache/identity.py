@@ -29,6 +29,7 @@ from xfunc.cache.builtin_types import ById
 from xfunc.cache.changes import Changed
 from xfunc.cache.fingerprint import Fingerprinter, is_atom
 from xfunc.cache.mutation_guard import Watch
+from xfunc.cache.snapshots import can_change
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Wrapper
 from xfunc.errors import report
@@ -210,7 +211,7 @@ def _add_constants(fun: object, found: list[types.FunctionType]) -> bool:
     if isinstance(fun, types.BuiltinFunctionType):
         return fun.__self__ is None or isinstance(fun.__self__, types.ModuleType)
     if not isinstance(fun, types.FunctionType):
-        return isinstance(fun, type) and not classes.can_change(fun)
+        return isinstance(fun, type) and not can_change(fun)
     found.append(fun)
     held = fun.__closure__ or fun.__kwdefaults__ or fun.__dict__
     return not held and all(map(is_atom, fun.__defaults__ or ()))

@@ -18,6 +18,7 @@ import torch
 T = TypeVar("T")
 
 MISSING = object()
+_HEAP_TYPE = 1 << 9  # CPython's flag of classes that are not written in C
 
 
 class View(Protocol):
@@ -54,6 +55,11 @@ class _Equal:
         if now != self._last:
             self._last = now
         yield self._last
+
+
+def can_change(cls: type) -> bool:
+    """Whether a class is not written in C."""
+    return bool(cls.__flags__ & _HEAP_TYPE)
 
 
 def bytes_of(x: Any) -> bytes:

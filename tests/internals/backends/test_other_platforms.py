@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-import xfunc as xf
 from examples.llama import aot
 from examples.llama.train import allocation
 from tests.backends.test_lapack import RECTANGULAR, check
 from tests.support.fresh import ROOT
 from xfunc.backends import lapack, memory_maps, scipy_lapack
 from xfunc.backends.pjrt import executable_cache
-from xfunc.cache import mutation_guard
 
 FORK = """
 import os, signal
@@ -121,28 +119,3 @@ def test_resident_memory_in_bytes(system: str, size: int, monkeypatch: pytest.Mo
     usage = SimpleNamespace(ru_maxrss=3)
     monkeypatch.setattr(aot.resource, "getrusage", lambda _: usage)
     assert aot._resident() == size
-
-
-@pytest.mark.parametrize("known", [True, False])
-def test_changes_of_functions_without_known_layout(
-    known: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Elsewhere than in CPython, nothing is read from an object's memory."""
-    for name in ("_class_versions", "_dict_versions", "_has_pointers"):
-        monkeypatch.setattr(mutation_guard, name, known and getattr(mutation_guard, name))
-    if not known:
-        monkeypatch.setattr(mutation_guard, "_place", None)
-    rate = 2.0
-
-    def scaled(x: torch.Tensor, shift: float = 1.0) -> torch.Tensor:
-        return x * rate + shift
-
-    f, x = xf.jit(lambda x: scaled(x)), torch.ones(2)
-    for _ in range(3):
-        assert f(x).tolist() == [3, 3]
-    rate = 3.0
-    assert f(x).tolist() == [4, 4]
-    scaled.__defaults__ = (5.0,)
-    assert f(x).tolist() == [8, 8]
-    scaled.__code__ = (lambda x, shift: x - shift + 0 * rate).__code__
-    assert f(x).tolist() == [-4, -4]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from typing import Any
 
@@ -47,17 +46,7 @@ def test_walk_only_after_held_objects_change(monkeypatch: pytest.MonkeyPatch) ->
     assert looks() == 0
 
 
-@pytest.mark.parametrize("versions", [True, False])
-def test_watch_without_cpython_version_numbers(
-    versions: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Contents are compared where CPython's numbers do not do what is expected."""
-    assert mutation_guard._class_versions
-    assert mutation_guard._dict_versions or sys.version_info >= (3, 13)
-    monkeypatch.setattr(mutation_guard, "_class_versions", versions)
-    monkeypatch.setattr(
-        mutation_guard, "_dict_versions", versions and mutation_guard._dict_versions
-    )
+def test_watch_namespaces_and_classes() -> None:
     space: dict[str, object] = {"a": 1, "b": 2}
     names = mutation_guard.Namespace(space, ["a", "missing"])
     assert names.same()
@@ -73,4 +62,37 @@ def test_watch_without_cpython_version_numbers(
     base: Any = type("B", (), {"k": 1})
     found = mutation_guard.Watch([], [type("D", (base,), {})])
     base.k = 2
+    assert not found.same()
+
+
+def test_watch_functions() -> None:
+    rate = 2.0
+
+    def scaled(x: torch.Tensor, shift: float = 1.0) -> torch.Tensor:
+        return x * rate + shift
+
+    f, x = xf.jit(lambda x: scaled(x)), torch.ones(2)
+    for _ in range(3):
+        assert f(x).tolist() == [3, 3]
+    rate = 3.0
+    assert f(x).tolist() == [4, 4]
+    scaled.__defaults__ = (5.0,)
+    assert f(x).tolist() == [8, 8]
+    scaled.__code__ = (lambda x, shift: x - shift + 0 * rate).__code__
+    assert f(x).tolist() == [-4, -4]
+
+
+def test_watch_bases_of_class() -> None:
+    class A:
+        k = 1
+
+    class B:
+        k = 2
+
+    class C(A):
+        pass
+
+    found = mutation_guard.Watch([], [C])
+    assert found.same()
+    C.__bases__ = (B,)
     assert not found.same()
