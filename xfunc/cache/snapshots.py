@@ -18,7 +18,7 @@ import torch
 T = TypeVar("T")
 
 MISSING = object()
-_HEAP_TYPE = 1 << 9  # CPython's flag of classes that are not written in C
+_IMMUTABLE = 1 << 8  # CPython's flag of classes whose attributes cannot be set
 
 
 class View(Protocol):
@@ -58,8 +58,8 @@ class _Equal:
 
 
 def can_change(cls: type) -> bool:
-    """Whether a class is not written in C."""
-    return bool(cls.__flags__ & _HEAP_TYPE)
+    """Whether the attributes of a class may be set: those of most that are written in C may not."""
+    return not cls.__flags__ & _IMMUTABLE
 
 
 def bytes_of(x: Any) -> bytes:

@@ -23,6 +23,8 @@ _TRANSFERS = (
     "the device until they are read."
 )
 _READ = "use xf.errors.ConcretizationError: a traced value was read."
+_MESH = "pass the mesh as an argument."
+_NO_AXIS_TYPES = "axes have no types: XLA shards what shard_map does not."
 _ONE_KEY_TYPE = "all keys are of threefry: delete what depends on the implementation."
 _PATHS = "paths are strings, such as ['layers'][0].wq: use xf.tree.leaves_with_path."
 _MODULES = {
@@ -59,6 +61,8 @@ TABLE: dict[str, dict[str, str]] = {
         "Array": "arrays are torch.Tensor.",
         "Device": "devices are numbers: xf.devices() lists them.",
         **dict.fromkeys(("Ref", "empty_ref", "free_ref", "freeze", "new_ref", "ref"), _REFS),
+        "CompilerEffortLevel": "use xf.jit's compiler_options.",
+        "Inline": "functions are called; XLA inlines them: delete the argument.",
         "Shard": "use xf.sharding.addressable_shards(x).",
         "check_tracer_leaks": "leaks always raise xf.errors.LeakError: delete the line.",
         "checking_leaks": "leaks always raise xf.errors.LeakError: delete the line.",
@@ -79,6 +83,7 @@ TABLE: dict[str, dict[str, str]] = {
         "tracing, or outside of the function.",
         "explain_cache_misses": "use f.explain() of a jitted function.",
         "float0": "return integer outputs with has_aux=True: they have no tangents.",
+        **dict.fromkeys(("get_abstract_mesh", "get_mesh"), _MESH),
         "host_count": "use xf.process_count().",
         "host_id": "use xf.process_index().",
         "host_ids": "use range(xf.process_count()).",
@@ -98,6 +103,7 @@ TABLE: dict[str, dict[str, str]] = {
         "process_indices": "use range(xf.process_count()).",
         "reshard": "use xf.with_sharding_constraint in a traced function, or xf.device_put.",
         "set_mesh": "use xf.use_mesh: with xf.use_mesh(mesh): ...",
+        "use_abstract_mesh": "use xf.use_mesh: with xf.use_mesh(mesh): ...",
         "smap": "use xf.shard_map.",
         "version": "use xf.__version__.",
         **dict.fromkeys(
@@ -186,12 +192,15 @@ TABLE: dict[str, dict[str, str]] = {
         "symbolic_args_specs": "use xf.Dim in the shapes of xf.ShapeDtypeStruct.",
         "SymbolicScope": "use xf.Dim.",
         "is_symbolic_dim": "use isinstance(n, xf.Dim).",
+        "symbolic_dim_bounds": "use the bounds that its Dims were declared with.",
     },
     "xfunc.ops": {f"segment_{k}": f"use xf.segment_{k}." for k in ("max", "min", "prod", "sum")},
     "xfunc.profiler": {
+        "ProfileSession": "use with xf.profiler.trace(folder): ...",
         "StepTraceAnnotation": "use xf.profiler.annotate(name, step_num=n).",
         "TraceAnnotation": "use xf.profiler.annotate(name).",
         "annotate_function": "use xf.profiler.annotate(name) around the call.",
+        "export_profile_data": "use with xf.profiler.trace(folder): ...",
         "device_memory_profile": "use xf.memory_stats(), or xf.memory_report(f, *args).",
         "save_device_memory_profile": "use xf.memory_stats(), or xf.memory_report(f, *args).",
         "start_trace": "use with xf.profiler.trace(folder): ...",
@@ -200,18 +209,20 @@ TABLE: dict[str, dict[str, str]] = {
         "stop_server": "use with xf.profiler.trace(folder): ... around the steps of interest.",
     },
     "xfunc.random": {
+        "Key": "use torch.Tensor for keys in annotations.",
         "key_dtype": _ONE_KEY_TYPE,
         "key_impl": _ONE_KEY_TYPE,
     },
     "xfunc.sharding": {
-        "AxisType": "axes have no types: XLA shards what shard_map does not.",
+        "AxisType": _NO_AXIS_TYPES,
         "PmapSharding": "use xf.NamedSharding.",
         "Sharding": "use xf.NamedSharding.",
         "SingleDeviceSharding": "pass the number of a device to xf.device_put.",
-        "auto_axes": "axes have no types: XLA shards what shard_map does not.",
-        "explicit_axes": "axes have no types: XLA shards what shard_map does not.",
-        "get_abstract_mesh": "pass the mesh as an argument.",
-        "get_mesh": "pass the mesh as an argument.",
+        "auto_axes": _NO_AXIS_TYPES,
+        "explicit_axes": _NO_AXIS_TYPES,
+        "UnreducedKind": _NO_AXIS_TYPES,
+        **dict.fromkeys(("get_abstract_mesh", "get_mesh"), _MESH),
+        "no_collectives": _NO_AXIS_TYPES,
         "make_single_device_sharding": "pass the number of a device to xf.device_put.",
         "reshard": "use xf.with_sharding_constraint in a traced function, or xf.device_put.",
         "set_mesh": "use xf.use_mesh.",

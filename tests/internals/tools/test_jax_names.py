@@ -86,6 +86,7 @@ INTERNAL = {
     "xfunc.profiler": {
         "ProfileData",
         "ProfileEvent",
+        "ProfileLine",
         "ProfileOptions",
         "ProfilePlane",
         "register_subprocess",

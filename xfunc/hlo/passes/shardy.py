@@ -38,7 +38,7 @@ def to_shardy(proto: pb.HloModuleProto, count: int) -> CommonMesh | None:
     """Write the shardings of a whole program for Shardy, in place.
 
     Args:
-        proto: of the module. Its shard groups are numbered (`groups.settle_groups`).
+        proto: of the module. Its shard groups are numbered (`xfunc.hlo.final`).
         count: the number of devices.
 
     Returns:

@@ -70,8 +70,8 @@ def tie(a: Node, b: Node, *, automatic: bool = False) -> tuple[Node, Node]:
     Args:
         a: a value.
         b: another of the same dimensions.
-        automatic: whether xfunc tied them automatically: `settle_groups` may be told to omit such
-            ties.
+        automatic: whether xfunc tied them automatically: `xfunc.hlo.final` may be told to omit
+            such ties.
     """
     first, second = build.call(pair(a.type, b.type, automatic), [a, b])
     return first, second
@@ -85,7 +85,7 @@ def pair(a: ArrayType, b: ArrayType, automatic: bool) -> Graph:
     sharding = pb.OpSharding(
         type=pb.OpSharding.UNKNOWN,
         is_shard_group=True,
-        shard_group_id=1,  # `settle_groups` assigns the final one.
+        shard_group_id=1,  # `xfunc.hlo.final` gives the final one.
         shard_group_type=pb.OpSharding.AS,
     )
     how = CustomCall(SHARDING, sharding=sharding.SerializeToString(deterministic=True), tied=True)
@@ -99,11 +99,6 @@ def pair(a: ArrayType, b: ArrayType, automatic: bool) -> Graph:
 def is_tie(i: pb.HloInstructionProto) -> bool:
     """Whether an instruction is a member of a shard group and nothing else."""
     return i.custom_call_target == SHARDING and i.sharding.is_shard_group
-
-
-def is_automatic(i: pb.HloInstructionProto) -> bool:
-    """Whether xfunc made a tie automatically."""
-    return _AUTOMATIC in i.frontend_attributes.map
 
 
 def is_pair(c: pb.HloComputationProto) -> bool:

@@ -75,7 +75,7 @@ class Groups:
             dims: its dimensions.
         """
         how = pb.HloInstructionProto(dimensions=dims)
-        how.channel_id = 1  # `renumber_channels` gives the final one.
+        how.channel_id = 1  # `xfunc.hlo.final` gives the final one.
         how.use_global_device_ids = opcode != "all-to-all"  # which has no other numbers
         groups = how.collective_device_list
         if self.order.listed is None:
