@@ -7,6 +7,9 @@ not, against
 - the bare call of the executable that it compiled, on a list;
 - for one add, `jax.jit`'s call and a tensor for its result: the least that xfunc may take.
 
+And a function of an array and, call after call, of a number, an array of NumPy or a tensor of the
+CPU, which JAX is given as an array of NumPy too.
+
 The device is waited for after each turn, outside the timer.
 """
 
@@ -17,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch
 
 import xfunc as xf
@@ -77,6 +81,32 @@ def calls(name: str, fun: Callable[[Any], Any], leaves: int, donate: bool) -> li
     return rows
 
 
+def scaled(x: Any, by: Any) -> Any:
+    """The product of a state and another argument."""
+    return x * by
+
+
+def host_data() -> list[Row]:
+    """The calls of a function that takes something from the host each time."""
+    array = np.full((16, 16), 0.5, "float32")
+    given = {
+        "a number": (0.5, 0.5),
+        "an array of NumPy": (array, array),
+        "a tensor of the CPU": (torch.from_numpy(array.copy()), array),
+    }
+    rows: list[Row] = []
+    for name, (ours, theirs) in given.items():
+        f, g = xf.jit(scaled), jax.jit(scaled)
+        loops = {
+            "xfunc": Loop(lambda x, f=f, by=ours: f(x, by), xf.device_put(torch.ones(16, 16))),
+            "jax": Loop(lambda x, g=g, by=theirs: g(x, by), jnp.ones((16, 16), "float32")),
+        }
+        waiting = {n: Contender(c, lambda: xf.block_until_ready(None)) for n, c in loops.items()}
+        best = race(waiting, ROUNDS, CALLS, 30)
+        rows.append(Row(f"and {name}: jax.jit", best["xfunc"], best["jax"], 4))
+    return rows
+
+
 def main() -> None:
     """Print the table."""
     xf.default_backend()  # First: JAX by itself would ask libtpu for its machine.
@@ -84,4 +114,5 @@ def main() -> None:
     for leaves in (50, 300):
         for donate in (False, True):
             rows += calls(f"{leaves} leaves", each, leaves, donate)
+    rows += host_data()
     print(table("dispatch: host time of one call", rows))

@@ -7,7 +7,7 @@ There are two: JAX's runtime in `xfunc.backends.pjrt.backend`, and torch_xla's i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -106,6 +106,18 @@ class Runtime(Protocol):
 
     def avals(self, leaves: Sequence[object], /) -> tuple[AvalKey, ...] | None:
         """The shapes and dtypes of tensors; None if any of them is not data on the devices."""
+        ...
+
+    def taken(self, x: object, /) -> torch.Tensor | None:
+        """A number, an array of NumPy or a tensor of the CPU as data on the only device.
+
+        None: it is something else, or takes more than a few steps.
+        """
+        ...
+
+    @property
+    def takes(self) -> Collection[type]:
+        """The classes of what may be `taken`."""
         ...
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:

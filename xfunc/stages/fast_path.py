@@ -48,6 +48,7 @@ class FastPath:
         modes: see `xfunc.core.ambient.plain_modes`.
         is_unchanged: whether the function's value is the same.
         guards: of the program, with their values.
+        of_host: the leaves that were not data on the device.
     """
 
     __slots__ = (
@@ -62,7 +63,9 @@ class FastPath:
         "leaves_of",
         "modes",
         "name",
+        "of_host",
         "run",
+        "taken",
         "unflatten",
     )
 
@@ -75,12 +78,15 @@ class FastPath:
         modes: ambient.Modes,
         is_unchanged: Callable[[], bool],
         guards: Guards,
+        of_host: Sequence[int],
     ):
         assert entry.executable is not None
         self.caller, n = caller, len(avals)
         are_leaves = structure == tree.structure_of_leaves(n)
         self.leaves_of = None if are_leaves else matcher(structure)
-        self.avals, self.avals_of = avals, active.runtime().avals
+        where = active.runtime()
+        self.avals, self.avals_of = avals, where.avals
+        self.taken, self.of_host = where.taken, of_host
         self.modes, self.is_unchanged, self.guards = modes, is_unchanged, guards
         self.name, self.donated = entry.program.name, entry.donated
         self.executable, self.run = entry.executable, entry.executable.__call__
@@ -114,9 +120,16 @@ def _call(
             return MISSED
     elif kwargs:
         return MISSED
+    if not ambient.are_plain(again.modes):  # First: torch.jit.trace makes sizes tensors.
+        return MISSED
+    if again.of_host:
+        if len(leaves) != len(again.avals):
+            return MISSED
+        leaves, taken = list(leaves), again.taken
+        for i in again.of_host:
+            leaves[i] = taken(leaves[i])
     if (
-        not ambient.are_plain(again.modes)  # First: torch.jit.trace makes sizes tensors.
-        or again.avals_of(leaves) != again.avals
+        again.avals_of(leaves) != again.avals
         or not again.is_unchanged()
         or _is_transformed()
         or (_any_requires_grad(*leaves) and torch.is_grad_enabled())
@@ -151,8 +164,9 @@ def note(
     entry: Entry,
     structure: tree.Structure,
     avals: tuple[AvalKey, ...],
+    of_host: Sequence[int],
 ) -> None:
-    """Note what the next call is compared with, if this one was usual."""
+    """Note what the next call is compared with, if this one was usual; see `FastPath`."""
     guards: Any = None
     if type(latest.entry) is Guarded:
         guards = latest.entry.only(entry)
@@ -161,4 +175,4 @@ def note(
     modes, check = ambient.plain_modes(), staged.function_value.check()
     if guards is None or modes is None or check is None or not entry.runs_alone():
         return
-    latest.again = FastPath(staged.caller, entry, structure, avals, modes, check, guards)
+    latest.again = FastPath(staged.caller, entry, structure, avals, modes, check, guards, of_host)

@@ -307,8 +307,10 @@ def _run_staged(
         given: PyTree = (args, kwargs)
         leaves, structure = optree.tree_flatten(given, namespace=tree.NAMESPACE)
         avals = where.avals(leaves)
-    usual = avals is not None and staged.repeats
+    usual, of_host = staged.repeats, ()
     if avals is None:
+        of_host = [i for i, x in enumerate(leaves) if type(x) is not where.kind]
+        usual = usual and all(type(leaves[i]) in where.takes for i in of_host)
         if tree.adopt(leaves):
             leaves, structure = tree.flatten((args, kwargs))
         leaves, fixed = prepare(staged, leaves, structure)
@@ -329,7 +331,7 @@ def _run_staged(
         result = entry.result(entry.run(leaves, held))
         if usual and not entry.captures and options.is_usual:
             with lock:
-                fast_path.note(staged, latest, entry, structure, avals)
+                fast_path.note(staged, latest, entry, structure, avals, of_host)
     inspected(staged, args, kwargs, options, result, entry, leaves, held)
     return result
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from xfunc.backends.lock import once
 from xfunc.backends.pjrt import callbacks, client, gpu_arrays, profile
 from xfunc.backends.pjrt.array import Array, array_of, make, sharding_of
 from xfunc.backends.pjrt.executable import Executable
+from xfunc.backends.pjrt.host_data import HostData
 from xfunc.backends.pjrt.shardings import moved, placement_of, sharding
 from xfunc.backends.placement import Placement
 from xfunc.backends.protocol import Runtime
@@ -107,6 +108,19 @@ class Pjrt:
             return tuple([x._jax_aval for x in leaves])
         except AttributeError:
             return None
+
+    @functools.cached_property
+    def _host_data(self) -> HostData:
+        return HostData()
+
+    def taken(self, x: object) -> Array | None:
+        """See `xfunc.backends.protocol.Runtime.taken`."""
+        return self._host_data.taken(x)
+
+    @property
+    def takes(self) -> Collection[type]:
+        """See `xfunc.backends.protocol.Runtime.takes`."""
+        return self._host_data.kinds
 
     def to_device(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor's value on the device, in a buffer of its own.

@@ -26,6 +26,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "reading XLA_FLAGS while they say what they should": (
         "jax._src.lib.xla_client.CompileOptions",
     ),
+    "data of the host, in a few microseconds": ("jax._src.lib.xla_client.batched_device_put",),
     "the other processes": ("jax._src.clusters.ClusterEnv.auto_detect_unset_distributed_params",),
     "a session of the profiler that failed": (
         "jax._src.profiler._profile_state.reset",

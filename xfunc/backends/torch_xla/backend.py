@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
@@ -56,6 +56,11 @@ class TorchXLA:
         if set(map(type, leaves)) <= _TENSOR and all(map(self.holds, leaves)):
             return tuple(map(_AVAL, leaves))
         return None
+
+    takes: Collection[type] = ()
+
+    def taken(self, x: object) -> None:
+        """See `xfunc.backends.protocol.Runtime.taken`."""
 
     def platform(self) -> str:
         """``"cpu"`` or ``"tpu"``."""
