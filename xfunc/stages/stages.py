@@ -22,7 +22,7 @@ from xfunc.stages.entry import Entry
 from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged
 from xfunc.trace import portable
-from xfunc.trace.final_passes import finished
+from xfunc.trace.finished import finished
 from xfunc.trace.lowering import Lowering
 from xfunc.trace.text import text_of
 from xfunc.tree import PyTree

@@ -28,7 +28,7 @@ from xfunc.symbolic.binding import Dims, sizes_at
 from xfunc.symbolic.plans import Measure, Plans, Trace
 from xfunc.symbolic.polynomial import Env
 from xfunc.symbolic.shape_domain import ShapeDomain
-from xfunc.trace.final_passes import finished
+from xfunc.trace.finished import finished
 
 
 def check(limit: object, name: str) -> None:

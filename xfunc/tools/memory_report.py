@@ -35,7 +35,7 @@ from xfunc.stages import stages
 from xfunc.stages.staging import Staged
 from xfunc.tools import memory_picture
 from xfunc.tools.memory_picture import ARGUMENTS, shown_line
-from xfunc.trace.final_passes import finished
+from xfunc.trace.finished import finished
 from xfunc.trace.lowering import Lowering
 from xfunc.transforms.checkpoint import checkpoint
 from xfunc.transforms.inspect import without_options

@@ -22,7 +22,7 @@ from xfunc.graph.graph import Graph
 from xfunc.hlo import Module
 from xfunc.hlo.write import write
 from xfunc.trace import recorder, tracing
-from xfunc.trace.final_passes import finished
+from xfunc.trace.finished import finished
 
 
 @dataclasses.dataclass(eq=False)

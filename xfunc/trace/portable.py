@@ -15,7 +15,7 @@ from xfunc.graph.node import Node, unattributed
 from xfunc.hlo import Module
 from xfunc.hlo.spmd.annotations import constrained
 from xfunc.hlo.spmd.tiles import Tiles
-from xfunc.trace.final_passes import finished
+from xfunc.trace.finished import finished
 from xfunc.trace.lowering import Lowering
 
 
