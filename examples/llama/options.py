@@ -139,20 +139,26 @@ class Setting(NamedTuple):
     """A setting as help shows it: its key, its value as one types it, and its description."""
 
     key: str
-    value: str
+    value: str | None
     meaning: str
     choices: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return self.key if self.value is None else f"{self.key}={self.value}"
 
-def described(settings: Any, groups: Mapping[str, Iterable[str]]) -> str:
+
+def described(
+    settings: Any, groups: Mapping[str, Iterable[str]], *, with_values: bool = True
+) -> str:
     """The settings in groups, each with its value and the first sentence of its description.
 
     Args:
         settings: a frozen dataclass.
         groups: titles, and patterns of keys such as ``mesh.*``; a setting is in the first group
             with a pattern that matches, and groups and settings are in this order.
+        with_values: whether their values are shown.
     """
-    rest, sections = list(_rows(settings)), []
+    rest, sections = _shown(settings, with_values), []
     for title, patterns in groups.items():
         found = [s for pattern in patterns for s in rest if fnmatch.fnmatchcase(s.key, pattern)]
         rest = [setting for setting in rest if setting not in found]
@@ -162,23 +168,23 @@ def described(settings: Any, groups: Mapping[str, Iterable[str]]) -> str:
 
 def _table(settings: Sequence[Setting]) -> str:
     """A line for each setting, and one more for its choices."""
-    width = 2 + max(len(f"{s.key}={s.value}") for s in settings)
+    width = 2 + max(len(str(setting)) for setting in settings)
     rows: list[tuple[str, str]] = []
     for setting in settings:
         meaning = setting.meaning.partition(". ")[0].removesuffix(".")
-        rows.append((f"{setting.key}={setting.value}", meaning))
+        rows.append((str(setting), meaning))
         if setting.choices:
             rows.append(("", f"one of {', '.join(setting.choices)}"))
     return "\n".join(_wrapped(f"  {head:{width}}{text}", width + 2) for head, text in rows)
 
 
-def explained(settings: Any, prefix: str) -> str:
+def explained(settings: Any, prefix: str, *, with_values: bool = True) -> str:
     """All that is known of the setting with this key, or of those whose keys start with it.
 
     Raises:
         SettingError: there is no such setting.
     """
-    rows = list(_rows(settings))
+    rows = _shown(settings, with_values)
     found = [s for s in rows if f"{s.key}.".startswith(f"{prefix}.")]
     if not found:
         raise SettingError(f"there is no setting {prefix}: {_known(prefix, [s.key for s in rows])}")
@@ -186,7 +192,7 @@ def explained(settings: Any, prefix: str) -> str:
     for setting in found:
         choices = f" One of {', '.join(setting.choices)}." if setting.choices else ""
         text = _wrapped(f"  {setting.meaning}{choices}", 2)
-        texts.append(f"{setting.key}={setting.value}\n{text}")
+        texts.append(f"{setting}\n{text}")
     return "\n".join(texts)
 
 
@@ -194,6 +200,11 @@ def _wrapped(text: str, indent: int) -> str:
     return textwrap.fill(
         text, 100, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
     )
+
+
+def _shown(settings: Any, with_values: bool) -> list[Setting]:
+    rows = list(_rows(settings))
+    return rows if with_values else [row._replace(value=None) for row in rows]
 
 
 def _rows(settings: Any, path: str = "") -> Iterator[Setting]:
