@@ -20,6 +20,7 @@ from xfunc import P
 
 from ..parallel.sharding import Sharding
 from .attention import (
+    PLAIN,
     Heads,
     Part,
     Reach,
@@ -33,7 +34,6 @@ from .attention import (
 )
 
 AXIS = "context"
-_PLAIN = Scores()
 
 
 def ring(
@@ -45,7 +45,7 @@ def ring(
     sharding: Sharding,
     block: int = 512,
     reach: Reach = None,
-    scores: Scores = _PLAIN,
+    scores: Scores = PLAIN,
 ) -> Heads:
     """Causal attention over one or several documents per row, of tokens in `Sharding.chunks`.
 
