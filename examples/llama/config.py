@@ -11,7 +11,7 @@ import yaml
 
 import xfunc as xf
 
-from . import model, options
+from . import checks, model, options
 from .data.data_config import DataConfig
 from .files import write_text
 from .model import parameters
@@ -45,11 +45,7 @@ class Mesh:
     context: int = 1
 
     def __post_init__(self) -> None:
-        for name in AXES:
-            if name == "fsdp" and self.fsdp == -1:
-                continue
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name} is {getattr(self, name)}: use 1 or more")
+        checks.at_least(self, 1, *(axis for axis in AXES if axis != "fsdp" or self.fsdp != -1))
 
     def axes(self, devices: int) -> dict[str, int]:
         """The size of each axis on so many devices."""
@@ -123,21 +119,11 @@ class Run:
     programs: str | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "save_every",
-            "keep",
-            "keep_every",
-            "eval_every",
-            "eval_batches",
-            "sample_tokens",
-        ):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise SettingError(f"{name} is {value}: use 1 or more")
+        names = "save_every keep keep_every eval_every eval_batches sample_tokens"
+        checks.at_least(self, 1, *names.split())
+        checks.at_least(self, 0, "seed", "context")
         if self.watchdog is not None and not 1 < self.watchdog < math.inf:
             raise SettingError(f"watchdog is {self.watchdog}: use a number above 1, or null")
-        for name in ("seed", "context"):
-            if (value := getattr(self, name)) < 0:
-                raise SettingError(f"{name} is {value}: use 0 or more")
         if wrong := [step for step in self.profile if step < 1]:
             raise SettingError(f"profile has {wrong[0]}: steps are counted from 1")
         if self.average and self.train.ema is None:

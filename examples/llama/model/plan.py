@@ -9,6 +9,7 @@ from torch import Tensor
 
 from xfunc import checkpoint_policies
 
+from .. import checks
 from ..parallel.sharding import Sharding
 
 # The values that the backward pass of a layer does not recompute. The input of each layer is always
@@ -75,14 +76,8 @@ class Plan:
         return [0] if self.sharding is None else self.sharding.chunks(x.shape[1])
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"unknown policy {self.policy!r}: use one of {', '.join(POLICIES)}")
-        if self.attention not in ATTENTION:
-            names = ", ".join(ATTENTION)
-            raise ValueError(f"unknown attention {self.attention!r}: use one of {names}")
-        for name in ("block", "loss_chunk", "microbatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: use 1 or more")
+        checks.one_of(self, policy=POLICIES, attention=ATTENTION)
+        checks.at_least(self, 1, "block", "loss_chunk", "microbatches")
 
 
 def _chunks_taken(x: Tensor, chunks: list[int]) -> Tensor:

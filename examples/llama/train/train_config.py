@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .. import model
+from .. import checks, model
 from ..model import Params, Routers
 from ..model.flops import Extent
 from ..model.plan import Plan
@@ -128,27 +128,17 @@ class Recipe:
     spike: float | None = None
 
     def __post_init__(self) -> None:
-        tables: dict[str, Any] = {"precision": PRECISIONS, "optimizer": OPTIMIZERS}
-        tables |= {"schedule": SCHEDULES, "preference": PREFERENCES}
-        for name, table in tables.items():
-            if getattr(self, name) not in table:
-                known = ", ".join(table)
-                raise ValueError(f"unknown {name} {getattr(self, name)!r}: use one of {known}")
-        for name, least in (("steps", 1), ("warmup", 0)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{name} is {value}: use {least} or more")
-        for name in ("peak_lr", "clip", "spike", "eps", "dpo_beta", "orpo_weight"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} is {value}: use a number above 0")
+        checks.one_of(self, precision=PRECISIONS, optimizer=OPTIMIZERS)
+        checks.one_of(self, schedule=SCHEDULES, preference=PREFERENCES)
+        checks.at_least(self, 1, "steps")
+        checks.above_0(self, "peak_lr", "clip", "spike", "eps", "dpo_beta", "orpo_weight")
         if self.router_bias and not self.model.traits.sigmoid_router:
             raise ValueError(
                 f"router_bias is {self.router_bias}, but models of the family {self.model.family} "
                 "have no bias in the choice of experts: leave it out"
             )
-        for name in ("weight_decay", "router_balance", "router_size", "router_bias"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}: use 0 or more")
+        names = "warmup", "weight_decay", "router_balance", "router_size", "router_bias"
+        checks.at_least(self, 0, *names)
         for name, whole in (("floor", "rate"), ("cooldown", "steps")):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(

@@ -23,7 +23,7 @@ from torch import Tensor
 import xfunc as xf
 from xfunc import NamedSharding, P
 
-from .. import model
+from .. import checks, model
 from ..model import Config, Params, quantised
 from ..model.linear import Adapted
 from ..model.parameters import is_stack
@@ -61,14 +61,12 @@ class Tune:
     base: Literal["int8", "nf4"] | None = None
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank is {self.rank}: use 1 or more")
+        checks.at_least(self, 1, "rank")
+        checks.above_0(self, "alpha")
         for entry in self.ranks:
             pattern, _, rank = entry.rpartition("=")
             if not pattern or not rank.strip().isdecimal() or int(rank) < 1:
                 raise ValueError(f"cannot read {entry!r} in ranks: write layers.e_*=4, for example")
-        if not 0 < self.alpha < math.inf:
-            raise ValueError(f"alpha is {self.alpha}: use a number above 0")
 
     @property
     def scale(self) -> float:
