@@ -233,23 +233,23 @@ def _plan(
         return 1
     meshes = planner.meshes(run.train.model, chips.devices)
     if _sets(pairs, "mesh"):
-        meshes = [planner.Mesh(**run.mesh.axes(chips.devices))]
+        meshes = [run.mesh.sized(chips.devices)]
     policies = [run.train.plan.policy] if _sets(pairs, "train.plan.policy") else planner.FROM_SMALL
     parts = run.train.plan.microbatches  # The planner's batches are the parts of one.
 
-    def tried(mesh: planner.Mesh, policy: str, batch: int) -> Case:
+    def tried(mesh: config.Mesh, policy: str, batch: int) -> Case:
         plan = dataclasses.replace(run.train.plan, policy=policy)
         changed = dataclasses.replace(
             run,
             train=dataclasses.replace(run.train, plan=plan),
             data=dataclasses.replace(run.data, batch=batch * parts),
-            mesh=config.Mesh(**mesh._asdict()),
+            mesh=mesh,
         )
         return dataclasses.replace(case, run=changed)
 
     compiled_any = False
 
-    def measure(mesh: planner.Mesh, policy: str, batch: int) -> planner.Trial:
+    def measure(mesh: config.Mesh, policy: str, batch: int) -> planner.Trial:
         nonlocal compiled_any
         trial = planner.Trial(mesh, policy, batch, fits=False)
         try:

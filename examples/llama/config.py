@@ -47,6 +47,15 @@ class Mesh:
     def __post_init__(self) -> None:
         checks.at_least(self, 1, *(axis for axis in AXES if axis != "fsdp" or self.fsdp != -1))
 
+    @property
+    def parts(self) -> int:
+        """How many parts a batch is divided into."""
+        return self.data * self.fsdp * self.expert
+
+    def sized(self, devices: int) -> "Mesh":
+        """The mesh of so many devices, whose sizes are all known."""
+        return Mesh(**self.axes(devices))
+
     def axes(self, devices: int) -> dict[str, int]:
         """The size of each axis on so many devices."""
         sizes = dataclasses.asdict(self)
@@ -150,17 +159,16 @@ class Run:
 
     def check_shares(self, devices: int) -> None:
         """Raise an error if the devices cannot share the batch, or its rows, evenly."""
-        axes = self.mesh.axes(devices)
-        parts = axes["data"] * axes["fsdp"] * axes["expert"]
-        if self.data.batch % parts:
+        mesh = self.mesh.sized(devices)
+        if self.data.batch % (parts := mesh.parts):
             raise SettingError(
                 f"data.batch is {self.data.batch}, and {parts} devices share it: make it a "
                 f"multiple of {parts}, or mesh.fsdp smaller"
             )
-        chunks = 2 * axes["context"]
+        chunks = 2 * mesh.context
         if chunks > 2 and self.data.seq % chunks:
             raise SettingError(
-                f"data.seq is {self.data.seq}, and mesh.context is {axes['context']}: make "
+                f"data.seq is {self.data.seq}, and mesh.context is {mesh.context}: make "
                 f"data.seq a multiple of {chunks}"
             )
 
