@@ -22,6 +22,7 @@ from .model.plan import ATTENTION, POLICIES, Plan
 from .model.precision import PRECISIONS
 from .model.sizes import ACTIVATIONS, CONFIGS, ROPE_KINDS, Config, RopeScaling
 from .train.train_config import OPTIMIZERS, PREFERENCES, SCHEDULES, Recipe
+from .tune.lora import nested
 
 T = TypeVar("T")
 NAMED: dict[type, Mapping[str, Any]] = {Config: CONFIGS}  # a name stands for the whole of it
@@ -86,7 +87,7 @@ def override(settings: T, pairs: Iterable[str]) -> T:
     wholes = {path for path in texts if any(other.startswith(f"{path}.") for other in texts)}
     for first in (True, False):
         now = {path: text for path, text in texts.items() if (path in wholes) == first}
-        settings = changed(settings, _nested(now))
+        settings = changed(settings, nested(now))
     return settings
 
 
@@ -95,15 +96,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals:
         raise SettingError(f"cannot read {text!r}: write key=value, such as train.steps=100")
     return path, value
-
-
-def _nested(texts: Mapping[str, str]) -> dict[str, Any]:
-    """``{"a": {"b": "1"}}`` of ``{"a.b": "1"}``."""
-    found: dict[str, Any] = {}
-    for path, value in texts.items():
-        *outer, key = path.split(".")
-        functools.reduce(lambda inner, name: inner.setdefault(name, {}), outer, found)[key] = value
-    return found
 
 
 def plain(settings: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 from ..files import write_text
 from ..options import SettingError
+from ..tune.lora import named
 
 Name = Literal["tensorboard", "wandb", "mlflow"]
 _BATCH = 100  # parameters that MLflow takes at once
@@ -158,7 +159,7 @@ class MLflow:
             else found.experiment_id
         )
         run = self._client.create_run(number, run_name=folder.name).info.run_id
-        params = [self._entities.Param(key, str(x)) for key, x in _flat(settings)]
+        params = [self._entities.Param(key, str(x)) for key, x in named(settings).items()]
         for i in range(0, len(params), _BATCH):
             self._client.log_batch(run, params=params[i : i + _BATCH])
         return run
@@ -176,15 +177,6 @@ class MLflow:
     def close(self) -> None:
         """Nothing more comes."""
         self._client.set_terminated(self._run)
-
-
-def _flat(settings: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings by their whole names, such as ``train.peak_lr``."""
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}{key}.")
-        else:
-            yield path + key, value
 
 
 _KINDS: dict[Name, Any] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}

@@ -11,7 +11,7 @@ Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021; for
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
@@ -143,18 +143,18 @@ def within(name: str) -> str:
     return own if is_stack(stack) else ""
 
 
-def named(tree: Params, path: str = "") -> dict[str, Any]:
-    """The weights of a tree of dictionaries by names such as `layers.wq`."""
+def named(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """The leaves of a tree of dictionaries by names such as `layers.wq`."""
     found = {}
     for key, one in tree.items():
         found |= named(one, f"{path}{key}.") if isinstance(one, dict) else {f"{path}{key}": one}
     return found
 
 
-def nested(weights: dict[str, Any]) -> Params:
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """The tree that `named` took apart."""
-    found: Params = {}
-    for name, one in weights.items():
+    found: dict[str, Any] = {}
+    for name, one in leaves.items():
         *outer, key = name.split(".")
         functools.reduce(lambda tree, part: tree.setdefault(part, {}), outer, found)[key] = one
     return found
