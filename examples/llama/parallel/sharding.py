@@ -8,7 +8,7 @@ and other weights like ``fsdp``; ``context`` shards the tokens of each row, and 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,9 +111,7 @@ class Sharding:
 
     def fitting(self, x: Tensor, spec: P) -> P:
         """The part of a spec whose axes divide the dimensions of `x`."""
-        return P(
-            *(e if d % self._parts(e) == 0 else None for d, e in zip(x.shape, spec, strict=False))
-        )
+        return fitting(self.mesh, x.shape, spec)
 
     def chunks(self, seq: int) -> list[int]:
         """The chunks of a row in the order in which the devices along ``context`` have them.
@@ -140,7 +138,17 @@ class Sharding:
         return x if n <= 1 else x[:, :, None].expand(-1, -1, n, -1, -1).flatten(1, 2)
 
     def _parts(self, entry: Any) -> int:
-        return math.prod(self.mesh.shape[axis] for axis in _axes(entry))
+        return _size(self.mesh, entry)
+
+
+def fitting(mesh: xf.AbstractMesh, shape: Sequence[int], spec: Iterable[Any]) -> P:
+    """The part of a spec whose axes divide the dimensions of a shape."""
+    pairs = zip(shape, spec, strict=False)
+    return P(*(entry if size % _size(mesh, entry) == 0 else None for size, entry in pairs))
+
+
+def _size(mesh: xf.AbstractMesh, entry: Any) -> int:
+    return math.prod(mesh.shape[axis] for axis in _axes(entry))
 
 
 def _axes(entry: Any) -> tuple[str, ...]:
