@@ -1,7 +1,8 @@
 """Checks of settings, whose errors say what to use."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Protocol
 
 
 def at_least(settings: object, least: int, *names: str) -> None:
@@ -20,8 +21,14 @@ def above_0(settings: object, *names: str) -> None:
             raise ValueError(f"{name} is {value}: use a number above 0")
 
 
-def one_of(settings: object, **known: Iterable[str]) -> None:
-    """Raise a ValueError unless each of these fields is one of the names that are known."""
-    for name, names in known.items():
-        if (value := getattr(settings, name)) not in names:
-            raise ValueError(f"unknown {name} {value!r}: use one of {', '.join(names)}")
+class HasChoices(Protocol):
+    """A class of settings, some of which are one of several names."""
+
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]]
+
+
+def choices(settings: HasChoices) -> None:
+    """Raise a ValueError unless each field in `CHOICES` has one of the names there."""
+    for name, known in settings.CHOICES.items():
+        if (value := getattr(settings, name)) not in known:
+            raise ValueError(f"unknown {name} {value!r}: use one of {', '.join(known)}")

@@ -1,6 +1,7 @@
 """Settings as nested frozen dataclasses: read from mappings and `key=value`, checked, written back.
 
-A field's possible values come from its type, and its description from its class's ``Attributes:``.
+A field's possible values come from its type, or from `CHOICES` of its class, and its description
+from the class's ``Attributes:``. Fields in `DERIVED` of a class are no settings.
 """
 
 import dataclasses
@@ -17,30 +18,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import yaml
 
-from .families import FAMILIES
-from .model.plan import ATTENTION, POLICIES, Plan
 from .model.precision import PRECISIONS
-from .model.sizes import ACTIVATIONS, CONFIGS, ROPE_KINDS, Config, RopeScaling
-from .train.train_config import OPTIMIZERS, PREFERENCES, SCHEDULES, Recipe
+from .model.sizes import CONFIGS, Config
 from .tune.lora import nested
 
 T = TypeVar("T")
 NAMED: dict[type, Mapping[str, Any]] = {Config: CONFIGS}  # a name stands for the whole of it
-CHOICES: dict[type, Mapping[str, Iterable[str]]] = {
-    Config: {"family": FAMILIES, "activation": ACTIVATIONS},
-    RopeScaling: {"kind": ROPE_KINDS},
-    Plan: {"policy": POLICIES, "attention": ATTENTION},
-    Recipe: {
-        "precision": PRECISIONS,
-        "optimizer": OPTIMIZERS,
-        "schedule": SCHEDULES,
-        "preference": PREFERENCES,
-    },
-}
-DERIVED: dict[type, tuple[str, ...]] = {
-    Plan: ("sharding",),
-    Recipe: ("skip_bad", "pairs"),
-}  # not set here
 _ARTICLES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -234,9 +217,9 @@ _hints = functools.cache(typing.get_type_hints)
 def _kinds(cls: type) -> dict[str, Any]:
     """The type of each field that can be set; a family may have been registered since."""
     names = [field.name for field in dataclasses.fields(cls)]
-    choices = {name: _choice(known) for name, known in CHOICES.get(cls, {}).items()}
+    choices = {name: _choice(known) for name, known in getattr(cls, "CHOICES", {}).items()}
     kinds = _hints(cls) | choices
-    return {name: kinds[name] for name in names if name not in DERIVED.get(cls, ())}
+    return {name: kinds[name] for name in names if name not in getattr(cls, "DERIVED", ())}
 
 
 def _meanings(cls: type) -> dict[str, str]:

@@ -170,14 +170,10 @@ class Encoder:
 
     def _texts(self, prompt: str, answer: str) -> Example:
         asked, said = self._tokenizer.encode([_clean(prompt), _clean(answer)])
-        begin, end = ([] if t is None else [t] for t in self._ends)
+        begin, end = self._tokenizer.ends
         tokens = [*begin, *asked, *said, *end]
         learned = len(tokens) - len(said) - len(end)
         return Example(tokens, [i >= learned for i in range(len(tokens))] if said else [])
-
-    @property
-    def _ends(self) -> tuple[int | None, int | None]:
-        return self._tokenizer.begin, self._tokenizer.end
 
     def _conversation(
         self,

@@ -1,6 +1,8 @@
 """Parts of a model's description that `sizes` and the families share."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .. import checks
 
@@ -33,6 +35,8 @@ class RopeScaling:
         long_factors: the same in longer texts.
     """
 
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {"kind": ROPE_KINDS}
+
     factor: float = 8.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -48,7 +52,7 @@ class RopeScaling:
     long_factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        checks.one_of(self, kind=ROPE_KINDS)
+        checks.choices(self)
         names = "factor original_context beta_fast beta_slow attention_factor"
         checks.above_0(self, *names.split())
         if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:

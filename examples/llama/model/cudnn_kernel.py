@@ -18,7 +18,7 @@ _WORKSPACE = jax.ShapeDtypeStruct((0,), jnp.uint8)  # XLA gives it the size that
 
 
 def forward(
-    q: Array, k: Array, v: Array, _: None, *, window: int, scale: float
+    q: Array, k: Array, v: Array, segments: None, *, window: int, scale: float
 ) -> tuple[Array, Array]:
     """The output, and what the backward pass needs of the scores, ``[batch, heads, seq]``."""
     statistics = jax.ShapeDtypeStruct(q.shape[:3], jnp.float32)
@@ -36,7 +36,7 @@ def backward(
     q: Array,
     k: Array,
     v: Array,
-    _: None,
+    segments: None,
     out: Array,
     statistics: Array,
     ct: Array,

@@ -1,8 +1,8 @@
 """How a model is computed. Nothing here changes the result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,6 +51,12 @@ class Plan:
         sharding: the shardings of weights and activations; None: all on one device.
     """
 
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {
+        "policy": POLICIES,
+        "attention": ATTENTION,
+    }
+    DERIVED: ClassVar = ("sharding",)  # not a setting of a run
+
     policy: str = "full"
     attention: str = "blockwise"
     block: int = 512
@@ -76,7 +82,7 @@ class Plan:
         return [0] if self.sharding is None else self.sharding.chunks(x.shape[1])
 
     def __post_init__(self) -> None:
-        checks.one_of(self, policy=POLICIES, attention=ATTENTION)
+        checks.choices(self)
         checks.at_least(self, 1, "block", "loss_chunk", "microbatches")
 
 

@@ -159,9 +159,10 @@ def of_texts(scorer: Scorer, tokenizer: Tokenizer, texts: Iterable[str]) -> Tota
         return Total(nats, scored, total.size)
 
     for text in texts:
-        begin = [] if tokenizer.begin is None else [tokenizer.begin]
         parts = tokenizer.encode([*slices(text)]) if text else []
-        rows += windows([*begin, *(token for part in parts for token in part)], scorer.length)
+        rows += windows(
+            [*tokenizer.ends[0], *(token for part in parts for token in part)], scorer.length
+        )
         total = total._replace(size=total.size + len(text.encode()))
         if len(rows) > 1024:
             total = flushed()

@@ -1,7 +1,8 @@
 """The description of a model: its family, its sizes and its particulars."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from .. import checks
 from ..families import FAMILIES, Traits
@@ -69,6 +70,11 @@ class Config:
         qk_norms: whether queries and keys have the norms of the family.
     """
 
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {
+        "family": FAMILIES,
+        "activation": ACTIVATIONS,
+    }
+
     vocab: int
     hidden: int
     intermediate: int
@@ -126,7 +132,7 @@ class Config:
                 f"hidden is {self.hidden}, heads is {self.heads}, kv_heads is {self.kv_heads}: "
                 "make the features of a head an even number, and heads a multiple of kv_heads"
             )
-        checks.one_of(self, family=FAMILIES, activation=ACTIVATIONS)
+        checks.choices(self)
         for name in ("full_layers", "nope_layers", "dense_layers"):
             if wrong := [i for i in getattr(self, name) if not 0 <= i < self.layers]:
                 raise ValueError(f"{name} has {wrong}, but there are {self.layers} layers")

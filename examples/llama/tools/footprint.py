@@ -14,7 +14,7 @@ from ..config import Run
 from ..model import Batch, Params, flops
 from ..train.train_config import Recipe
 from .collectives import Traffic, traffic
-from .products import products
+from .hlo_text import products
 
 
 @dataclass(frozen=True)

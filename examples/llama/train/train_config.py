@@ -1,8 +1,9 @@
 """What is trained, and how."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -94,6 +95,14 @@ class Recipe:
             losses and gradient norms, about 50; null: nothing is a spike.
     """
 
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {
+        "precision": PRECISIONS,
+        "optimizer": OPTIMIZERS,
+        "schedule": SCHEDULES,
+        "preference": PREFERENCES,
+    }
+    DERIVED: ClassVar = ("skip_bad", "pairs")  # from other settings of a run
+
     model: model.Config
     steps: int
     plan: Plan = Plan()
@@ -128,8 +137,7 @@ class Recipe:
     spike: float | None = None
 
     def __post_init__(self) -> None:
-        checks.one_of(self, precision=PRECISIONS, optimizer=OPTIMIZERS)
-        checks.one_of(self, schedule=SCHEDULES, preference=PREFERENCES)
+        checks.choices(self)
         checks.at_least(self, 1, "steps")
         checks.above_0(self, "peak_lr", "clip", "spike", "eps", "dpo_beta", "orpo_weight")
         if self.router_bias and not self.model.traits.sigmoid_router:
