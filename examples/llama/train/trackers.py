@@ -74,7 +74,6 @@ class TensorBoard:
         self._folder, self._purged, self._board = str(folder / "tensorboard"), first + 1, None
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step."""
         with self._opened() as board:
             for key, value in values.items():
                 board.add_scalar(key, value, step)
@@ -99,7 +98,6 @@ class TensorBoard:
             raise
 
     def close(self) -> None:
-        """Nothing more comes."""
         if self._board is not None:
             self._board.close()
 
@@ -123,15 +121,12 @@ class WandB:
         self._run.define_metric("*", step_metric="step")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step."""
         self._run.log({"step": step, **values})
 
     def text(self, step: int, name: str, text: str) -> None:
-        """A text, as it is."""
         self._run.log({"step": step, name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")})
 
     def close(self) -> None:
-        """Nothing more comes."""
         self._run.finish()
 
 
@@ -165,17 +160,14 @@ class MLflow:
         return run
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step."""
         now = int(time.time() * 1000)
         metrics = [self._entities.Metric(key, x, now, step) for key, x in values.items()]
         self._client.log_batch(self._run, metrics=metrics)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """A text."""
         self._client.log_text(self._run, text, f"{name}/{step}.txt")
 
     def close(self) -> None:
-        """Nothing more comes."""
         self._client.set_terminated(self._run)
 
 
