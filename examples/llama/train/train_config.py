@@ -17,11 +17,17 @@ from ..tune import lora
 from ..tune.lora import Adapter, Tune
 from . import muon, optimizer, schedule_free
 
-OPTIMIZERS = {
-    "adamw": (optimizer.adamw_init, optimizer.adamw_update),
-    "adafactor": (optimizer.adafactor_init, optimizer.adafactor_update),
-    "muon": (muon.muon_init, muon.muon_update),
-    "schedule_free": (schedule_free.schedule_free_init, schedule_free.schedule_free_update),
+_ADAMW = "beta1", "beta2", "eps"
+OPTIMIZERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
+    # The state before the first update, the update, and the settings that only some have.
+    "adamw": (optimizer.adamw_init, optimizer.adamw_update, _ADAMW),
+    "adafactor": (optimizer.adafactor_init, optimizer.adafactor_update, ()),
+    "muon": (muon.muon_init, muon.muon_update, (*_ADAMW, "momentum")),
+    "schedule_free": (
+        schedule_free.schedule_free_init,
+        schedule_free.schedule_free_update,
+        _ADAMW,
+    ),
 }
 PREFERENCES = {  # and their options
     "dpo": ("dpo_beta",),
@@ -29,13 +35,6 @@ PREFERENCES = {  # and their options
     "kto": ("dpo_beta", "kto_weights"),
 }
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
-# The settings that only some optimizers have.
-_OPTIONS = {
-    "adamw": ("beta1", "beta2", "eps"),
-    "adafactor": (),
-    "muon": ("beta1", "beta2", "eps", "momentum"),
-    "schedule_free": ("beta1", "beta2", "eps"),
-}
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class Recipe:
                 "gradient_noise compares the parts of a batch, but there is one: use "
                 "plan.microbatches=2 or more"
             )
-        others = set(_OPTIONS["muon"]) - set(self._options)
+        others = {*OPTIMIZERS["muon"][2]} - {*OPTIMIZERS[self.optimizer][2]}
         usual = {f.name: f.default for f in fields(self)}
         if given := sorted(x for x in others if getattr(self, x) != usual[x]):
             raise ValueError(
@@ -197,10 +196,6 @@ class Recipe:
                 "precision float8 is for matrices within layers that are trained directly, but "
                 "there are none: name some in tune.full, or use mixed"
             )
-
-    @property
-    def _options(self) -> tuple[str, ...]:
-        return _OPTIONS[self.optimizer]
 
     @property
     def numbers(self) -> Precision:
@@ -272,9 +267,8 @@ class Recipe:
 
         The gradients are those at `points`.
         """
-        given = {"beta1": self.beta1, "beta2": self.beta2}
-        given |= {"eps": self.eps, "momentum": self.momentum}
-        return OPTIMIZERS[self.optimizer][1](
+        _, update, options = OPTIMIZERS[self.optimizer]
+        return update(
             grads,
             opt,
             params,
@@ -286,5 +280,5 @@ class Recipe:
                 self.tune,
                 lambda _, yes: Adapter(yes, yes),
             ),
-            **{name: given[name] for name in self._options},
+            **{name: getattr(self, name) for name in options},
         )
