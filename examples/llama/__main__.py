@@ -28,11 +28,8 @@ from .tools import curves, harness
 from .train import allocation, evaluate, fit, interrupts
 from .train.finite import NotFiniteError
 
-_EXPLAINED = (  # errors whose messages say all: what is wrong, and the repair
-    ValueError,
-    OSError,
-    xf.errors.XfuncError,
-)
+# Errors whose messages say all: what is wrong, and the repair.
+_EXPLAINED = (ValueError, OSError, xf.errors.XfuncError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,8 +70,7 @@ def fit_command(argv: Sequence[str]) -> int:
         action="store_true",
         help="go on from a checkpoint though text, order or size of batches are others than its",
     )
-    args = parser.parse_intermixed_args(argv)
-    _join("fit", args)
+    args = _parsed("fit", parser, argv)
     if xf.default_backend() == "cpu":
         allocation.keep_memory()
     outcome = fit.fit(config.read(args.config, args.settings), new_data=args.new_data)
@@ -89,10 +85,9 @@ def eval_command(argv: Sequence[str]) -> int:
         action="append",
         help="texts to be scored instead, each by itself; see data.files",
     )
-    args = parser.parse_intermixed_args(argv)
-    _join("eval", args)
+    args = _parsed("eval", parser, argv)
     hosts.check_same_files("--files", map(Path, documents.find(args.files or ())))
-    found = trained_weights.load(args.folder, args.step, args.config, args.settings)
+    found = _loaded(args)
     if args.files:
         return _by_file(found, args.files)
     data, rows = found.run.data, evaluate.local_rows(found.recipe, found.run.data.batch)
@@ -172,8 +167,7 @@ def generate_command(argv: Sequence[str]) -> int:
     )
     add("--repetition-penalty", type=float, default=1.0, metavar="R", help="(default: 1: none)")
     add("--seed", type=int, default=0, metavar="N", help="of random numbers (default: 0)")
-    args = parser.parse_intermixed_args(argv)
-    _join("generate", args)
+    args = _parsed("generate", parser, argv)
     names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
     settings = Settings(**{name: getattr(args, name) for name in names})
     if args.new < 1:
@@ -182,7 +176,7 @@ def generate_command(argv: Sequence[str]) -> int:
         raise options.SettingError(f"--batch is {args.batch}: make 1 text or more at a time")
     if "" in args.stop:
         raise options.SettingError("--stop is empty: every text ends with that")
-    found = trained_weights.load(args.folder, args.step, args.config, args.settings)
+    found = _loaded(args)
     given = sys.stdin.read().splitlines() if hosts.is_first() and not args.prompt else args.prompt
     if not (texts := hosts.from_first(given)):
         raise ValueError("there is no prompt: give --prompt TEXT, or lines on stdin")
@@ -220,8 +214,7 @@ def import_command(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--adapter", type=Path, metavar="FOLDER", help="adapters of PEFT to begin with"
     )
-    args = parser.parse_intermixed_args(argv)
-    _join("import-hf", args)
+    args = _parsed("import-hf", parser, argv)
     run = trained_weights.import_published(args.folder, args.config, args.settings, args.adapter)
     if ignored := hf.left_out(args.folder):
         _say(f"only the text model is imported, without {ignored[0]} and {len(ignored) - 1} more")
@@ -244,11 +237,10 @@ def export_command(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--adapter", action="store_true", help="write adapters alone, in PEFT's format"
     )
-    args = parser.parse_intermixed_args(argv)
-    _join("export-hf", args)
+    args = _parsed("export-hf", parser, argv)
     if args.adapter and args.dtype:
         parser.error("--adapter writes the dtype that adapters are trained in: leave out --dtype")
-    found = trained_weights.load(args.folder, args.step, args.config, args.settings)
+    found = _loaded(args)
     if args.adapter:
         trained_weights.export_adapters(found, args.out)
     else:
@@ -289,10 +281,18 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
 }
 
 
-def _join(command: str, args: argparse.Namespace) -> None:
-    """Connect the processes, if there are several, and compare what they were started with."""
+def _parsed(
+    command: str, parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> argparse.Namespace:
+    """The arguments, which are those of all processes, if there are several."""
+    args = parser.parse_intermixed_args(argv)
     hosts.join()
     hosts.check_same_arguments(command, vars(args))
+    return args
+
+
+def _loaded(args: argparse.Namespace) -> trained_weights.Trained:
+    return trained_weights.load(args.folder, args.step, args.config, args.settings)
 
 
 def _say(text: str) -> None:
