@@ -218,12 +218,8 @@ GROUPS = {
         *("train.clip", "train.ema", "train.router_*", "seed"),
     ),
     "Fine-tuning": (
-        "base",
-        "train.tune.*",
-        "train.preference",
-        "train.dpo_*",
-        "train.orpo_*",
-        "train.kto_*",
+        *("base", "train.tune.*", "train.preference"),
+        *("train.dpo_*", "train.orpo_*", "train.kto_*"),
     ),
     "Memory": ("train.plan.*",),
     "Sharding": ("mesh.*",),
@@ -324,8 +320,7 @@ def _changed_by(run: Run, source: Path) -> Run:
     if not text or (text.startswith(_BEGIN) and not text.endswith(_END)):
         raise SettingError(
             f"{source} is truncated: its last line should be {_END.strip()!r}. Remove it: `fit` "
-            "with "
-            "the settings of the run recreates it"
+            "with the settings of the run recreates it"
         )
     if text.startswith(_BEGIN) and "dtype" in values:  # of versions that had two of `PRECISIONS`
         values["train"]["precision"] = values.pop("dtype")

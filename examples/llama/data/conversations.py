@@ -26,18 +26,9 @@ from .data_config import DataConfig
 from .documents import BadRecordError
 from .tokenizer import Tokenizer
 
-FIELDS = (
-    "messages",
-    "conversations",
-    "prompt",
-    "completion",
-    "chosen",
-    "rejected",
-    "label",
-    "instruction",
-    "input",
-    "output",
-    "tools",
+FIELDS = tuple(
+    "messages conversations prompt completion chosen rejected label instruction input output "
+    "tools".split()
 )
 _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}  # of ShareGPT
 _MEND = ": mend it, or set data.skip_bad=true"

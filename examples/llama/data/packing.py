@@ -105,10 +105,7 @@ class Stream:
     def batch(
         self, epoch: int | None, rows: Int[np.ndarray, " rows"]
     ) -> tuple[Int32[np.ndarray, "rows seq"], ...]:
-        """Tokens, targets and segment ids of some rows of an epoch; those past its end are empty.
-
-        Epoch None is the one that is not shuffled.
-        """
+        """Tokens, targets and segment ids, see `mixture.Source`; rows past the end are empty."""
         if self.blocks == 1:
             return self._pack(epoch, 0, rows)
         if epoch is not None:

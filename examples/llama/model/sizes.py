@@ -223,15 +223,7 @@ PUBLISHED = {
         152064, 3584, 18944, 28, 28, 4, rope_theta=1e6, norm_eps=1e-6, family="qwen2", qkv_bias=True
     ),
     "qwen3-8b": Config(
-        151936,
-        4096,
-        12288,
-        36,
-        32,
-        8,
-        rope_theta=1e6,
-        norm_eps=1e-6,
-        family="qwen3",
+        151936, 4096, 12288, 36, 32, 8, rope_theta=1e6, norm_eps=1e-6, family="qwen3"
     ),
     "mixtral-8x7b": Config(
         32000, 4096, 14336, 32, 32, 8, rope_theta=1e6, family="mixtral", experts=Experts()

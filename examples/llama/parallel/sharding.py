@@ -23,11 +23,7 @@ from xfunc import NamedSharding, P
 # tests/sharding/test_constraint.py).
 AXES = ("data", "fsdp", "tensor", "expert", "context")
 _ROWS = ("fsdp", "expert", "data")  # the axes that shard a batch: see the note
-_FSDP = (
-    "fsdp",
-    "expert",
-    "context",
-)  # the axes that shard weights, which are gathered where they are used
+_FSDP = ("fsdp", "expert", "context")  # those that shard weights, gathered where they are used
 
 
 @dataclass(frozen=True)
@@ -49,9 +45,7 @@ class Sharding:
     of_context: P = P(("tensor", "data"), "context", ("fsdp", "expert"))
     activations: P = P(_ROWS, "context", "tensor")  # [batch, seq, hidden], between the layers
     heads: P = P(_ROWS, "tensor", "context")  # [batch, heads, seq, head_dim]
-    features: P = P(
-        _ROWS, "context", "tensor"
-    )  # [batch, seq, features], within the feed-forward part
+    features: P = P(_ROWS, "context", "tensor")  # [batch, seq, features], in the feed-forward part
     logits: P = P(_ROWS, "context", "tensor")
     embed: P = P("tensor", _FSDP)  # [vocab, hidden]
     into: P = P(None, "tensor", _FSDP)
