@@ -36,14 +36,6 @@ Compiler = Callable[[Lowered], Compiled]
 # The settings for a model that is given by its name alone: weights of two bytes, so that figures
 # of one model can be compared.
 _BARE = ("train.optimizer=adafactor", "train.precision=bfloat16", "data.seq=8192")
-_FLAGS = {  # and what they set
-    "batch": "data.batch",
-    "seq": "data.seq",
-    "policy": "train.plan.policy",
-    "attention": "train.plan.attention",
-    "loss_chunk": "train.plan.loss_chunk",
-    "optimizer": "train.optimizer",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,16 +95,20 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="print the figures as JSON")
     add = parser.add_argument_group("short for settings").add_argument
     add("--mesh", metavar="AXIS=N,...", help="such as fsdp=64,tensor=4: sets mesh")
-    add("--batch", metavar="ROWS", help="on all chips together: sets data.batch")
-    add("--seq", metavar="TOKENS", help="of a row: sets data.seq")
+    add("--batch", dest="data.batch", metavar="ROWS", help="on all chips together: sets data.batch")
+    add("--seq", dest="data.seq", metavar="TOKENS", help="of a row: sets data.seq")
     add(
         "--policy",
+        dest="train.plan.policy",
         choices=POLICIES,
         help="sets train.plan.policy (of a model alone: offload from 7 billion parameters on)",
     )
-    add("--attention", choices=ATTENTION, help="sets train.plan.attention")
-    add("--loss-chunk", metavar="TOKENS", help="sets train.plan.loss_chunk")
-    add("--optimizer", choices=train.OPTIMIZERS, help="sets train.optimizer")
+    key = "train.plan.attention"
+    add("--attention", dest=key, choices=ATTENTION, help=f"sets {key}")
+    key = "train.plan.loss_chunk"
+    add("--loss-chunk", dest=key, metavar="TOKENS", help=f"sets {key}")
+    key = "train.optimizer"
+    add("--optimizer", dest=key, choices=train.OPTIMIZERS, help=f"sets {key}")
     add = parser.add_argument_group("compiling").add_argument
     add("--what", choices=("train", "grad"), default="train", help="the step, or gradients alone")
     add("--no-shard-as", dest="shard_as", action="store_false", help="omit the ties of scans")
@@ -141,7 +137,7 @@ def _option(text: str) -> tuple[str, str]:
 def _pairs(args: argparse.Namespace) -> list[str]:
     """What the command line sets, as `key=value`."""
     mesh = parse_mesh(args.mesh).items() if args.mesh else ()
-    flags = [(key, getattr(args, name)) for name, key in _FLAGS.items()]
+    flags = [(key, value) for key, value in vars(args).items() if "." in key]
     return [
         *(f"mesh.{axis}={size}" for axis, size in mesh),
         *(f"{key}={value}" for key, value in flags if value is not None),
@@ -233,23 +229,23 @@ def _plan(
         return 1
     meshes = planner.meshes(run.train.model, chips.devices)
     if _sets(pairs, "mesh"):
-        meshes = [planner.Mesh(**run.mesh.axes(chips.devices))]
+        meshes = [run.mesh.sized(chips.devices)]
     policies = [run.train.plan.policy] if _sets(pairs, "train.plan.policy") else planner.FROM_SMALL
     parts = run.train.plan.microbatches  # The planner's batches are the parts of one.
 
-    def tried(mesh: planner.Mesh, policy: str, batch: int) -> Case:
+    def tried(mesh: config.Mesh, policy: str, batch: int) -> Case:
         plan = dataclasses.replace(run.train.plan, policy=policy)
         changed = dataclasses.replace(
             run,
             train=dataclasses.replace(run.train, plan=plan),
             data=dataclasses.replace(run.data, batch=batch * parts),
-            mesh=config.Mesh(**mesh._asdict()),
+            mesh=mesh,
         )
         return dataclasses.replace(case, run=changed)
 
     compiled_any = False
 
-    def measure(mesh: planner.Mesh, policy: str, batch: int) -> planner.Trial:
+    def measure(mesh: config.Mesh, policy: str, batch: int) -> planner.Trial:
         nonlocal compiled_any
         trial = planner.Trial(mesh, policy, batch, fits=False)
         try:

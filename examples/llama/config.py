@@ -11,7 +11,7 @@ import yaml
 
 import xfunc as xf
 
-from . import model, options
+from . import checks, model, options
 from .data.data_config import DataConfig
 from .files import write_text
 from .model import parameters
@@ -45,11 +45,16 @@ class Mesh:
     context: int = 1
 
     def __post_init__(self) -> None:
-        for name in AXES:
-            if name == "fsdp" and self.fsdp == -1:
-                continue
-            if getattr(self, name) < 1:
-                raise SettingError(f"{name} is {getattr(self, name)}: use 1 or more")
+        checks.at_least(self, 1, *(axis for axis in AXES if axis != "fsdp" or self.fsdp != -1))
+
+    @property
+    def parts(self) -> int:
+        """How many parts a batch is divided into."""
+        return self.data * self.fsdp * self.expert
+
+    def sized(self, devices: int) -> "Mesh":
+        """The mesh of so many devices, whose sizes are all known."""
+        return Mesh(**self.axes(devices))
 
     def axes(self, devices: int) -> dict[str, int]:
         """The size of each axis on so many devices."""
@@ -123,21 +128,11 @@ class Run:
     programs: str | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "save_every",
-            "keep",
-            "keep_every",
-            "eval_every",
-            "eval_batches",
-            "sample_tokens",
-        ):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise SettingError(f"{name} is {value}: use 1 or more")
+        names = "save_every keep keep_every eval_every eval_batches sample_tokens"
+        checks.at_least(self, 1, *names.split())
+        checks.at_least(self, 0, "seed", "context")
         if self.watchdog is not None and not 1 < self.watchdog < math.inf:
             raise SettingError(f"watchdog is {self.watchdog}: use a number above 1, or null")
-        for name in ("seed", "context"):
-            if (value := getattr(self, name)) < 0:
-                raise SettingError(f"{name} is {value}: use 0 or more")
         if wrong := [step for step in self.profile if step < 1]:
             raise SettingError(f"profile has {wrong[0]}: steps are counted from 1")
         if self.average and self.train.ema is None:
@@ -164,17 +159,16 @@ class Run:
 
     def check_shares(self, devices: int) -> None:
         """Raise an error if the devices cannot share the batch, or its rows, evenly."""
-        axes = self.mesh.axes(devices)
-        parts = axes["data"] * axes["fsdp"] * axes["expert"]
-        if self.data.batch % parts:
+        mesh = self.mesh.sized(devices)
+        if self.data.batch % (parts := mesh.parts):
             raise SettingError(
                 f"data.batch is {self.data.batch}, and {parts} devices share it: make it a "
                 f"multiple of {parts}, or mesh.fsdp smaller"
             )
-        chunks = 2 * axes["context"]
+        chunks = 2 * mesh.context
         if chunks > 2 and self.data.seq % chunks:
             raise SettingError(
-                f"data.seq is {self.data.seq}, and mesh.context is {axes['context']}: make "
+                f"data.seq is {self.data.seq}, and mesh.context is {mesh.context}: make "
                 f"data.seq a multiple of {chunks}"
             )
 
@@ -224,12 +218,8 @@ GROUPS = {
         *("train.clip", "train.ema", "train.router_*", "seed"),
     ),
     "Fine-tuning": (
-        "base",
-        "train.tune.*",
-        "train.preference",
-        "train.dpo_*",
-        "train.orpo_*",
-        "train.kto_*",
+        *("base", "train.tune.*", "train.preference"),
+        *("train.dpo_*", "train.orpo_*", "train.kto_*"),
     ),
     "Memory": ("train.plan.*",),
     "Sharding": ("mesh.*",),
@@ -330,8 +320,7 @@ def _changed_by(run: Run, source: Path) -> Run:
     if not text or (text.startswith(_BEGIN) and not text.endswith(_END)):
         raise SettingError(
             f"{source} is truncated: its last line should be {_END.strip()!r}. Remove it: `fit` "
-            "with "
-            "the settings of the run recreates it"
+            "with the settings of the run recreates it"
         )
     if text.startswith(_BEGIN) and "dtype" in values:  # of versions that had two of `PRECISIONS`
         values["train"]["precision"] = values.pop("dtype")

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 from rich.console import Console
 
@@ -19,8 +18,10 @@ from .checkpoint import trained_weights
 from .config import Run
 from .data import tokenizer
 from .data.data_config import DataConfig
-from .model import generate
+from .model.complete import complete, prompts_of
 from .model.plan import Plan
+from .model.sampling import Settings
+from .tools import curves
 from .train import allocation, fit
 from .train.train_config import Recipe
 
@@ -41,18 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if xf.default_backend() == "cpu":
         allocation.keep_memory()
     console = Console(highlight=False, markup=False)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as outer:
+        folder = Path(outer, "demo")
         data = DataConfig(files=(args.data,), seed=args.seed)
-        run = Run(folder, recipe(args.steps), data, seed=args.seed, save_every=args.steps, keep=1)
+        how = {"seed": args.seed, "save_every": args.steps, "keep": 1}
+        run = Run(str(folder), recipe(args.steps), data, **how)
         outcome = fit.fit(run, console)
         if outcome.ended != "done":
             return 1
-        lines = map(json.loads, Path(folder, "metrics.jsonl").read_text().splitlines())
+        lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         steps = [line for line in lines if "loss" in line]
-        text = sample(trained_weights.load(Path(folder)), args.prompt, args.seed)
+        text = sample(trained_weights.load(folder), args.prompt, args.seed)
+        args.out.mkdir(parents=True, exist_ok=True)
+        curves.draw([folder], args.out / "loss.png")
     losses = [line["loss"] for line in steps]
-    args.out.mkdir(parents=True, exist_ok=True)
-    save_plot(losses, args.out / "loss.png")
     console.print(f"\n{text_plot(losses)}\n\n{text}\n", soft_wrap=True)
     host = statistics.median(line["host_ms"] for line in steps)
     rate = statistics.median(line.get("tokens_per_second", 0.0) for line in steps)
@@ -72,32 +75,11 @@ def recipe(steps: int) -> Recipe:
 
 def sample(found: trained_weights.Trained, prompt: str, seed: int) -> str:
     """The prompt with its continuation."""
-    known = tokenizer.load(found.tokenizer)
-    begun = known.encode_prompt(prompt)
-    tokens, lengths = generate.pad([begun])
-    made = generate.generate(
-        found.computing(),
-        tokens,
-        xf.random.key(seed),
-        config=found.recipe.model,
-        new=NEW,
-        lengths=lengths,
-        temperature=TEMPERATURE,
+    known, how = tokenizer.load(found.tokenizer), Settings(TEMPERATURE, seed=seed)
+    [more] = complete(
+        found.computing(), known, prompts_of(known, [prompt]), NEW, how, config=found.recipe.model
     )
-    return prompt + known.decode_after(begun, xf.device_get(made)[0].tolist())
-
-
-def save_plot(losses: Sequence[float], path: Path) -> None:
-    """Write the loss curve as a PNG."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    axes.plot(losses, linewidth=1)
-    axes.set(xlabel="step", ylabel="loss (nats per token)")
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
+    return prompt + more
 
 
 def text_plot(values: Sequence[float], width: int = 64, height: int = 8) -> str:

@@ -59,7 +59,7 @@ def write_text(path: Path, text: str) -> None:
 
 def sums(paths: Iterable[Path]) -> list[str]:
     """The sha256 of each file; empty for one that is not there."""
-    return _of_each(_sum, paths)
+    return _of_each(sha256, paths)
 
 
 def samples(paths: Iterable[Path]) -> list[str]:
@@ -75,7 +75,8 @@ def _of_each(digest: Callable[[Path], str], paths: Iterable[Path]) -> list[str]:
         return list(pool.map(lambda path: digest(path) if path.is_file() else "", paths))
 
 
-def _sum(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """The hash of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -83,7 +84,7 @@ def _sum(path: Path) -> str:
 def _sampled(path: Path) -> str:
     size = path.stat().st_size
     if size <= _SAMPLES * _BLOCK:
-        return _sum(path)
+        return sha256(path)
     found = hashlib.sha256(b"%d" % size)
     with path.open("rb") as file:
         for k in range(_SAMPLES):

@@ -1,6 +1,7 @@
 """Settings as nested frozen dataclasses: read from mappings and `key=value`, checked, written back.
 
-A field's possible values come from its type, and its description from its class's ``Attributes:``.
+A field's possible values come from its type, or from `CHOICES` of its class, and its description
+from the class's ``Attributes:``. Fields in `DERIVED` of a class are no settings.
 """
 
 import dataclasses
@@ -17,29 +18,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import yaml
 
-from .families import FAMILIES
-from .model.plan import ATTENTION, POLICIES, Plan
 from .model.precision import PRECISIONS
-from .model.sizes import ACTIVATIONS, CONFIGS, ROPE_KINDS, Config, RopeScaling
-from .train.train_config import OPTIMIZERS, PREFERENCES, SCHEDULES, Recipe
+from .model.sizes import CONFIGS, Config
+from .tune.lora import nested
 
 T = TypeVar("T")
 NAMED: dict[type, Mapping[str, Any]] = {Config: CONFIGS}  # a name stands for the whole of it
-CHOICES: dict[type, Mapping[str, Iterable[str]]] = {
-    Config: {"family": FAMILIES, "activation": ACTIVATIONS},
-    RopeScaling: {"kind": ROPE_KINDS},
-    Plan: {"policy": POLICIES, "attention": ATTENTION},
-    Recipe: {
-        "precision": PRECISIONS,
-        "optimizer": OPTIMIZERS,
-        "schedule": SCHEDULES,
-        "preference": PREFERENCES,
-    },
-}
-DERIVED: dict[type, tuple[str, ...]] = {
-    Plan: ("sharding",),
-    Recipe: ("skip_bad", "pairs"),
-}  # not set here
 _ARTICLES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -86,7 +70,7 @@ def override(settings: T, pairs: Iterable[str]) -> T:
     wholes = {path for path in texts if any(other.startswith(f"{path}.") for other in texts)}
     for first in (True, False):
         now = {path: text for path, text in texts.items() if (path in wholes) == first}
-        settings = changed(settings, _nested(now))
+        settings = changed(settings, nested(now))
     return settings
 
 
@@ -95,15 +79,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not equals:
         raise SettingError(f"cannot read {text!r}: write key=value, such as train.steps=100")
     return path, value
-
-
-def _nested(texts: Mapping[str, str]) -> dict[str, Any]:
-    """``{"a": {"b": "1"}}`` of ``{"a.b": "1"}``."""
-    found: dict[str, Any] = {}
-    for path, value in texts.items():
-        *outer, key = path.split(".")
-        functools.reduce(lambda inner, name: inner.setdefault(name, {}), outer, found)[key] = value
-    return found
 
 
 def plain(settings: Any) -> Any:
@@ -139,20 +114,26 @@ class Setting(NamedTuple):
     """A setting as help shows it: its key, its value as one types it, and its description."""
 
     key: str
-    value: str
+    value: str | None
     meaning: str
     choices: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return self.key if self.value is None else f"{self.key}={self.value}"
 
-def described(settings: Any, groups: Mapping[str, Iterable[str]]) -> str:
+
+def described(
+    settings: Any, groups: Mapping[str, Iterable[str]], *, with_values: bool = True
+) -> str:
     """The settings in groups, each with its value and the first sentence of its description.
 
     Args:
         settings: a frozen dataclass.
         groups: titles, and patterns of keys such as ``mesh.*``; a setting is in the first group
             with a pattern that matches, and groups and settings are in this order.
+        with_values: whether their values are shown.
     """
-    rest, sections = list(_rows(settings)), []
+    rest, sections = _shown(settings, with_values), []
     for title, patterns in groups.items():
         found = [s for pattern in patterns for s in rest if fnmatch.fnmatchcase(s.key, pattern)]
         rest = [setting for setting in rest if setting not in found]
@@ -162,23 +143,23 @@ def described(settings: Any, groups: Mapping[str, Iterable[str]]) -> str:
 
 def _table(settings: Sequence[Setting]) -> str:
     """A line for each setting, and one more for its choices."""
-    width = 2 + max(len(f"{s.key}={s.value}") for s in settings)
+    width = 2 + max(len(str(setting)) for setting in settings)
     rows: list[tuple[str, str]] = []
     for setting in settings:
         meaning = setting.meaning.partition(". ")[0].removesuffix(".")
-        rows.append((f"{setting.key}={setting.value}", meaning))
+        rows.append((str(setting), meaning))
         if setting.choices:
             rows.append(("", f"one of {', '.join(setting.choices)}"))
     return "\n".join(_wrapped(f"  {head:{width}}{text}", width + 2) for head, text in rows)
 
 
-def explained(settings: Any, prefix: str) -> str:
+def explained(settings: Any, prefix: str, *, with_values: bool = True) -> str:
     """All that is known of the setting with this key, or of those whose keys start with it.
 
     Raises:
         SettingError: there is no such setting.
     """
-    rows = list(_rows(settings))
+    rows = _shown(settings, with_values)
     found = [s for s in rows if f"{s.key}.".startswith(f"{prefix}.")]
     if not found:
         raise SettingError(f"there is no setting {prefix}: {_known(prefix, [s.key for s in rows])}")
@@ -186,7 +167,7 @@ def explained(settings: Any, prefix: str) -> str:
     for setting in found:
         choices = f" One of {', '.join(setting.choices)}." if setting.choices else ""
         text = _wrapped(f"  {setting.meaning}{choices}", 2)
-        texts.append(f"{setting.key}={setting.value}\n{text}")
+        texts.append(f"{setting}\n{text}")
     return "\n".join(texts)
 
 
@@ -194,6 +175,11 @@ def _wrapped(text: str, indent: int) -> str:
     return textwrap.fill(
         text, 100, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
     )
+
+
+def _shown(settings: Any, with_values: bool) -> list[Setting]:
+    rows = list(_rows(settings))
+    return rows if with_values else [row._replace(value=None) for row in rows]
 
 
 def _rows(settings: Any, path: str = "") -> Iterator[Setting]:
@@ -231,9 +217,9 @@ _hints = functools.cache(typing.get_type_hints)
 def _kinds(cls: type) -> dict[str, Any]:
     """The type of each field that can be set; a family may have been registered since."""
     names = [field.name for field in dataclasses.fields(cls)]
-    choices = {name: _choice(known) for name, known in CHOICES.get(cls, {}).items()}
+    choices = {name: _choice(known) for name, known in getattr(cls, "CHOICES", {}).items()}
     kinds = _hints(cls) | choices
-    return {name: kinds[name] for name in names if name not in DERIVED.get(cls, ())}
+    return {name: kinds[name] for name in names if name not in getattr(cls, "DERIVED", ())}
 
 
 def _meanings(cls: type) -> dict[str, str]:

@@ -28,13 +28,15 @@ def test_commands_help(command: str | None, capsys: pytest.CaptureFixture[str]) 
     elif command in ("aot", "curves"):  # which take no settings
         assert {"aot": "--topology", "curves": "--out"}[command] in printed
     else:
-        assert f"train.peak_lr={'2.0e-05' if command == 'import-hf' else 0.005}" in printed
-        assert "train.model=demo-1m" in printed
+        # What starts a run tells its defaults; otherwise settings are those of the run.
+        shown = {"fit": "=0.005", "import-hf": "=2.0e-05"}.get(command, "")
+        assert f"  train.peak_lr{shown} " in printed
+        assert f"  train.model{shown and '=demo-1m'} " in printed
         assert max(map(len, printed.splitlines())) <= 100
         # Every setting is in a group, once, and the common ones are in the first.
         sections = re.findall(r"^([A-Z].*):\n((?: .*\n)+)", printed, re.MULTILINE)
         assert [title for title, _ in sections] == list(config.GROUPS)
-        listed = re.findall(r"^  ([\w.]+)=", "".join(text for _, text in sections), re.MULTILINE)
+        listed = re.findall(r"^  ([\w.]+)[= ]", "".join(text for _, text in sections), re.MULTILINE)
         assert sorted(listed) == sorted([*options.texts(Run()), "train.model"])
         assert {"train.model", "data.files", "train.steps", "folder"} <= {*listed[:12]}
 
@@ -49,6 +51,9 @@ def test_commands_explain(capsys: pytest.CaptureFixture[str]) -> None:
         program.main(["import-hf", "--explain", "mesh"])
     keys = re.findall(r"^([\w.]+)=", capsys.readouterr().out, re.MULTILINE)
     assert keys == [f"mesh.{axis}" for axis in ("data", "fsdp", "tensor", "expert", "context")]
+    with pytest.raises(SystemExit, match="0"):
+        program.main(["eval", "--explain", "seed"])
+    assert capsys.readouterr().out.startswith("seed\n  seed of the weights")
     assert program.main(["fit", "--explain", "train.step"]) == 2
     assert capsys.readouterr().err == (
         "error: there is no setting train.step: did you mean train.steps?\n"

@@ -91,8 +91,8 @@ def test_watchdog_thread_prints_threads_and_logs(
     clock, told = Clock(), threading.Event()
     found = Pace(clock)
     steps(found, clock, 9, 1, 1, 1)
-    console, recipe = Console(highlight=False, markup=False), config.Run().train
-    with Log(tmp_path, recipe, 4, 1, 1, console, names=(), pace=found) as log:
+    console, run = Console(highlight=False, markup=False), Run(str(tmp_path), trackers=())
+    with Log(run, run.train, 4, console, found) as log:
 
         def tell(seconds: float, usual: float) -> None:
             log.stuck(seconds, usual)

@@ -13,7 +13,7 @@ import xfunc as xf
 from examples.llama import model
 from examples.llama.data import packing
 from examples.llama.data.corpus import Part
-from examples.llama.data.permutation import Permutation
+from examples.llama.data.packing import Permutation
 from examples.llama.model.plan import Plan
 
 

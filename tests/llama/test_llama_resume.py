@@ -15,8 +15,7 @@ from examples.llama.checkpoint.checkpoints import Checkpoints
 from examples.llama.checkpoint.stored_state import restore
 from examples.llama.config import Run
 from examples.llama.data.data_config import DataConfig
-from examples.llama.data.position import Position
-from examples.llama.data.reader import DataChangedError, Reader
+from examples.llama.data.reader import DataChangedError, Position, Reader
 from examples.llama.options import SettingError
 from examples.llama.train import fit
 from examples.llama.train.finite import NotFiniteError

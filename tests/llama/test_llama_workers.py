@@ -37,6 +37,13 @@ def test_workers_map_is_in_order() -> None:
         assert list(workers.map(int, ["1", "2"])) == [1, 2]
 
 
+def test_workers_do_not_import_torch() -> None:
+    """It takes more than a second, and they need tokenizers alone."""
+    with Workers(2) as workers:
+        asked = ["'torch' in __import__('sys').modules"] * 2
+        assert list(workers.map(eval, asked)) == [False, False]
+
+
 def test_workers_map_reads_a_few_items_ahead() -> None:
     taken = []
     with Workers(2) as workers:

@@ -46,14 +46,10 @@ def owned(folder: Path) -> Iterator[None]:
         if taken:
             stack.callback(lock.release)
             stack.callback((folder / _OWNER).unlink, missing_ok=True)
-            _sign(folder)
+            since = datetime.now(UTC).isoformat(" ", "seconds")
+            owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
+            write_text(folder / _OWNER, json.dumps(owner))
         yield
-
-
-def _sign(folder: Path) -> None:
-    since = datetime.now(UTC).isoformat(" ", "seconds")
-    owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
-    write_text(folder / _OWNER, json.dumps(owner))
 
 
 def _owner(folder: Path) -> str:

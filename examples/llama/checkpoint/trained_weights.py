@@ -202,23 +202,19 @@ def _usable(trained: Trained) -> Trained:
 
 
 def import_published(
-    source: Path,
-    given: str | None = None,
+    folder: Path,
+    source: str | None = None,
     pairs: Iterable[str] = (),
     adapter: Path | None = None,
 ) -> Run:
     """Make a run from weights in Hugging Face's format: they become its checkpoint of step 0.
 
-    Args:
-        source: has config.json and safetensors.
-        given: settings, see `config.read`.
-        pairs: settings that differ from those; `config.TUNING` gives the rest.
-        adapter: a folder of adapters in PEFT's format to start from.
+    Arguments are those of `load_published`, whose `defaults` are `config.TUNING`.
     """
-    trained = _usable(load_published(source, given, pairs, config.TUNING, adapter))
-    folder = Path(trained.run.folder)
-    with owned(folder):
-        _save_as_run(trained, source, folder)
+    trained = _usable(load_published(folder, source, pairs, config.TUNING, adapter))
+    run = Path(trained.run.folder)
+    with owned(run):
+        _save_as_run(trained, folder, run)
     return trained.run
 
 

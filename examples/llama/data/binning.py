@@ -39,10 +39,7 @@ class Whole:
     def batch(
         self, epoch: int | None, rows: Int[np.ndarray, " rows"]
     ) -> tuple[Int32[np.ndarray, "rows seq"], ...]:
-        """Tokens, targets and segment ids of some rows of an epoch; those past its end are empty.
-
-        None is the epoch whose rows have no drawn order.
-        """
+        """Tokens, targets and segment ids, see `mixture.Source`; rows past the end are empty."""
         order = np.arange(self.rows)
         if epoch is not None:
             draw = np.random.PCG64((self._seed, epoch)).random_raw

@@ -26,18 +26,9 @@ from .data_config import DataConfig
 from .documents import BadRecordError
 from .tokenizer import Tokenizer
 
-FIELDS = (
-    "messages",
-    "conversations",
-    "prompt",
-    "completion",
-    "chosen",
-    "rejected",
-    "label",
-    "instruction",
-    "input",
-    "output",
-    "tools",
+FIELDS = tuple(
+    "messages conversations prompt completion chosen rejected label instruction input output "
+    "tools".split()
 )
 _ROLES = {"human": "user", "gpt": "assistant", "system": "system"}  # of ShareGPT
 _MEND = ": mend it, or set data.skip_bad=true"
@@ -170,14 +161,10 @@ class Encoder:
 
     def _texts(self, prompt: str, answer: str) -> Example:
         asked, said = self._tokenizer.encode([_clean(prompt), _clean(answer)])
-        begin, end = ([] if t is None else [t] for t in self._ends)
+        begin, end = self._tokenizer.ends
         tokens = [*begin, *asked, *said, *end]
         learned = len(tokens) - len(said) - len(end)
         return Example(tokens, [i >= learned for i in range(len(tokens))] if said else [])
-
-    @property
-    def _ends(self) -> tuple[int | None, int | None]:
-        return self._tokenizer.begin, self._tokenizer.end
 
     def _conversation(
         self,

@@ -66,7 +66,7 @@ def write(
     the builtin, and is called with what encodes several pieces.
     """
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
-    begin, end = ([] if t is None else [t] for t in (tokenizer.begin, tokenizer.end))
+    begin, end = tokenizer.ends
     fingerprint, ends, sizes = hashlib.sha256(), (array("q"), array("q")), [0, 0]
     with (
         open(folder / "train.tokens", "wb") as train,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock
 from fsspec.core import url_to_fs
 
-from ..files import written
+from ..files import sha256, written
 from .documents import PYTHON_DOCS, DataError
 
 _FORMAT = 2  # of the folders' contents; folders of another format are not used
@@ -83,7 +83,7 @@ def _make(folder: Path, write: Callable[[Path], None]) -> None:
         with written(folder, partial):
             partial.mkdir()
             write(partial)
-            sums = {path.name: [_sum(path), path.stat().st_size] for path in partial.iterdir()}
+            sums = {path.name: [sha256(path), path.stat().st_size] for path in partial.iterdir()}
             (partial / _SUMS).write_text(json.dumps(sums), "utf-8")
     except OSError:
         if not folder.is_dir():
@@ -104,15 +104,10 @@ def _damage(folder: Path, most: float = math.inf) -> str:
             return f"the sizes of {', '.join(wrong)} differ"
         if sum(sizes.values()) > most and all(size is not None for _, size in known.values()):
             return ""
-        wrong = [name for name, (expected, _) in known.items() if _sum(folder / name) != expected]
+        wrong = [name for name, (expected, _) in known.items() if sha256(folder / name) != expected]
     except (OSError, ValueError, AttributeError) as error:
         return str(error)
     return f"the checksums of {', '.join(wrong)} differ" if wrong else ""
-
-
-def _sum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _stamp(file: str) -> list[Any]:

@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Int32, UInt
+from jaxtyping import Int, Int32, UInt, UInt64
 
 from ..model import IGNORE
 from .corpus import Part
-from .permutation import Permutation
 
 BLOCK = 1 << 14
+_ROUNDS = 8  # of a permutation
 _KEPT = 256  # blocks in order, of 256 KiB each
 
 
@@ -105,10 +105,7 @@ class Stream:
     def batch(
         self, epoch: int | None, rows: Int[np.ndarray, " rows"]
     ) -> tuple[Int32[np.ndarray, "rows seq"], ...]:
-        """Tokens, targets and segment ids of some rows of an epoch; those past its end are empty.
-
-        Epoch None is the one that is not shuffled.
-        """
+        """Tokens, targets and segment ids, see `mixture.Source`; rows past the end are empty."""
         if self.blocks == 1:
             return self._pack(epoch, 0, rows)
         if epoch is not None:
@@ -134,3 +131,42 @@ class Stream:
             return in_order(ends, self._seq)
         more = () if self.blocks == 1 else (block,)
         return shuffled(ends, self._seq, (self._seed, epoch, *more))
+
+
+class Permutation:
+    """A permutation of `range(size)`, drawn from a seed, each place of it computed by itself.
+
+    It is a Feistel network over the numbers of an even number of bits, with cycle walking: what
+    comes out too large is put in again (Black and Rogaway, Ciphers with Arbitrary Finite Domains,
+    2002).
+
+    Args:
+        size: how many items there are.
+        seed: numbers of 0 or more.
+    """
+
+    def __init__(self, size: int, seed: Sequence[int]):
+        self._size = size
+        self._half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))  # bits
+        self._keys = np.random.PCG64(seed).random_raw(_ROUNDS)
+
+    def __call__(self, places: Int[np.ndarray, " places"]) -> Int[np.ndarray, " places"]:
+        """The items at some places of the order."""
+        found = self._network(places.astype(np.uint64))
+        while (outside := found >= self._size).any():
+            found[outside] = self._network(found[outside])
+        return found.astype(np.int64)
+
+    def _network(self, numbers: UInt64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
+        mask = (np.uint64(1) << self._half) - np.uint64(1)
+        left, right = numbers >> self._half, numbers & mask
+        for key in self._keys:
+            left, right = right, left ^ (_mix(right + key) & mask)
+        return left << self._half | right
+
+
+def _mix(numbers: UInt64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
+    """The last step of SplitMix64 (Steele et al., 2014): all bits depend on all bits."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        numbers = (numbers ^ numbers >> np.uint64(shift)) * np.uint64(factor)
+    return numbers ^ numbers >> np.uint64(31)

@@ -44,6 +44,12 @@ class Tokenizer:
     def __reduce__(self) -> tuple[Any, ...]:
         return load, (self.files[0],)  # Its JSON lacks some of what `load` sets.
 
+    @property
+    def ends(self) -> tuple[list[int], list[int]]:
+        """The tokens before and after each document: one, or none."""
+        begin, end = ([] if token is None else [token] for token in (self.begin, self.end))
+        return begin, end
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of parts of documents, without begin and end.
 
@@ -54,8 +60,7 @@ class Tokenizer:
 
     def encode_prompt(self, text: str) -> list[int]:
         """The tokens of a text that begins a document."""
-        begin = [] if self.begin is None else [self.begin]
-        return begin + self.encode([text])[0]
+        return self.ends[0] + self.encode([text])[0]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without special ones."""

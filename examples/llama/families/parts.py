@@ -1,17 +1,12 @@
 """Parts of a model's description that `sizes` and the families share."""
 
-import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
+
+from .. import checks
 
 ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn", "longrope")
-
-
-def check_above_0(description: object, names: str) -> None:
-    """Raise an error unless each of these fields is None or a finite number above 0."""
-    for name in names.split():
-        value = getattr(description, name)
-        if value is not None and not 0 < value < math.inf:
-            raise ValueError(f"{name} is {value}: use a number above 0")
 
 
 @dataclass(frozen=True)
@@ -40,6 +35,8 @@ class RopeScaling:
         long_factors: the same in longer texts.
     """
 
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {"kind": ROPE_KINDS}
+
     factor: float = 8.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
@@ -55,9 +52,9 @@ class RopeScaling:
     long_factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.kind not in ROPE_KINDS:
-            raise ValueError(f"unknown kind {self.kind!r}: use one of {', '.join(ROPE_KINDS)}")
-        check_above_0(self, "factor original_context beta_fast beta_slow attention_factor")
+        checks.choices(self)
+        names = "factor original_context beta_fast beta_slow attention_factor"
+        checks.above_0(self, *names.split())
         if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(
                 f"low_freq_factor is {self.low_freq_factor}, high_freq_factor is "
@@ -96,11 +93,9 @@ class Experts:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        names = ("count", "active", "intermediate", "groups", "active_groups")
-        for name, least in (*((name, 1) for name in names), ("shared", 0)):
-            if (value := getattr(self, name)) < least:
-                raise ValueError(f"{name} is {value}: use {least} or more")
-        check_above_0(self, "limit slope scale")
+        checks.at_least(self, 1, "count", "active", "intermediate", "groups", "active_groups")
+        checks.at_least(self, 0, "shared")
+        checks.above_0(self, "limit", "slope", "scale")
         if self.active > self.count:
             raise ValueError(f"active is {self.active} of count {self.count}: take fewer")
         if self.groups == 1:
@@ -144,7 +139,7 @@ class Latent:
     values: int = 128
 
     def __post_init__(self) -> None:
-        check_above_0(self, "keys queries rotary plain values")
+        checks.above_0(self, "keys", "queries", "rotary", "plain", "values")
         if self.values > self.rotary + self.plain:
             raise ValueError(
                 f"values is {self.values}, rotary and plain {self.rotary + self.plain} together: "

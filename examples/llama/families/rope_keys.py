@@ -4,8 +4,25 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..families.parts import ROPE_KINDS, RopeScaling
 from .fields import Fields
+from .parts import ROPE_KINDS, RopeScaling
+
+# The keys of each kind, as they are written, and the fields that have other names.
+_KEYS = {
+    "llama3": "factor low_freq_factor high_freq_factor original_max_position_embeddings",
+    "linear": "factor",
+    "dynamic": "factor",
+    "yarn": (
+        "factor beta_fast beta_slow truncate attention_factor mscale mscale_all_dim "
+        "original_max_position_embeddings"
+    ),
+    "longrope": "short_factor long_factor",  # transformers 4 refuses others.
+}
+_FIELDS = {
+    "original_max_position_embeddings": "original_context",
+    "short_factor": "short_factors",
+    "long_factor": "long_factors",
+}
 
 
 def read_rope(
@@ -39,8 +56,7 @@ def read_rope(
         fields.refuse(key, f"but the model only supports {known}: give weights without it")
     context = outer.fields.get("max_position_embeddings")
     if kind == "llama3":
-        names = "factor low_freq_factor high_freq_factor original_max_position_embeddings"
-        scaling = RopeScaling(*fields.all_of(names))
+        scaling = RopeScaling(*fields.all_of(_KEYS["llama3"]))
     elif kind == "yarn":
         scaling = _yarn(outer, fields)
     elif kind == "longrope":
@@ -96,24 +112,7 @@ def write_scaling(scaling: RopeScaling | None) -> dict[str, Any] | None:
     """`rope_scaling` of a `config.json`."""
     if scaling is None:
         return None
-    if scaling.kind == "longrope":  # transformers 4 refuses other keys than these.
-        factors = {"short_factor": scaling.short_factors, "long_factor": scaling.long_factors}
-        return {"type": "longrope"} | {name: list(each) for name, each in factors.items()}
-    fields: dict[str, Any] = {"rope_type": scaling.kind, "factor": scaling.factor}
-    if scaling.kind == "llama3":
-        fields |= {
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-        }
-    if scaling.kind == "yarn":
-        fields |= {
-            "beta_fast": scaling.beta_fast,
-            "beta_slow": scaling.beta_slow,
-            "truncate": scaling.truncate,
-        }
-        for name in ("attention_factor", "mscale", "mscale_all_dim"):
-            if (value := getattr(scaling, name)) is not None:
-                fields[name] = value
-    if scaling.kind in ("llama3", "yarn"):
-        fields["original_max_position_embeddings"] = scaling.original_context
-    return fields
+    keys = {key: getattr(scaling, _FIELDS.get(key, key)) for key in _KEYS[scaling.kind].split()}
+    found = {key: list(x) if isinstance(x, tuple) else x for key, x in keys.items()}
+    kind = "type" if scaling.kind == "longrope" else "rope_type"
+    return {kind: scaling.kind} | {key: x for key, x in found.items() if x is not None}

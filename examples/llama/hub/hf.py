@@ -98,7 +98,6 @@ class _FileParts:
     """The tensors in the files that a weight is made of."""
 
     parts: list[_Part]
-    is_stack: bool
 
 
 def _layout(config: Config) -> Any:
@@ -121,13 +120,13 @@ def _layout(config: Config) -> Any:
         name: str, shape: xf.ShapeDtypeStruct, more: tuple[Any, ...], first: int
     ) -> _FileParts:
         if not (stacked := name.count("{}")):
-            return _FileParts([_Part(name, -1, tuple(shape.shape), (), *more)], False)
+            return _FileParts([_Part(name, -1, tuple(shape.shape), (), *more)])
         inner = tuple(shape.shape[stacked:])
         parts = []
         for at in itertools.product(*map(range, shape.shape[:stacked])):
             layer = first + at[0]
             parts.append(_Part(name.format(layer, *at[1:]), layer, inner, at, *more))
-        return _FileParts(parts, True)
+        return _FileParts(parts)
 
     first = {stack.name: stack.layers.start for stack in config.stacks}
     starts = {
@@ -171,7 +170,7 @@ def load(
         def read(weight: _FileParts, shape: xf.ShapeDtypeStruct) -> Tensor:
             first = weight.parts[0].of(stored[weight.parts[0].name])
             kind = first.dtype if dtype is None else shape.dtype
-            if not weight.is_stack:
+            if not weight.parts[0].at:
                 return first.to(kind)
             found = first.new_empty(shape.shape, dtype=kind)
             for part in weight.parts:

@@ -45,6 +45,9 @@ class Scores:
         return scores if self.cap is None else self.cap * (scores / self.cap).tanh()
 
 
+PLAIN = Scores()
+
+
 def dense(
     q: Heads,
     k: Heads,
@@ -52,7 +55,7 @@ def dense(
     segments: Segments = None,
     *,
     reach: Reach = None,
-    scores: Scores = Scores(),
+    scores: Scores = PLAIN,
     sinks: Sinks = None,
 ) -> Heads:
     """Attention with all scores, ``[batch, heads, seq, seq]``, at once."""
@@ -74,7 +77,7 @@ def masked(
     k: Heads,
     v: Heads,
     seen: Bool[Tensor, "#batch queries keys"],
-    scores: Scores = Scores(),
+    scores: Scores = PLAIN,
     sinks: Sinks = None,
 ) -> Heads:
     """Attention of each query to the keys that it sees."""
@@ -97,7 +100,7 @@ def blockwise(
     *,
     block: int = 512,
     reach: Reach = None,
-    scores: Scores = Scores(),
+    scores: Scores = PLAIN,
     sinks: Sinks = None,
 ) -> Heads:
     """The same values, with the scores of `block` queries and `block` keys at a time.

@@ -52,7 +52,7 @@ def complete(
     """
     if not min(map(len, prompts), default=0):
         raise ValueError("a prompt has no tokens: give a text, or a tokenizer that begins one")
-    ends = () if tokenizer.end is None else (tokenizer.end,)
+    ends = tuple(tokenizer.ends[1])
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     found = [""] * len(prompts)
     size = min(size, len(prompts))

@@ -2,7 +2,7 @@
 
 XLA knows the kernels as custom calls. `jax.nn.dot_product_attention` makes the same calls, but
 only where there is a GPU. Arrays are those of one device: queries ``[batch, heads, seq,
-head_dim]``, keys and values with as many heads or a divisor of that number.
+head_dim]``, keys and values with as many heads or a divisor of that number. Rows have one document.
 """
 
 import json
@@ -17,7 +17,9 @@ Array: TypeAlias = jax.Array
 _WORKSPACE = jax.ShapeDtypeStruct((0,), jnp.uint8)  # XLA gives it the size that cuDNN asks for.
 
 
-def forward(q: Array, k: Array, v: Array, *, window: int, scale: float) -> tuple[Array, Array]:
+def forward(
+    q: Array, k: Array, v: Array, segments: None, *, window: int, scale: float
+) -> tuple[Array, Array]:
     """The output, and what the backward pass needs of the scores, ``[batch, heads, seq]``."""
     statistics = jax.ShapeDtypeStruct(q.shape[:3], jnp.float32)
     products = {"bmm1": ((3, 3), (0, 1)), "bmm2": ((3, 2), (0, 1))}
@@ -34,6 +36,7 @@ def backward(
     q: Array,
     k: Array,
     v: Array,
+    segments: None,
     out: Array,
     statistics: Array,
     ct: Array,

@@ -84,7 +84,8 @@ def generate(
         stop: tokens that end a text: a row repeats the one it ends with.
         plan: the prompt is read `plan.block` tokens at a time; `plan.sharding` divides the cache.
     """
-    check(new, temperature, top_p)
+    if new < 1:
+        raise ValueError(f"new is {new}: generate 1 token or more")
     keys = xf.random.split(key, new)
 
     def pick(state: None, logits: Tensor, number: Tensor) -> tuple[Tensor, None]:
@@ -184,13 +185,6 @@ def _continued(
     made = torch.where(torch.arange(new, device=made.device) < number, made, token[:, None])
     s = plan.sharding  # With several processes, each reads all of it.
     return made if s is None else s.constrain(made, s.whole)
-
-
-def check(new: int, temperature: float, top_p: float) -> None:
-    """Raise an error if no token can be drawn with these settings."""
-    if new < 1:
-        raise ValueError(f"new is {new}: generate 1 token or more")
-    Settings(temperature=temperature, top_p=top_p)
 
 
 def empty(config: Config, batch: int, length: int, dtype: torch.dtype, plan: Plan) -> Caches:
@@ -300,17 +294,10 @@ def draw(
     key: Int[Tensor, "2"], logits: Float[Tensor, "batch vocab"], temperature: float, top_p: float
 ) -> Int[Tensor, " batch"]:
     """A token for each row; -1 where logits are not finite, so that nothing can be drawn."""
-    finite = torch.isfinite(logits).all(-1)
-    return torch.where(finite, _drawn(key, logits, temperature, top_p), -1)
-
-
-def _drawn(
-    key: Int[Tensor, "2"], logits: Float[Tensor, "batch vocab"], temperature: float, top_p: float
-) -> Int[Tensor, " batch"]:
-    if temperature == 0:
-        return logits.argmax(-1)
     rows = Sampling.of([Settings(temperature, top_p=top_p)] * len(logits))
-    logits = tempered(attention.wide(logits), rows.temperature)
-    if top_p < 1:
-        logits = limited(logits, rows)
-    return xf.random.categorical(key, logits)
+    if temperature == 0:
+        tokens = logits.argmax(-1)
+    else:
+        changed = tempered(attention.wide(logits), rows.temperature)
+        tokens = xf.random.categorical(key, limited(changed, rows) if top_p < 1 else changed)
+    return torch.where(torch.isfinite(logits).all(-1), tokens, -1)

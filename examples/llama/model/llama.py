@@ -474,7 +474,6 @@ def losses_and_routed(
 ) -> tuple[Float[Tensor, "batch seq"], Routed | None]:
     """`losses`, and the statistics of all layers' routers, if there are experts."""
     x, routed = run_layers(params, batch.tokens, config, plan, batch.segments)
-    targets = plan.as_divided(batch.targets)
     words = torch.arange(config.vocab, device=x.device)
 
     def of(x: Tensor, targets: Tensor) -> Tensor:
@@ -484,10 +483,24 @@ def losses_and_routed(
         found = scores.logsumexp(-1) - chosen
         return found.masked_fill(targets == IGNORE, 0.0)
 
+    return over_chunks(of, x, batch.targets, plan), routed
+
+
+def over_chunks(
+    fun: Callable[[Tensor, Tensor], Any],
+    x: Float[Tensor, "batch seq hidden"],
+    targets: Int[Tensor, "batch seq"],
+    plan: Plan,
+) -> Any:
+    """What a function of features and targets returns, `plan.loss_chunk` positions at a time.
+
+    Features are those of `run_layers`; what it returns is a tree of ``[batch, seq]``.
+    """
+    targets = plan.as_divided(targets)
     devices, size = plan.context, plan.loss_chunk
     seq = x.shape[1] // devices  # of each device, which has a part of every chunk
     if seq <= size:
-        return plan.in_order(of(x, targets)), routed
+        return xf.tree.map(plan.in_order, fun(x, targets))
     padding = -seq % size
 
     def chunks(x: Tensor, filler: int) -> Tensor:
@@ -497,13 +510,17 @@ def losses_and_routed(
 
     parts = chunks(x, 0), chunks(targets, IGNORE)
     _, found = xf.scan(
-        lambda _, part: (None, of(*part)),
+        lambda _, part: (None, fun(*part)),
         None,
         parts,
         checkpoint_policy=xf.checkpoint_policies.nothing_saveable,
     )
-    found = found.unflatten(2, (devices, size)).movedim(0, 2).flatten(2)
-    return plan.in_order(found[..., :seq].flatten(1)), routed
+
+    def joined(found: Tensor) -> Tensor:
+        found = found.unflatten(2, (devices, size)).movedim(0, 2).flatten(2)
+        return plan.in_order(found[..., :seq].flatten(1))
+
+    return xf.tree.map(joined, found)
 
 
 def target_count(batch: Batch) -> Float[Tensor, ""]:

@@ -1,14 +1,15 @@
 """How a model is computed. Nothing here changes the result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from xfunc import checkpoint_policies
 
+from .. import checks
 from ..parallel.sharding import Sharding
 
 # The values that the backward pass of a layer does not recompute. The input of each layer is always
@@ -50,6 +51,12 @@ class Plan:
         sharding: the shardings of weights and activations; None: all on one device.
     """
 
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {
+        "policy": POLICIES,
+        "attention": ATTENTION,
+    }
+    DERIVED: ClassVar = ("sharding",)  # not a setting of a run
+
     policy: str = "full"
     attention: str = "blockwise"
     block: int = 512
@@ -75,14 +82,8 @@ class Plan:
         return [0] if self.sharding is None else self.sharding.chunks(x.shape[1])
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"unknown policy {self.policy!r}: use one of {', '.join(POLICIES)}")
-        if self.attention not in ATTENTION:
-            names = ", ".join(ATTENTION)
-            raise ValueError(f"unknown attention {self.attention!r}: use one of {names}")
-        for name in ("block", "loss_chunk", "microbatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: use 1 or more")
+        checks.choices(self)
+        checks.at_least(self, 1, "block", "loss_chunk", "microbatches")
 
 
 def _chunks_taken(x: Tensor, chunks: list[int]) -> Tensor:

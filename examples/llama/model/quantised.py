@@ -7,7 +7,6 @@ and the 16 numbers are those of bitsandbytes, which makes them while weights are
 Source: Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs, 2023.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -19,6 +18,8 @@ from typing_extensions import TypeIs
 
 import xfunc as xf
 from xfunc import NamedSharding, P
+
+from ..parallel.sharding import fitting
 
 Form: TypeAlias = Literal["plain", "int8", "nf4"]
 BLOCK = 64  # numbers of an output that have one scale in NF4
@@ -153,10 +154,4 @@ def _struct(
     shape: tuple[int, ...], dtype: torch.dtype, spec: tuple[Any, ...], mesh: Any
 ) -> xf.ShapeDtypeStruct:
     """An array, sharded over the axes of `spec` that divide its dimensions."""
-
-    def count(entry: Any) -> int:
-        axes = (entry,) if isinstance(entry, str) else entry or ()
-        return math.prod(mesh.shape[axis] for axis in axes)
-
-    fits = P(*(e if size % count(e) == 0 else None for e, size in zip(spec, shape, strict=True)))
-    return xf.ShapeDtypeStruct(shape, dtype, NamedSharding(mesh, fits))
+    return xf.ShapeDtypeStruct(shape, dtype, NamedSharding(mesh, fitting(mesh, shape, spec)))

@@ -20,6 +20,7 @@ from xfunc import P
 
 from ..parallel.sharding import Sharding
 from .attention import (
+    PLAIN,
     Heads,
     Part,
     Reach,
@@ -33,7 +34,6 @@ from .attention import (
 )
 
 AXIS = "context"
-_PLAIN = Scores()
 
 
 def ring(
@@ -45,21 +45,12 @@ def ring(
     sharding: Sharding,
     block: int = 512,
     reach: Reach = None,
-    scores: Scores = _PLAIN,
+    scores: Scores = PLAIN,
 ) -> Heads:
     """Causal attention over one or several documents per row, of tokens in `Sharding.chunks`.
 
-    Its residuals have the name ``attention`` in checkpoint policies.
-
-    Args:
-        q: queries.
-        k: keys, with as many heads or a divisor of that number.
-        v: values, likewise.
-        segments: the document of each token; None: one document per row.
-        sharding: how the arrays are sharded.
-        block: the most queries, and keys, at a time.
-        reach: how many tokens each sees, including itself; None: all before it.
-        scores: how scores are computed from the products of queries and keys.
+    Its residuals have the name ``attention`` in checkpoint policies. Arguments are those of
+    `attention.blockwise`, with at most `block` queries, and keys, at a time.
     """
     k, v = (sharding.for_all_devices(x) for x in (k, v))
     chunk = q.shape[2] // (2 * sharding.mesh.shape[AXIS])

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -89,27 +89,15 @@ def scores(
 ) -> tuple[Float[Tensor, " rows"], Bool[Tensor, " rows"]]:
     """The log-probability of the targets of each row, and whether each of them is the likeliest."""
     x, _ = llama.run_layers(params, tokens, config, plan, None)
-    size = min(plan.loss_chunk, tokens.shape[1])
-    padding = -tokens.shape[1] % size
 
-    def chunks(x: Tensor, value: float) -> Tensor:
-        pads = (0, 0, 0, padding) if x.ndim == 3 else (0, padding)
-        padded = torch.nn.functional.pad(x, pads, value=value)
-        return padded.unflatten(1, (-1, size)).movedim(1, 0)
-
-    def chunk(carry: tuple[Tensor, Tensor], part: tuple[Tensor, Tensor]) -> tuple[Any, None]:
-        total, greedy = carry
-        x, targets = part
-        logits = attention.wide(llama.logits(params, x, config, plan))
-        counts = targets != IGNORE
+    def of(x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits, ignored = attention.wide(llama.logits(params, x, config, plan)), targets == IGNORE
         chosen = logits.take_along_dim(targets.clamp(min=0)[..., None], -1)[..., 0]
-        told = (chosen - logits.logsumexp(-1)).masked_fill(~counts, 0.0).double().sum(-1)
-        best = ((chosen >= logits.amax(-1)) | ~counts).all(-1)
-        return (total + told, greedy & best), None
+        told = (chosen - logits.logsumexp(-1)).masked_fill(ignored, 0.0)
+        return told, (chosen >= logits.amax(-1)) | ignored
 
-    rows = tokens.shape[0]
-    start = torch.zeros(rows, dtype=torch.float64), torch.ones(rows, dtype=torch.bool)
-    (total, greedy), _ = xf.scan(chunk, start, (chunks(x, 0.0), chunks(targets, IGNORE)))
+    told, greedy = llama.over_chunks(of, x, targets, plan)
+    total, greedy = told.double().sum(-1), greedy.all(-1)
     if (s := plan.sharding) is not None:  # With several processes, each reads all of it.
         total, greedy = s.constrain(total, s.whole), s.constrain(greedy, s.whole)
     return total, greedy
@@ -171,9 +159,10 @@ def of_texts(scorer: Scorer, tokenizer: Tokenizer, texts: Iterable[str]) -> Tota
         return Total(nats, scored, total.size)
 
     for text in texts:
-        begin = [] if tokenizer.begin is None else [tokenizer.begin]
         parts = tokenizer.encode([*slices(text)]) if text else []
-        rows += windows([*begin, *(token for part in parts for token in part)], scorer.length)
+        rows += windows(
+            [*tokenizer.ends[0], *(token for part in parts for token in part)], scorer.length
+        )
         total = total._replace(size=total.size + len(text.encode()))
         if len(rows) > 1024:
             total = flushed()

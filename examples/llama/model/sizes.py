@@ -1,14 +1,15 @@
 """The description of a model: its family, its sizes and its particulars."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+from .. import checks
 from ..families import FAMILIES, Traits
 from ..families.parts import ROPE_KINDS as ROPE_KINDS
 from ..families.parts import Experts as Experts
 from ..families.parts import Latent as Latent
 from ..families.parts import RopeScaling as RopeScaling
-from ..families.parts import check_above_0
 
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
 
@@ -69,6 +70,11 @@ class Config:
         qk_norms: whether queries and keys have the norms of the family.
     """
 
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {
+        "family": FAMILIES,
+        "activation": ACTIVATIONS,
+    }
+
     vocab: int
     hidden: int
     intermediate: int
@@ -104,11 +110,12 @@ class Config:
 
     def __post_init__(self) -> None:
         sizes = "vocab hidden intermediate layers heads kv_heads head_size window rotary_size"
-        for name in sizes.split():
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} is {value}: use 1 or more")
-        check_above_0(self, "rope_theta norm_eps local_theta query_scale score_scale score_cap")
-        check_above_0(self, "logit_cap embed_scale residual_scale logit_scale")
+        checks.at_least(self, 1, *sizes.split())
+        numbers = (
+            "rope_theta norm_eps local_theta query_scale score_scale score_cap logit_cap "
+            "embed_scale residual_scale logit_scale"
+        )
+        checks.above_0(self, *numbers.split())
         if self.latent is not None:
             if self.kv_heads != self.heads or self.head_size or self.rotary_size:
                 raise ValueError(
@@ -125,10 +132,7 @@ class Config:
                 f"hidden is {self.hidden}, heads is {self.heads}, kv_heads is {self.kv_heads}: "
                 "make the features of a head an even number, and heads a multiple of kv_heads"
             )
-        tables = ("family", FAMILIES), ("activation", ACTIVATIONS)
-        for name, known in tables:
-            if (value := getattr(self, name)) not in known:
-                raise ValueError(f"unknown {name} {value!r}: use one of {', '.join(known)}")
+        checks.choices(self)
         for name in ("full_layers", "nope_layers", "dense_layers"):
             if wrong := [i for i in getattr(self, name) if not 0 <= i < self.layers]:
                 raise ValueError(f"{name} has {wrong}, but there are {self.layers} layers")
@@ -219,15 +223,7 @@ PUBLISHED = {
         152064, 3584, 18944, 28, 28, 4, rope_theta=1e6, norm_eps=1e-6, family="qwen2", qkv_bias=True
     ),
     "qwen3-8b": Config(
-        151936,
-        4096,
-        12288,
-        36,
-        32,
-        8,
-        rope_theta=1e6,
-        norm_eps=1e-6,
-        family="qwen3",
+        151936, 4096, 12288, 36, 32, 8, rope_theta=1e6, norm_eps=1e-6, family="qwen3"
     ),
     "mixtral-8x7b": Config(
         32000, 4096, 14336, 32, 32, 8, rope_theta=1e6, family="mixtral", experts=Experts()

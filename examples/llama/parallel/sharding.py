@@ -8,7 +8,7 @@ and other weights like ``fsdp``; ``context`` shards the tokens of each row, and 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,7 @@ from xfunc import NamedSharding, P
 # tests/sharding/test_constraint.py).
 AXES = ("data", "fsdp", "tensor", "expert", "context")
 _ROWS = ("fsdp", "expert", "data")  # the axes that shard a batch: see the note
-_FSDP = (
-    "fsdp",
-    "expert",
-    "context",
-)  # the axes that shard weights, which are gathered where they are used
+_FSDP = ("fsdp", "expert", "context")  # those that shard weights, gathered where they are used
 
 
 @dataclass(frozen=True)
@@ -49,9 +45,7 @@ class Sharding:
     of_context: P = P(("tensor", "data"), "context", ("fsdp", "expert"))
     activations: P = P(_ROWS, "context", "tensor")  # [batch, seq, hidden], between the layers
     heads: P = P(_ROWS, "tensor", "context")  # [batch, heads, seq, head_dim]
-    features: P = P(
-        _ROWS, "context", "tensor"
-    )  # [batch, seq, features], within the feed-forward part
+    features: P = P(_ROWS, "context", "tensor")  # [batch, seq, features], in the feed-forward part
     logits: P = P(_ROWS, "context", "tensor")
     embed: P = P("tensor", _FSDP)  # [vocab, hidden]
     into: P = P(None, "tensor", _FSDP)
@@ -111,9 +105,7 @@ class Sharding:
 
     def fitting(self, x: Tensor, spec: P) -> P:
         """The part of a spec whose axes divide the dimensions of `x`."""
-        return P(
-            *(e if d % self._parts(e) == 0 else None for d, e in zip(x.shape, spec, strict=False))
-        )
+        return fitting(self.mesh, x.shape, spec)
 
     def chunks(self, seq: int) -> list[int]:
         """The chunks of a row in the order in which the devices along ``context`` have them.
@@ -140,7 +132,17 @@ class Sharding:
         return x if n <= 1 else x[:, :, None].expand(-1, -1, n, -1, -1).flatten(1, 2)
 
     def _parts(self, entry: Any) -> int:
-        return math.prod(self.mesh.shape[axis] for axis in _axes(entry))
+        return _size(self.mesh, entry)
+
+
+def fitting(mesh: xf.AbstractMesh, shape: Sequence[int], spec: Iterable[Any]) -> P:
+    """The part of a spec whose axes divide the dimensions of a shape."""
+    pairs = zip(shape, spec, strict=False)
+    return P(*(entry if size % _size(mesh, entry) == 0 else None for size, entry in pairs))
+
+
+def _size(mesh: xf.AbstractMesh, entry: Any) -> int:
+    return math.prod(mesh.shape[axis] for axis in _axes(entry))
 
 
 def _axes(entry: Any) -> tuple[str, ...]:

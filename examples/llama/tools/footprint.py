@@ -14,7 +14,7 @@ from ..config import Run
 from ..model import Batch, Params, flops
 from ..train.train_config import Recipe
 from .collectives import Traffic, traffic
-from .products import products
+from .hlo_text import products
 
 
 @dataclass(frozen=True)
@@ -116,26 +116,24 @@ def footprint(case: Case, compiled: Compiled) -> Footprint:
         given[1] = _bytes(state._replace(params=None))
     text = compiled.as_text()
     sent = None if text is None else traffic(text)
-    work = _work(case, sent)
     return Footprint(
         *given,
-        padding=_known(memory.argument_size_in_bytes) - sum(given),
-        temporaries=_known(memory.temp_size_in_bytes),
-        results=_known(memory.output_size_in_bytes) - _known(memory.alias_size_in_bytes),
-        host=_known(memory.host_temp_size_in_bytes),
+        padding=(memory.argument_size_in_bytes or 0) - sum(given),
+        temporaries=memory.temp_size_in_bytes or 0,
+        results=(memory.output_size_in_bytes or 0) - (memory.alias_size_in_bytes or 0),
+        host=memory.host_temp_size_in_bytes or 0,
         traffic=sent,
         products=None if text is None else products(text),
-        **work,
+        **_work(case, sent),
         compiler=compiled.compiler,
     )
 
 
 def _work(case: Case, sent: dict[str, Traffic] | None) -> dict[str, Any]:
-    config, seq = case.recipe.model, case.run.data.seq
+    recipe, seq = case.recipe, case.run.data.seq
     tokens = case.run.data.batch * seq
-    model = tokens * flops.per_token(config, seq, case.recipe.extent)
-    recipe = case.recipe
-    executed = tokens * flops.executed_per_token(config, seq, recipe.plan, recipe.extent)
+    model = tokens * flops.per_token(recipe.model, seq, recipe.extent)
+    executed = tokens * flops.executed_per_token(recipe.model, seq, recipe.plan, recipe.extent)
     chip, chips = case.chips.kind, case.chips.devices
     arithmetic = links = bound = None
     if chip in flops.LINKS:
@@ -158,7 +156,3 @@ def _bytes(tree: Any) -> int:
     return sum(
         math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in xf.tree.leaves(tree)
     )
-
-
-def _known(size: int | None) -> int:
-    return size or 0

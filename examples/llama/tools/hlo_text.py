@@ -1,4 +1,4 @@
-"""HLO text of a compiled program, taken apart."""
+"""HLO text of a compiled program, taken apart; and the matrix products in it."""
 
 import collections
 import math
@@ -7,6 +7,7 @@ import re
 _CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|\w+_computations?)=\{?(%[^,})]+(?:, %[^,})]+)*)"
 )
+_PRODUCT = re.compile(r" (?:convolution|dot)\(")  # libtpu makes convolutions of all.
 
 
 def computations(text: str) -> dict[str, list[str]]:
@@ -82,3 +83,25 @@ def _constant(named: dict[str, str], name: str) -> int:
     while " copy(" in line:
         line = named[operands(line)[0]]
     return int(re.findall(r" constant\((\d+)\)", line)[0])
+
+
+def products(text: str) -> dict[str, int]:
+    """How many products of which dtypes one run computes, such as `{"bf16, bf16": 8}`.
+
+    Those within kernels are not counted.
+
+    Args:
+        text: the HLO text of the program.
+    """
+    every = computations(text)
+    often, found = runs(every), collections.Counter[str]()
+    for name, lines in every.items():
+        here = named(lines)
+        for line in filter(_PRODUCT.search, lines):
+            dtypes = [_dtype(here[operand]) for operand in operands(line)[:2]]
+            found[", ".join(dtypes)] += often[name]
+    return {dtypes: n for dtypes, n in sorted(found.items()) if n}
+
+
+def _dtype(line: str) -> str:
+    return re.findall(r" = (\w+)\[", line)[0]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from ..config import Mesh
 from ..model import Config
 
 # The policies of `plan.POLICIES`, from those that leave little in HBM to those that leave much.
@@ -17,21 +18,6 @@ FROM_SMALL = (
     *("offload", "offload-attention", "full", "attention"),
     *("dots", "dots-attention", "everything"),
 )
-
-
-class Mesh(NamedTuple):
-    """The sizes of the axes `sharding.AXES`."""
-
-    data: int
-    fsdp: int
-    tensor: int
-    expert: int = 1
-    context: int = 1
-
-    @property
-    def parts(self) -> int:
-        """How many parts a batch is divided into."""
-        return self.data * self.fsdp * self.expert
 
 
 class Trial(NamedTuple):

@@ -1,5 +1,6 @@
 """What `aot` prints."""
 
+import dataclasses
 import os
 import shlex
 from collections.abc import Iterable, Sequence
@@ -12,10 +13,10 @@ from xfunc.aot import Buffer, Topology
 from xfunc.errors import OutOfMemoryError
 
 from .. import config, options
-from ..config import Run
+from ..config import Mesh, Run
 from ..model.precision import LOSSY
 from .footprint import Case, Footprint
-from .planner import Mesh, Trial
+from .planner import Trial
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _heading(console: Console, case: Case) -> None:
     run, recipe = case.run, case.recipe
     name = options.name_of(recipe.model) or "a model"
     what = f"a step with {recipe.optimizer}" if case.what == "train" else "gradients"
-    mesh = _mesh(Mesh(**run.mesh.axes(case.chips.devices)))
+    mesh = _mesh(run.mesh.sized(case.chips.devices))
     parts = recipe.plan.microbatches
     console.print(
         f"{name}, {what} in {recipe.precision}, on {case.topology} as {mesh}: "
@@ -149,7 +150,7 @@ def _heading(console: Console, case: Case) -> None:
 
 
 def _mesh(mesh: Mesh) -> str:
-    sizes = [f"{axis}={n}" for axis, n in mesh._asdict().items() if n > 1]
+    sizes = [f"{axis}={n}" for axis, n in dataclasses.asdict(mesh).items() if n > 1]
     return ",".join(sizes) or "one chip"
 
 

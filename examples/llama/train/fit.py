@@ -113,14 +113,7 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
             config.write(run, folder / "config.yaml")
             reader.tokenizer.save(folder / "tokenizer")
         size, fixed = _size(state.params), _size(frozen)
-        rows, seq = run.data.batch, run.data.seq
-        how: Any = {
-            "names": run.trackers,
-            "settings": options.plain(run),
-            "counted": run.data.dynamic,
-            "pace": pace,
-        }
-        with Log(folder, recipe, first, rows, seq, console, **how) as log:
+        with Log(run, recipe, first, console, pace) as log:
             # The first process alone starts trackers, which may take longer than XLA waits for it:
             # on CPUs 30 seconds, where devices meet for the first time.
             hosts.agree(False)

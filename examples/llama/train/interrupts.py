@@ -4,7 +4,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)  # from a scheduler, and from Ctrl-C
 
@@ -24,26 +24,23 @@ def _interrupt(number: int, _: object) -> NoReturn:
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
     """Let SIGTERM and SIGINT raise `Interrupted` in a block, so that it can clean up."""
-    before = _handle(_interrupt)
+    with _handled(_interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, object], object]) -> Iterator[None]:
+    """Let a function handle the signals in a block; only the main thread may."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {s: signal.signal(s, handler) for s in _SIGNALS} if is_main else {}
     try:
         yield
     finally:
-        _restore(before)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
-def _handle(handler: Callable[[int, object], object]) -> dict[signal.Signals, Any]:
-    """Set the handler of the signals; returns what handled them before."""
-    if threading.current_thread() is not threading.main_thread():  # Others may not.
-        return {}
-    return {s: signal.signal(s, handler) for s in _SIGNALS}
-
-
-def _restore(before: dict[signal.Signals, Any]) -> None:
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-class Interrupts:
+class Interrupts(contextlib.ExitStack):
     """Records SIGTERM and SIGINT within its ``with`` block; a second one interrupts at once.
 
     Attributes:
@@ -51,15 +48,12 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.noted = False
-        self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = _handle(self._note)
+        self.enter_context(_handled(self._note))
         return self
-
-    def __exit__(self, *_: object) -> None:
-        _restore(self._before)
 
     def _note(self, number: int, _: object) -> None:
         if self.noted:

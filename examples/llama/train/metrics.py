@@ -19,6 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import xfunc as xf
 
+from .. import options
+from ..config import Run
 from ..files import write_text
 from ..model import flops
 from ..parallel import hosts
@@ -39,35 +41,17 @@ class Log:
     removed, so that the curve has each step once. Of several processes only the first writes.
 
     Args:
-        folder: the run's folder.
+        run: the settings.
         recipe: what is trained.
         first: how many steps have been made before.
-        rows: rows per batch.
-        seq: tokens per row.
         console: to print to.
-        names: the trackers.
-        settings: the run's settings, for the trackers.
-        counted: whether rates count only tokens that had a target; otherwise all places of a batch.
         pace: is told when steps end, and when what follows is no step.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        recipe: Recipe,
-        first: int,
-        rows: int,
-        seq: int,
-        console: Console,
-        *,
-        names: Sequence[trackers.Name] = ("tensorboard",),
-        settings: Mapping[str, Any] = {},
-        counted: bool = False,
-        pace: Pace | None = None,
-    ):
-        self._recipe, self._rows, self._seq, self._console = recipe, rows, seq, console
+    def __init__(self, run: Run, recipe: Recipe, first: int, console: Console, pace: Pace):
+        self._data, self._recipe, self._console, self._pace = run.data, recipe, console, pace
         self._chip, self._times = chip(), deque[float](maxlen=_WINDOW + 1)
-        self._counted, self._tokens = counted, deque[float](maxlen=_WINDOW)
+        self._tokens = deque[float](maxlen=_WINDOW)
         self._noises = deque[tuple[float, ...]](maxlen=_NOISES)
         columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
         self._progress = Progress(
@@ -75,10 +59,11 @@ class Log:
         )
         self._task = self._progress.add_task("compiling", total=recipe.steps, completed=first)
         self._file, self._trackers = None, list[trackers.Tracker]()
-        self._failure, self._pace, self._last = "", pace or Pace(), first
+        self._failure, self._last = "", first
         self._writing = threading.Lock()  # A watchdog has a thread of its own.
         if hosts.is_first():
-            self._trackers = trackers.begin(names, folder, first, settings)
+            folder, settings = Path(run.folder), options.plain(run)
+            self._trackers = trackers.begin(run.trackers, folder, first, settings)
             path = folder / "metrics.jsonl"
             for text in (*cut(path, first), *cut(folder / "samples.jsonl", first)):
                 self.say(text)
@@ -163,11 +148,13 @@ class Log:
         self._times.append(time.perf_counter())
         if len(self._times) == 1:
             return {}
-        self._tokens.append(tokens if self._counted else self._rows * self._seq)
+        rows = self._data.batch
+        # Batches of rows of any length have places without targets.
+        self._tokens.append(tokens if self._data.dynamic else rows * self._data.seq)
         rate = sum(self._tokens) / (self._times[-1] - self._times[0])
         mfu = self._chip and flops.utilisation(
             self._recipe.model,
-            math.ceil(sum(self._tokens) / len(self._tokens) / self._rows),
+            math.ceil(sum(self._tokens) / len(self._tokens) / rows),
             tokens_per_second=rate,
             chips=xf.device_count(),
             chip=self._chip,

@@ -5,26 +5,13 @@ of its updates, Liu et al., Muon is Scalable for LLM Training, 2025.
 """
 
 import math
-from typing import NamedTuple
 
-from jaxtyping import Int
 from torch import Tensor
 
 import xfunc as xf
 
 from ..model.parameters import is_stack
-from .optimizer import Rate, Tree, adamw_init, descent
-
-
-class MuonState(NamedTuple):
-    """Updates made so far, and running means of the gradients and, outside layers, their squares.
-
-    A matrix within the layers has an empty tensor in place of the squares.
-    """
-
-    step: Int[Tensor, ""]
-    mean: Tree
-    square: Tree
+from .optimizer import AdamWState, Rate, Tree, adamw_init, descent
 
 
 def is_within(params: Tree) -> Tree:
@@ -35,18 +22,21 @@ def is_within(params: Tree) -> Tree:
     }
 
 
-def muon_init(params: Tree) -> MuonState:
-    """The state before the first update."""
+def muon_init(params: Tree) -> AdamWState:
+    """The state before the first update.
+
+    A matrix within the layers has an empty tensor in place of the mean of squares.
+    """
     step, mean, square = adamw_init(params)
     square = xf.tree.map(
         lambda s, within: s.new_zeros(0) if within else s, square, is_within(params)
     )
-    return MuonState(step, mean, square)
+    return AdamWState(step, mean, square)
 
 
 def muon_update(
     grads: Tree,
-    state: MuonState,
+    state: AdamWState,
     params: Tree,
     lr: Rate,
     *,
@@ -56,7 +46,7 @@ def muon_update(
     momentum: float = 0.95,
     weight_decay: float = 0.1,
     decayed: Tree | None = None,
-) -> tuple[Tree, MuonState]:
+) -> tuple[Tree, AdamWState]:
     """New parameters and state.
 
     Each layer's matrix, and each expert's, is updated by itself, by a step of the size of AdamW's.
@@ -77,4 +67,4 @@ def muon_update(
     made = map(direction, *map(xf.tree.leaves, trees))
     updates, mean, square = (xf.tree.unflatten(treedef, x) for x in zip(*made, strict=True))
     updates = descent(updates, params, lr, weight_decay, decayed)
-    return xf.optim.apply_updates(params, updates), MuonState(state.step + 1, mean, square)
+    return xf.optim.apply_updates(params, updates), AdamWState(state.step + 1, mean, square)

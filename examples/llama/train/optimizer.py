@@ -13,6 +13,7 @@ from torch import Tensor
 import xfunc as xf
 from xfunc.optim import FactoredState, ScaleByAdamState
 
+from ..model.attention import wide
 from ..model.parameters import is_stack
 
 Tree: TypeAlias = Any  # a pytree of tensors
@@ -174,8 +175,3 @@ def rate(
 def stable_until(total: int, cooldown: float) -> int:
     """The step from which the rate of `wsd` falls."""
     return total - round(cooldown * total)
-
-
-def wide(x: Tensor) -> Tensor:
-    """`x` in the dtype that updates are computed in."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))

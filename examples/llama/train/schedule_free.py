@@ -17,7 +17,8 @@ from torch import Tensor
 
 import xfunc as xf
 
-from .optimizer import Rate, Tree, adamw_init, descent, wide
+from ..model.attention import wide
+from .optimizer import Rate, Tree, adamw_init, descent
 
 
 class ScheduleFreeState(NamedTuple):

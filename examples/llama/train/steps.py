@@ -352,8 +352,7 @@ def eval_loss(
     return loss(params, base, batch, recipe, target_count(batch, recipe))[0]
 
 
-# -- where the state is placed
-# -----------------------------------------------------------------------
+# -- where the state is placed --------------------------------------------------------------------
 
 
 def shardings(recipe: Recipe) -> State:

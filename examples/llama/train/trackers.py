@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 from ..files import write_text
 from ..options import SettingError
+from ..tune.lora import named
 
 Name = Literal["tensorboard", "wandb", "mlflow"]
 _BATCH = 100  # parameters that MLflow takes at once
@@ -73,7 +74,6 @@ class TensorBoard:
         self._folder, self._purged, self._board = str(folder / "tensorboard"), first + 1, None
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step."""
         with self._opened() as board:
             for key, value in values.items():
                 board.add_scalar(key, value, step)
@@ -98,7 +98,6 @@ class TensorBoard:
             raise
 
     def close(self) -> None:
-        """Nothing more comes."""
         if self._board is not None:
             self._board.close()
 
@@ -122,15 +121,12 @@ class WandB:
         self._run.define_metric("*", step_metric="step")
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step."""
         self._run.log({"step": step, **values})
 
     def text(self, step: int, name: str, text: str) -> None:
-        """A text, as it is."""
         self._run.log({"step": step, name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")})
 
     def close(self) -> None:
-        """Nothing more comes."""
         self._run.finish()
 
 
@@ -158,33 +154,21 @@ class MLflow:
             else found.experiment_id
         )
         run = self._client.create_run(number, run_name=folder.name).info.run_id
-        params = [self._entities.Param(key, str(x)) for key, x in _flat(settings)]
+        params = [self._entities.Param(key, str(x)) for key, x in named(settings).items()]
         for i in range(0, len(params), _BATCH):
             self._client.log_batch(run, params=params[i : i + _BATCH])
         return run
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of a step."""
         now = int(time.time() * 1000)
         metrics = [self._entities.Metric(key, x, now, step) for key, x in values.items()]
         self._client.log_batch(self._run, metrics=metrics)
 
     def text(self, step: int, name: str, text: str) -> None:
-        """A text."""
         self._client.log_text(self._run, text, f"{name}/{step}.txt")
 
     def close(self) -> None:
-        """Nothing more comes."""
         self._client.set_terminated(self._run)
-
-
-def _flat(settings: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings by their whole names, such as ``train.peak_lr``."""
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}{key}.")
-        else:
-            yield path + key, value
 
 
 _KINDS: dict[Name, Any] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}

@@ -1,13 +1,14 @@
 """What is trained, and how."""
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .. import model
+from .. import checks, model
 from ..model import Params, Routers
 from ..model.flops import Extent
 from ..model.plan import Plan
@@ -16,11 +17,17 @@ from ..tune import lora
 from ..tune.lora import Adapter, Tune
 from . import muon, optimizer, schedule_free
 
-OPTIMIZERS = {
-    "adamw": (optimizer.adamw_init, optimizer.adamw_update),
-    "adafactor": (optimizer.adafactor_init, optimizer.adafactor_update),
-    "muon": (muon.muon_init, muon.muon_update),
-    "schedule_free": (schedule_free.schedule_free_init, schedule_free.schedule_free_update),
+_ADAMW = "beta1", "beta2", "eps"
+OPTIMIZERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
+    # The state before the first update, the update, and the settings that only some have.
+    "adamw": (optimizer.adamw_init, optimizer.adamw_update, _ADAMW),
+    "adafactor": (optimizer.adafactor_init, optimizer.adafactor_update, ()),
+    "muon": (muon.muon_init, muon.muon_update, (*_ADAMW, "momentum")),
+    "schedule_free": (
+        schedule_free.schedule_free_init,
+        schedule_free.schedule_free_update,
+        _ADAMW,
+    ),
 }
 PREFERENCES = {  # and their options
     "dpo": ("dpo_beta",),
@@ -28,13 +35,6 @@ PREFERENCES = {  # and their options
     "kto": ("dpo_beta", "kto_weights"),
 }
 SCHEDULES = ("cosine", "linear", "wsd", "constant")
-# The settings that only some optimizers have.
-_OPTIONS = {
-    "adamw": ("beta1", "beta2", "eps"),
-    "adafactor": (),
-    "muon": ("beta1", "beta2", "eps", "momentum"),
-    "schedule_free": ("beta1", "beta2", "eps"),
-}
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,14 @@ class Recipe:
             losses and gradient norms, about 50; null: nothing is a spike.
     """
 
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {
+        "precision": PRECISIONS,
+        "optimizer": OPTIMIZERS,
+        "schedule": SCHEDULES,
+        "preference": PREFERENCES,
+    }
+    DERIVED: ClassVar = ("skip_bad", "pairs")  # from other settings of a run
+
     model: model.Config
     steps: int
     plan: Plan = Plan()
@@ -128,27 +136,16 @@ class Recipe:
     spike: float | None = None
 
     def __post_init__(self) -> None:
-        tables: dict[str, Any] = {"precision": PRECISIONS, "optimizer": OPTIMIZERS}
-        tables |= {"schedule": SCHEDULES, "preference": PREFERENCES}
-        for name, table in tables.items():
-            if getattr(self, name) not in table:
-                known = ", ".join(table)
-                raise ValueError(f"unknown {name} {getattr(self, name)!r}: use one of {known}")
-        for name, least in (("steps", 1), ("warmup", 0)):
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{name} is {value}: use {least} or more")
-        for name in ("peak_lr", "clip", "spike", "eps", "dpo_beta", "orpo_weight"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} is {value}: use a number above 0")
+        checks.choices(self)
+        checks.at_least(self, 1, "steps")
+        checks.above_0(self, "peak_lr", "clip", "spike", "eps", "dpo_beta", "orpo_weight")
         if self.router_bias and not self.model.traits.sigmoid_router:
             raise ValueError(
                 f"router_bias is {self.router_bias}, but models of the family {self.model.family} "
                 "have no bias in the choice of experts: leave it out"
             )
-        for name in ("weight_decay", "router_balance", "router_size", "router_bias"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}: use 0 or more")
+        names = "warmup", "weight_decay", "router_balance", "router_size", "router_bias"
+        checks.at_least(self, 0, *names)
         for name, whole in (("floor", "rate"), ("cooldown", "steps")):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(
@@ -164,7 +161,7 @@ class Recipe:
                 "gradient_noise compares the parts of a batch, but there is one: use "
                 "plan.microbatches=2 or more"
             )
-        others = set(_OPTIONS["muon"]) - set(self._options)
+        others = {*OPTIMIZERS["muon"][2]} - {*OPTIMIZERS[self.optimizer][2]}
         usual = {f.name: f.default for f in fields(self)}
         if given := sorted(x for x in others if getattr(self, x) != usual[x]):
             raise ValueError(
@@ -199,10 +196,6 @@ class Recipe:
                 "precision float8 is for matrices within layers that are trained directly, but "
                 "there are none: name some in tune.full, or use mixed"
             )
-
-    @property
-    def _options(self) -> tuple[str, ...]:
-        return _OPTIONS[self.optimizer]
 
     @property
     def numbers(self) -> Precision:
@@ -274,9 +267,8 @@ class Recipe:
 
         The gradients are those at `points`.
         """
-        given = {"beta1": self.beta1, "beta2": self.beta2}
-        given |= {"eps": self.eps, "momentum": self.momentum}
-        return OPTIMIZERS[self.optimizer][1](
+        _, update, options = OPTIMIZERS[self.optimizer]
+        return update(
             grads,
             opt,
             params,
@@ -288,5 +280,5 @@ class Recipe:
                 self.tune,
                 lambda _, yes: Adapter(yes, yes),
             ),
-            **{name: given[name] for name in self._options},
+            **{name: getattr(self, name) for name in options},
         )

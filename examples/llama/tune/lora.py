@@ -11,7 +11,7 @@ Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021; for
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Literal, NamedTuple
@@ -23,7 +23,7 @@ from torch import Tensor
 import xfunc as xf
 from xfunc import NamedSharding, P
 
-from .. import model
+from .. import checks, model
 from ..model import Config, Params, quantised
 from ..model.linear import Adapted
 from ..model.parameters import is_stack
@@ -61,14 +61,12 @@ class Tune:
     base: Literal["int8", "nf4"] | None = None
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"rank is {self.rank}: use 1 or more")
+        checks.at_least(self, 1, "rank")
+        checks.above_0(self, "alpha")
         for entry in self.ranks:
             pattern, _, rank = entry.rpartition("=")
             if not pattern or not rank.strip().isdecimal() or int(rank) < 1:
                 raise ValueError(f"cannot read {entry!r} in ranks: write layers.e_*=4, for example")
-        if not 0 < self.alpha < math.inf:
-            raise ValueError(f"alpha is {self.alpha}: use a number above 0")
 
     @property
     def scale(self) -> float:
@@ -145,18 +143,18 @@ def within(name: str) -> str:
     return own if is_stack(stack) else ""
 
 
-def named(tree: Params, path: str = "") -> dict[str, Any]:
-    """The weights of a tree of dictionaries by names such as `layers.wq`."""
+def named(tree: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """The leaves of a tree of dictionaries by names such as `layers.wq`."""
     found = {}
     for key, one in tree.items():
         found |= named(one, f"{path}{key}.") if isinstance(one, dict) else {f"{path}{key}": one}
     return found
 
 
-def nested(weights: dict[str, Any]) -> Params:
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
     """The tree that `named` took apart."""
-    found: Params = {}
-    for name, one in weights.items():
+    found: dict[str, Any] = {}
+    for name, one in leaves.items():
         *outer, key = name.split(".")
         functools.reduce(lambda tree, part: tree.setdefault(part, {}), outer, found)[key] = one
     return found

@@ -62,30 +62,21 @@ def dpo(
     best, other = _of_pairs(ratios, batch).unbind(-1)
     margins = beta * (best - other)
     losses = -F.logsigmoid(margins).masked_fill(~_is_pair(batch), 0.0)
-    correct = (margins > 0).to(margins.dtype)  # 0 where there is no pair, as margins are.
-    return Compared(losses.sum(), margins.detach().sum(), correct.sum(), routed)
+    return _summed(losses, margins, routed)
 
 
 def orpo(params: Params, batch: Batch, config: Config, plan: Plan, weight: float) -> Compared:
     """The preferred answer's mean loss per token less `weight * log sigmoid(margin)`, of all pairs.
 
     The implicit reward of an answer is the logarithm of its odds, `p / (1 - p)`, where `p` is the
-    geometric mean of its tokens' probabilities.
-
-    Args:
-        params: the weights.
-        batch: rows of pairs.
-        config: the sizes.
-        plan: how the model is computed.
-        weight: of the comparison.
+    geometric mean of its tokens' probabilities. The arguments are those of `dpo`.
     """
     known, routed = model.losses_and_routed(params, batch, config, plan)
     sizes = _of_pairs((batch.targets != IGNORE).to(known.dtype), batch).clamp(min=1.0)
     best, other = (_of_pairs(-known, batch) / sizes).unbind(-1)
     margins = log_odds(best) - log_odds(other)
     losses = (-best - weight * F.logsigmoid(margins)).masked_fill(~_is_pair(batch), 0.0)
-    correct = (margins > 0).to(margins.dtype)
-    return Compared(losses.sum(), margins.detach().sum(), correct.sum(), routed)
+    return _summed(losses, margins, routed)
 
 
 def kto(
@@ -101,16 +92,8 @@ def kto(
 
     The implicit reward of an answer is that of `dpo`. It is compared with an estimate of the KL
     divergence of the weights from the reference: the mean log ratio of answers to other prompts,
-    or 0 if that is more, which gets no gradient.
-
-    Args:
-        params: the weights.
-        reference: the weights to compare with, which get no gradient.
-        batch: rows of answers.
-        config: the sizes.
-        plan: how the model is computed.
-        beta: the strength of the penalty for moving away from the reference.
-        weights: of desirable answers, and of others.
+    or 0 if that is more, which gets no gradient. The arguments are those of `dpo`, and the weights
+    of desirable answers and of others.
     """
     ratios, routed = _log_ratios(params, reference, batch, config, plan)
     sizes = _of_pairs((batch.targets != IGNORE).to(ratios.dtype), batch, 4)
@@ -120,8 +103,13 @@ def kto(
     kl = (others.detach().sum() / count).clamp(min=0.0)
     margins = beta * (good - bad) * (own - kl)
     losses = (weights[0] * good + weights[1] * bad) * torch.sigmoid(-margins)
+    return _summed(losses, margins, routed)._replace(kl=kl * count)
+
+
+def _summed(losses: Tensor, margins: Tensor, routed: Routed | None) -> Compared:
+    """The sums over pairs, or answers; margins are 0 where there is none."""
     correct = (margins > 0).to(margins.dtype)
-    return Compared(losses.sum(), margins.detach().sum(), correct.sum(), routed, kl * count)
+    return Compared(losses.sum(), margins.detach().sum(), correct.sum(), routed)
 
 
 def answer_count(batch: Batch) -> Float[Tensor, ""]:

@@ -7,7 +7,7 @@ import torch
 import xfunc as xf
 from examples.llama import model, train
 from examples.llama.model.plan import Plan
-from examples.llama.tools.products import products
+from examples.llama.tools.hlo_text import products
 from xfunc.hlo.flat import inline_calls
 
 TINY = model.TINY["tiny"]
