@@ -21,7 +21,7 @@ from xfunc.program.primitive import Tensor
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, is_sequence, labels_in
 from xfunc.stages.joined_inputs import SharedInputs
-from xfunc.stages.staging import Staged, watched
+from xfunc.stages.staging import Staged, requires_grad_mask
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
@@ -117,7 +117,9 @@ class Choice(Transform[..., PyTree]):
         leaves = arrays(leaves, name, labels_in(operands, "operands"))
         if is_eager():
             return self._eager(index, operands)
-        found = [b.find(structure, avals_of(leaves), watched(leaves)) for b in self._branches]
+        found = [
+            b.find(structure, avals_of(leaves), requires_grad_mask(leaves)) for b in self._branches
+        ]
         self._check_results([(e.out_tree, e.program.outputs) for e, _ in found])
         inputs = SharedInputs([index, *leaves])
         own = range(1, 1 + len(leaves))

@@ -323,7 +323,7 @@ def _run_staged(
         entry = store.find(key)
         if entry is None:
             options = options._replace(effects_allowed=True)
-            entry = staged.make(key, held, watched(leaves), options)
+            entry = staged.make(key, held, requires_grad_mask(leaves), options)
         latest = store.latest
     if entry.executable is None or where.device_count() > 1:
         result = first_run(store, entry, leaves, held)
@@ -381,7 +381,7 @@ def counting_compiles(store: FunctionCache) -> Generator[None]:
         count_compiles(before)
 
 
-def watched(leaves: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
+def requires_grad_mask(leaves: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
     """The arguments with respect to which a first-order gradient is being taken; None if there is
     none.
     """
@@ -401,7 +401,7 @@ def call_in_trace(
     leaves, structure = tree.flatten((args, kwargs))
     leaves, fixed = prepare(staged, leaves, structure)
     options = options._replace(fixed=fixed, effects_allowed=True)
-    entry, held = staged.find(structure, avals_of(leaves), watched(leaves), options)
+    entry, held = staged.find(structure, avals_of(leaves), requires_grad_mask(leaves), options)
     inputs = entry.inputs(leaves, held)
     check_captures(inputs[len(leaves) :])
     return entry.result(bind(entry.call, inputs))
