@@ -49,7 +49,7 @@ class _PairContext(AutogradContext, Protocol):
     plain: bool
 
 
-def alive(args: Sequence[Leaf]) -> list[Leaf]:
+def unwrap_dead(args: Sequence[Leaf]) -> list[Leaf]:
     """Tensors without the wrappers of torch.func levels that have ended.
 
     A pullback of torch.func.vjp runs after the level it belongs to has ended.
@@ -83,9 +83,9 @@ class PrimitiveFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _PrimitiveContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
-        args = alive(ctx.saved_tensors)
+        args = unwrap_dead(ctx.saved_tensors)
         return staying_on(
-            ctx.runtime, _differentiable_backward, ctx, ctx.primitive, args, alive(cts)
+            ctx.runtime, _differentiable_backward, ctx, ctx.primitive, args, unwrap_dead(cts)
         )
 
     @staticmethod
@@ -153,7 +153,7 @@ class PairFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _PairContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
-        return staying_on(ctx.runtime, _gradients, ctx, alive(ctx.saved_tensors), cts)
+        return staying_on(ctx.runtime, _gradients, ctx, unwrap_dead(ctx.saved_tensors), cts)
 
     @staticmethod
     def vmap(
@@ -174,7 +174,7 @@ def _gradients(
     """The backward pass of `PairFunction`."""
     application, n = ctx.application, ctx.n_args
     pair = application.pair
-    args, residuals, given = saved[:n], saved[n:], alive(cts[: pair.n_outputs])
+    args, residuals, given = saved[:n], saved[n:], unwrap_dead(cts[: pair.n_outputs])
     if torch.is_grad_enabled() and (ctx.plain or _watched_below(given)):
         # Plain autograd with create_graph=True; or the cotangents, but not the arguments,
         # depend on the variables of a gradient further down.

@@ -24,8 +24,8 @@ from xfunc.program.autograd_functions import (
     Application,
     PairFunction,
     PrimitiveFunction,
-    alive,
     apply,
+    unwrap_dead,
 )
 from xfunc.program.primitive import Primitive, Rule, Tensor
 from xfunc.program.program import differentiable
@@ -41,7 +41,7 @@ def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     trace = tracing.current()
     if trace is not None:  # First: the trace recognises captured values by their wrapper.
         args = [_on_device(trace.lift(a)) for a in args]
-    args = alive(args)
+    args = unwrap_dead(args)
     outputs = _dispatch(primitive, args)
     if trace is not None:
         trace.register(outputs)
