@@ -222,7 +222,7 @@ class _BackwardFunction(torch.autograd.Function):
     ) -> tuple[Gradients, Dims]:
         dims, n = in_dims[3:], _size(info)
         if application.batched is None or application.batched[0] != _depth():
-            pullback = _batched_pullback if application.primitive else _batched_again
+            pullback = _batched_pullback if application.primitive else _batched_nested
             return pullback(application, n_args, n_residuals, flat, dims, n)
         _, inner, arg_dims, out_dims, grad_dims = application.batched
         wanted = (*arg_dims, *(None for _ in range(n_residuals)), *out_dims)
@@ -270,7 +270,7 @@ def _batched_pullback(
     return grads, _dims_of(grads, (0,) * len(wrt))
 
 
-def _batched_again(
+def _batched_nested(
     application: Application,
     n_args: int,
     n_residuals: int,
