@@ -24,7 +24,7 @@ from xfunc.core.avals import Aval, aval_of
 from xfunc.program.bind import bind
 from xfunc.program.collective_ops import Sum
 from xfunc.program.dependence import where_reached
-from xfunc.program.primitive import Dims, Primitive, Tensor, placed
+from xfunc.program.primitive import Dims, Primitive, Tensor, scatter_to_inputs
 from xfunc.program.program import Joint, Program, differentiable
 from xfunc.remat.partition import Partition, gathered
 from xfunc.remat.policies import everything_saveable
@@ -195,7 +195,7 @@ class ShardMapPair:
         flat = gathered(halves.sources, args, residuals, given.__getitem__)
         key = ("shard_map backward", self.forwards.key, self.grad_specs, halves)
         grads = joint.memo(key, lambda: self._backward(halves)).apply(flat)
-        return list(placed(len(self.wrt), halves.gradients, grads))
+        return list(scatter_to_inputs(len(self.wrt), halves.gradients, grads))
 
     def _backward(self, halves: Partition) -> Lowering:
         p, region = self.forwards, self.forwards.region

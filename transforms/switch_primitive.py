@@ -25,7 +25,7 @@ from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call, CallReverseRule
 from xfunc.program.dependence import where_reached
 from xfunc.program.named_axes import ONE_EXAMPLE
-from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor, placed
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor, scatter_to_inputs
 from xfunc.program.program import Joint, Program, differentiable
 from xfunc.remat.partition import gathered
 from xfunc.remat.policies import everything_saveable
@@ -259,7 +259,7 @@ class SwitchPair:
         key = ("switch backward", present, *self._key)
         loop, wrt = self.joints[0].memo(key, lambda: self._backward(cts, present))
         grads = loop.apply([*args, *residuals, *given])
-        return list(placed(len(self.wrt), wrt, grads))
+        return list(scatter_to_inputs(len(self.wrt), wrt, grads))
 
     def _backward(
         self, given: Sequence[Tensor | None], present: tuple[int, ...]

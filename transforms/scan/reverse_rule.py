@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from xfunc.core.avals import Aval, array_of
 from xfunc.program.annotation import ShardGroup
 from xfunc.program.bind import or_zeros
-from xfunc.program.primitive import Dims, ReverseRule, Tensor, placed
+from xfunc.program.primitive import Dims, ReverseRule, Tensor, scatter_to_inputs
 from xfunc.program.program import Joint
 from xfunc.remat.partition import Partition, Source, gathered
 from xfunc.trace.lowering import Lowering
@@ -67,7 +67,7 @@ class ScanReverseRule:
         grads = loop.apply(gathered(sources, args, residuals, ct))
         for k, i in ties:
             grads[k] = tied(grads[k], args[i], ShardGroup.emit)
-        return list(placed(len(self.wrt), numbers, grads))
+        return list(scatter_to_inputs(len(self.wrt), numbers, grads))
 
     def _present(self, present: Sequence[bool]) -> tuple[Partition, list[int]]:
         """What is left of the halves, and the carries that have a cotangent.

@@ -22,7 +22,7 @@ from xfunc.backends.active import runtime, staying_on
 from xfunc.backends.protocol import Runtime
 from xfunc.core.avals import Aval
 from xfunc.core.types import AutogradContext
-from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor, placed
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor, scatter_to_inputs
 from xfunc.program.program import differentiable
 from xfunc.torchlib import batching, functorch
 from xfunc.torchlib.batching import at_dim
@@ -183,7 +183,7 @@ def _gradients(
     if all(c is None for c in given):
         return (None,) * (n + 1)
     grads = apply(_BackwardFunction, application, n, len(residuals), *saved, *given)
-    return (None, *placed(n, pair.wrt, grads))
+    return (None, *scatter_to_inputs(n, pair.wrt, grads))
 
 
 def _watched_below(cts: Sequence[Tensor | None]) -> bool:
@@ -266,7 +266,7 @@ def _batched_pullback(
     tensors: list[Leaf] = [flat[i] for i in present]
     own = [dims[i] for i in present]
     own_grads = batching.vmap(tracing.current(), pull, own, tensors, batching.axes_of(n))
-    grads = placed(len(wrt), found, own_grads)
+    grads = scatter_to_inputs(len(wrt), found, own_grads)
     return grads, _dims_of(grads, (0,) * len(wrt))
 
 
@@ -317,4 +317,4 @@ def _differentiable_backward(
     )
     if not wrt or all(c is None for c in cts):
         return (None,) * (len(args) + 1)
-    return (None, *placed(len(args), wrt, primitive.vjp(args, cts, wrt)))
+    return (None, *scatter_to_inputs(len(args), wrt, primitive.vjp(args, cts, wrt)))

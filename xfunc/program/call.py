@@ -8,7 +8,7 @@ from typing import cast
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind
 from xfunc.program.dependence import where_reached
-from xfunc.program.primitive import Dims, Primitive, Tensor, placed
+from xfunc.program.primitive import Dims, Primitive, Tensor, scatter_to_inputs
 from xfunc.program.program import Joint, Program, differentiable
 from xfunc.remat.partition import Partition, gathered
 from xfunc.remat.policies import Policy, everything_saveable
@@ -121,7 +121,7 @@ class CallReverseRule:
         given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read exist.
         flat = gathered(halves.sources, args, residuals, given.__getitem__)
         grads = halves.backward.apply(flat, options=self._compiler)
-        return list(placed(len(self.wrt), halves.gradients, grads))
+        return list(scatter_to_inputs(len(self.wrt), halves.gradients, grads))
 
     def batched(self, dims: Dims, n: int) -> tuple[CallReverseRule, Dims, Dims, Dims]:
         joint = self._joint.batched(dims, n)
