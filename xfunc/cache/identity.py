@@ -217,16 +217,16 @@ def _add_constants(fun: object, found: list[types.FunctionType]) -> bool:
     return not held and all(map(is_atom, fun.__defaults__ or ()))
 
 
-def skeleton(fun: object) -> Hashable:
+def code_key(fun: object) -> Hashable:
     """The part of a function that is the same each time it is re-created."""
     if isinstance(fun, Bundle):
-        return (Bundle, tuple(map(skeleton, fun.funs)))
+        return (Bundle, tuple(map(code_key, fun.funs)))
     if isinstance(fun, Wrapper):
-        return (type(fun), fun.options, skeleton(fun.fun))
+        return (type(fun), fun.options, code_key(fun.fun))
     if isinstance(fun, functools.partial):
-        return ("partial", skeleton(fun.func))
+        return ("partial", code_key(fun.func))
     if isinstance(fun, types.MethodType):
-        return ("method", skeleton(fun.__func__))
+        return ("method", code_key(fun.__func__))
     if isinstance(fun, types.FunctionType):
         return (fun.__code__, ById(fun.__globals__))
     return type(fun) if not isinstance(fun, (type, types.BuiltinFunctionType)) else ById(fun)

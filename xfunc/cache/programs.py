@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xfunc.backends.lock import lock
-from xfunc.cache.identity import forget_changes, root_of, skeleton
+from xfunc.cache.identity import code_key, forget_changes, root_of
 from xfunc.cache.misses import Key, difference, differences
 from xfunc.core import locations
 from xfunc.core.guards import Guard, Guarded
@@ -156,7 +156,7 @@ os.register_at_fork(after_in_child=_guard._at_fork_reinit)
 
 def cache_of(fun: object) -> FunctionCache:
     """The cache of a function, shared by all functions of the same skeleton."""
-    key = skeleton(fun)
+    key = code_key(fun)
     with _guard:
         found = _functions.get(key)
         if found is None:
