@@ -185,7 +185,7 @@ class _InBodies:
     """The pullback in traces within its own: see NOTE [pullbacks in bodies]."""
 
     def __init__(self, fun: Fun, args: tuple[object, ...], has_aux: bool):
-        self._fun, self._args, self._has_aux = frozen.frozen(fun), args, has_aux
+        self._fun, self._args, self._has_aux = frozen.snapshot_closure(fun), args, has_aux
         # What a transformed function holds is not frozen.
         self._held = identity.function_value(fun) if isinstance(fun, Wrapper) else None
 

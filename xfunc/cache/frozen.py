@@ -30,7 +30,7 @@ from xfunc.errors import report
 T = TypeVar("T")
 
 
-def frozen(fun: T) -> T:
+def snapshot_closure(fun: T) -> T:
     """A copy of a function, of its variables and of the containers in them.
 
     It shares the objects in them, which code may compare by identity: see `AsItWas`.
@@ -172,7 +172,9 @@ class _Copies:
         return made
 
     def _give_parts(self, x: types.FunctionType, made: types.FunctionType) -> bool:
-        """Give a copy what `frozen` shares: defaults and attributes; returns whether it differs."""
+        """Give a copy what `snapshot_closure` shares: defaults and attributes; returns whether it
+        differs.
+        """
         found = len(self.originals)
         if x.__defaults__:
             made.__defaults__ = tuple(map(self._shared, x.__defaults__))
@@ -185,7 +187,9 @@ class _Copies:
         return {k: self._shared(v) for k, v in x.items()}
 
     def _shared(self, x: Any) -> Any:
-        """The copy of something that functions made by `frozen` share with the original."""
+        """The copy of something that functions made by `snapshot_closure` share with the
+        original.
+        """
         copied = self.of(x)
         if copied is not x:
             self.originals.append(x)

@@ -182,7 +182,7 @@ class Staged:
     ) -> Entry:
         run, fixed = [options.call or self.fun], options.fixed
         allowed = options.effects_allowed  # The program must not hold `options`: see `frozen`.
-        later = frozen.frozen(run[0])
+        later = frozen.snapshot_closure(run[0])
         store, name = self.cache, self.name
         store.missed(key, self.parameters)
         avals = [Aval(tuple(shape), dtype) for shape, dtype in key.avals]
