@@ -36,7 +36,7 @@ from xfunc.stages.staging import Staged
 from xfunc.symbolic.binding import Declared, sizes_at
 from xfunc.symbolic.folded_cumulative import folded, unfolded
 from xfunc.symbolic.interpolation import NoFit, SymbolicModule, at_one_size, fit
-from xfunc.symbolic.pad import narrowed
+from xfunc.symbolic.pad import unpad
 from xfunc.symbolic.padding.control import Padded, padded
 from xfunc.symbolic.padding.values import Inexact
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
@@ -116,7 +116,7 @@ class Bucket:
         """The results of a run without their padding."""
         found = list(outs)
         for k in self._varying:
-            found[k] = narrowed(found[k], tuple(value(s, env) for s in self.outputs[k]))
+            found[k] = unpad(found[k], tuple(value(s, env) for s in self.outputs[k]))
         return found
 
 

@@ -39,7 +39,7 @@ from xfunc.symbolic.binding import Declared, sizes_at
 from xfunc.symbolic.bucket import Bucket
 from xfunc.symbolic.dim import dimension
 from xfunc.symbolic.lowered import LoweredRange, of_bucket, refuse_small
-from xfunc.symbolic.pad import narrowed, widened
+from xfunc.symbolic.pad import unpad, widened
 from xfunc.symbolic.polynomial import Polynomial, Size, value
 from xfunc.symbolic.shape_domain import Range, ShapeDomain
 from xfunc.trace import portable, recorder, tracing
@@ -159,7 +159,7 @@ class ExportedRange(Exported):
         ]
         if traced:
             return [x[tuple(map(slice, s))] for x, s in zip(outs, shapes, strict=True)]
-        return [narrowed(x, s) for x, s in zip(outs, shapes, strict=True)]
+        return [unpad(x, s) for x, s in zip(outs, shapes, strict=True)]
 
 
 def _padded(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -28,7 +28,7 @@ def widened(x: Leaf, shape: tuple[int, ...]) -> Leaf:
     return wide
 
 
-def narrowed(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def unpad(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """A result without its padding; sharded as before, where its new sizes can be divided so."""
     if tuple(x.shape) == shape:
         return x
