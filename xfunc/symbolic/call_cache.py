@@ -17,7 +17,7 @@ from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.symbolic.binding import Declared
 from xfunc.symbolic.bucket import Bucket, Ends
-from xfunc.symbolic.pad import widened
+from xfunc.symbolic.pad import pad
 from xfunc.symbolic.polynomial import Env
 from xfunc.tree import Leaf
 
@@ -77,7 +77,7 @@ def padded_leaves(
     """The leaves, some of them padded to the shapes given by position."""
     found = list(leaves)
     for k, shape in wide:
-        found[k] = widened(found[k], shape)
+        found[k] = pad(found[k], shape)
     return found
 
 

@@ -16,7 +16,7 @@ from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, shown
 from xfunc.program.bind import ad_depth
 from xfunc.stages.arguments import arguments_of, avals_of, prepare
 from xfunc.stages.compiled import Compiled, Running
-from xfunc.symbolic.pad import widened
+from xfunc.symbolic.pad import pad
 from xfunc.torchlib import functorch
 from xfunc.trace import tracing
 from xfunc.tree import Leaf, PyTree
@@ -109,7 +109,7 @@ class CompiledRange:
         key = lowered.key_of(env)
         bucket, traced = lowered.buckets[key]
         wide: list[Leaf] = [
-            widened(x, tuple(a.shape)) for x, a in zip(leaves, traced.in_avals, strict=True)
+            pad(x, tuple(a.shape)) for x, a in zip(leaves, traced.in_avals, strict=True)
         ]
         labels = staged.labels(structure)
         wide = [

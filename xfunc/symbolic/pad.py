@@ -18,7 +18,7 @@ from xfunc.tree import Leaf
 # that depend on sizes are cut there.
 
 
-def widened(x: Leaf, shape: tuple[int, ...]) -> Leaf:
+def pad(x: Leaf, shape: tuple[int, ...]) -> Leaf:
     """An argument padded at the end; see NOTE [padded on the CPU]."""
     if tuple(getattr(x, "shape", ())) == shape:
         return x
