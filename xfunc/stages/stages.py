@@ -22,7 +22,7 @@ from xfunc.stages.entry import Entry
 from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged
 from xfunc.trace import portable
-from xfunc.trace.finished import finished
+from xfunc.trace.finished import finalize
 from xfunc.trace.lowering import Lowering
 from xfunc.trace.text import text_of
 from xfunc.tree import PyTree
@@ -116,7 +116,7 @@ class Lowered:
     def module(self) -> Module:
         """The HLO as data."""
         lowering, tiles = self.traced.parts.lowering, self.traced.parts.tiles
-        return finished(lowering.graph, tiles=[tiles[i] for i in lowering.inputs] if tiles else ())
+        return finalize(lowering.graph, tiles=[tiles[i] for i in lowering.inputs] if tiles else ())
 
     def as_text(self, dialect: str = "hlo") -> str:
         """The program as text.

@@ -28,7 +28,7 @@ from xfunc.symbolic.binding import Dims, sizes_at
 from xfunc.symbolic.plans import Measure, Plans, Trace
 from xfunc.symbolic.polynomial import Env
 from xfunc.symbolic.shape_domain import ShapeDomain
-from xfunc.trace.finished import finished
+from xfunc.trace.finished import finalize
 
 
 def check(limit: object, name: str) -> None:
@@ -280,7 +280,7 @@ def of_chip(parts: stages.Parts) -> tuple[Module, tuple[int, ...]]:
     lowering, tiles = parts.lowering, parts.tiles
     inputs = list(lowering.inputs)
     numbers = tuple(inputs.index(k) for k in sorted(parts.entry.donated) if k in inputs)
-    module = finished(lowering.graph, tiles=[tiles[k] for k in inputs] if tiles else ())
+    module = finalize(lowering.graph, tiles=[tiles[k] for k in inputs] if tiles else ())
     return per_chip(liveness.prepared(module)) if any(tiles) else module, numbers
 
 

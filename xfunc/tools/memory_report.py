@@ -35,7 +35,7 @@ from xfunc.stages import stages
 from xfunc.stages.staging import Staged
 from xfunc.tools import memory_picture
 from xfunc.tools.memory_picture import ARGUMENTS, shown_line
-from xfunc.trace.finished import finished
+from xfunc.trace.finished import finalize
 from xfunc.trace.lowering import Lowering
 from xfunc.transforms.checkpoint import checkpoint
 from xfunc.transforms.inspect import without_options
@@ -281,7 +281,7 @@ def _check(f: Callable[..., object], traced: stages.Traced, n: int) -> None:
 def _flat(lowering: Lowering, tiles: Sequence[Tiles | None]) -> Module:
     """The module as it is compiled, with calls inlined."""
     said = [tiles[k] if k < len(tiles) else None for k in lowering.inputs]
-    whole = finished(lowering.graph, tiles=said)
+    whole = finalize(lowering.graph, tiles=said)
     return flattened(whole)
 
 

@@ -12,7 +12,7 @@ from xfunc.hlo.spmd.tiles import Tiles
 from xfunc.trace import scopes
 
 
-def finished(graph: Graph, lines: bool = True, tiles: Sequence[Tiles | None] = ()) -> Module:
+def finalize(graph: Graph, lines: bool = True, tiles: Sequence[Tiles | None] = ()) -> Module:
     """The module of a whole program, in the form that is compiled: see `xfunc.hlo.final`.
 
     Args:

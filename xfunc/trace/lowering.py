@@ -22,7 +22,7 @@ from xfunc.graph.graph import Graph
 from xfunc.hlo import Module
 from xfunc.hlo.write import write
 from xfunc.trace import recorder, tracing
-from xfunc.trace.finished import finished
+from xfunc.trace.finished import finalize
 
 
 @dataclasses.dataclass(eq=False)
@@ -147,7 +147,7 @@ class Lowering:
         tiles = [p and p.tiles for p in taken]
 
         def made() -> Module:  # anew each time: the backend may change what it is given
-            return finished(self.graph, tiles=tiles)
+            return finalize(self.graph, tiles=tiles)
 
         def load(module: Module) -> Executable:
             shardy = config.use_shardy_partitioner

@@ -15,7 +15,7 @@ from xfunc.graph.node import Node, unattributed
 from xfunc.hlo import Module
 from xfunc.hlo.spmd.annotations import constrained
 from xfunc.hlo.spmd.tiles import Tiles
-from xfunc.trace.finished import finished
+from xfunc.trace.finished import finalize
 from xfunc.trace.lowering import Lowering
 
 
@@ -43,7 +43,7 @@ def whole(
             pairs = zip(operands, said, strict=True)
             operands = [x if t is None else constrained(x, t.to_proto()) for x, t in pairs]
         results = build.call(lowering.graph, operands) if lowering.outputs else []
-    module = finished(Graph(lowering.name, inputs, results), lines)
+    module = finalize(Graph(lowering.name, inputs, results), lines)
     refuse_host_calls(module.proto, lowering.name, "in a program for elsewhere")
     return module
 
