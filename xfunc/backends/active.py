@@ -37,14 +37,14 @@ def runtime() -> Runtime:
     return _runtime or use(_unchosen())
 
 
-def chosen() -> str | None:
+def selected() -> str | None:
     """The name of the runtime, if it has been chosen."""
     return None if _runtime is None else _runtime.name
 
 
 def asked_for() -> str | None:
     """The name of the runtime that has been chosen, or that the environment asks for."""
-    name = chosen() or os.environ.get("XFUNC_BACKEND")
+    name = selected() or os.environ.get("XFUNC_BACKEND")
     return _DEFAULT if name == AUTO else name
 
 
