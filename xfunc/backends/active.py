@@ -42,7 +42,7 @@ def selected() -> str | None:
     return None if _runtime is None else _runtime.name
 
 
-def asked_for() -> str | None:
+def requested() -> str | None:
     """The name of the runtime that has been chosen, or that the environment asks for."""
     name = selected() or os.environ.get("XFUNC_BACKEND")
     return _DEFAULT if name == AUTO else name

@@ -44,7 +44,7 @@ def start(
             "call it once, at the start of the program.",
         )
     cluster_env.check(address, count, index, devices, timeout)
-    if active.asked_for() == "torch_xla" and active.runtime().platform() == "tpu":
+    if active.requested() == "torch_xla" and active.runtime().platform() == "tpu":
         _start_on_pod()
         _joined = True
         return
