@@ -21,7 +21,7 @@ AUTO = "auto"
 _DEFAULT = "pjrt"
 R = TypeVar("R")
 _runtime: Runtime | None = None
-_kept: dict[int, Runtime] = {}  # by thread, in `staying_on`
+_kept: dict[int, Runtime] = {}  # by thread, in `using_runtime`
 
 
 set_printer(printer.hlo_text)
@@ -30,7 +30,7 @@ set_printer(printer.hlo_text)
 def runtime() -> Runtime:
     """The runtime that programs run on; the first call chooses it.
 
-    It stays the same for a thread that holds `xfunc.backends.lock.lock`, or is `staying_on` it.
+    It stays the same for a thread that holds `xfunc.backends.lock.lock`, or is `using_runtime` it.
     """
     if _kept and (kept := _kept.get(threading.get_ident())) is not None:
         return kept
@@ -48,7 +48,7 @@ def requested() -> str | None:
     return _DEFAULT if name == AUTO else name
 
 
-def staying_on(where: Runtime, run: Callable[..., R], *args: object) -> R:
+def using_runtime(where: Runtime, run: Callable[..., R], *args: object) -> R:
     """``run(*args)``, in which this thread's programs run on a runtime that is not in use now."""
     thread = threading.get_ident()
     before = _kept.get(thread)

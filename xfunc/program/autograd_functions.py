@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias, cast
 
 import torch
 
-from xfunc.backends.active import runtime, staying_on
+from xfunc.backends.active import runtime, using_runtime
 from xfunc.backends.protocol import Runtime
 from xfunc.core.avals import Aval
 from xfunc.core.types import AutogradContext
@@ -84,7 +84,7 @@ class PrimitiveFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _PrimitiveContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
         args = unwrap_dead(ctx.saved_tensors)
-        return staying_on(
+        return using_runtime(
             ctx.runtime, _differentiable_backward, ctx, ctx.primitive, args, unwrap_dead(cts)
         )
 
@@ -153,7 +153,7 @@ class PairFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _PairContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
-        return staying_on(ctx.runtime, _gradients, ctx, unwrap_dead(ctx.saved_tensors), cts)
+        return using_runtime(ctx.runtime, _gradients, ctx, unwrap_dead(ctx.saved_tensors), cts)
 
     @staticmethod
     def vmap(

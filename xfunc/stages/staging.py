@@ -284,7 +284,7 @@ def run_staged(
     check_surroundings(staged.name)
     where = active.runtime()
     if lock.is_shared and active.may_share(where):
-        return active.staying_on(where, _run_staged, where, staged, args, kwargs, options)
+        return active.using_runtime(where, _run_staged, where, staged, args, kwargs, options)
     with lock:
         if not lock.is_shared:
             return _run_staged(active.runtime(), staged, args, kwargs, options)
