@@ -20,7 +20,7 @@ from torch import distributed
 from xfunc import tree
 from xfunc.backends import failures, processes
 from xfunc.backends.active import runtime
-from xfunc.backends.placement import lies
+from xfunc.backends.placement import placement_of_tensor
 from xfunc.core.avals import short
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.sharding.local_parts import target_of
@@ -248,7 +248,7 @@ def _is_of_all(leaf: object) -> TypeGuard[torch.Tensor]:
 
 def _check_is_whole(name: str, leaf: object) -> None:
     """Raise if no process has a leaf whole."""
-    if _is_of_all(leaf) and lies(leaf) is not None:
+    if _is_of_all(leaf) and placement_of_tensor(leaf) is not None:
         fail(
             ShardingError,
             f"{name} was given {short(leaf)} that is spread over the devices of several processes",

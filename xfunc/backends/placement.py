@@ -72,7 +72,7 @@ def _holds(where: Runtime, tensor: torch.Tensor) -> bool:
         return False
 
 
-def lies(tensor: torch.Tensor) -> Placement | None:
+def placement_of_tensor(tensor: torch.Tensor) -> Placement | None:
     """How a tensor is sharded on the devices; None: it is not."""
     where = runtime()
     if where.device_count() == 1 or not _holds(where, tensor):
@@ -116,7 +116,7 @@ def as_argument(x: Leaf, sharding: Sharding, function: str, label: str) -> Leaf:
     if not isinstance(x, torch.Tensor) or x.requires_grad:
         return x
     sharding.check(tuple(x.shape), f"{label} of {function}")
-    where = lies(x)
+    where = placement_of_tensor(x)
     if where is not None:
         if where is placement_of(sharding.tiles(x.ndim)):
             return x

@@ -9,7 +9,7 @@ import torch
 
 from xfunc import tree
 from xfunc.backends.pjrt import printer
-from xfunc.backends.placement import known_sharding, lies
+from xfunc.backends.placement import known_sharding, placement_of_tensor
 from xfunc.core.avals import Aval
 from xfunc.core.types import Sharding
 from xfunc.errors import ShardingError, fail, shown
@@ -232,5 +232,5 @@ def _tiles(
 def _divided(x: torch.Tensor | Aval, sharding: Sharding | None) -> Tiles | None:
     if sharding is not None:
         return sharding.tiles(len(x.shape))
-    where = lies(x) if isinstance(x, torch.Tensor) else None
+    where = placement_of_tensor(x) if isinstance(x, torch.Tensor) else None
     return where and where.tiles
