@@ -89,7 +89,7 @@ def target_of(tensor: torch.Tensor) -> Target:
     if device_count() == 1:
         return Target(shape, dtype)
     with lock:
-        (where,) = runtime().lie([tensor])
+        (where,) = runtime().placements_of([tensor])
     return Target(shape, dtype, False, where, placement.remembered(tensor))
 
 

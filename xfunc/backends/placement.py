@@ -77,7 +77,7 @@ def placement_of_tensor(tensor: torch.Tensor) -> Placement | None:
     where = runtime()
     if where.device_count() == 1 or not _holds(where, tensor):
         return None
-    (found,) = where.lie([tensor])
+    (found,) = where.placements_of([tensor])
     return found
 
 
@@ -153,7 +153,11 @@ def known_sharding(tensor: torch.Tensor) -> Sharding | None:
         return known
     if not _holds(where, tensor):
         return None
-    return known if placement_of(known.tiles(tensor.ndim)) is where.lie([tensor])[0] else None
+    return (
+        known
+        if placement_of(known.tiles(tensor.ndim)) is where.placements_of([tensor])[0]
+        else None
+    )
 
 
 def hand_on_mesh(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:

@@ -135,7 +135,7 @@ class Runtime(Protocol):
         """The placements of data on the devices, as `load` takes them; () if there is only one."""
         ...
 
-    def lie(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
+    def placements_of(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
         """The placement of data on the devices; None: replicated."""
         ...
 

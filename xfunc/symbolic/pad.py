@@ -36,7 +36,7 @@ def unpad(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     running = runtime()
     if running.device_count() == 1:
         return running.to_device(cut)
-    (where,) = running.lie([x])
+    (where,) = running.placements_of([x])
     if where is not None and any(n % k for n, k in zip(shape, where.tiles.dims, strict=True)):
         where = None
     found = running.put(cut, where)

@@ -152,9 +152,9 @@ class Pjrt:
 
     def placements(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
         """See `xfunc.backends.protocol.Runtime.placements`."""
-        return () if self._count == 1 else self.lie(tensors)
+        return () if self._count == 1 else self.placements_of(tensors)
 
-    def lie(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
+    def placements_of(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
         """The placement of data on the devices."""
         return tuple(_lies(x) if type(x) is Array else None for x in tensors)
 

@@ -43,7 +43,7 @@ class TorchXLA:
     to_device = staticmethod(uploads.to_device)
     all_to_device = staticmethod(uploads.all_to_device)
     placements = staticmethod(placement.placements)
-    lie = staticmethod(placement.lie)
+    placements_of = staticmethod(placement.placements_of)
     put = staticmethod(placement.put)
     shards_of = staticmethod(placement.shards_of)
     from_shards = staticmethod(placement.from_shards)
