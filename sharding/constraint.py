@@ -165,7 +165,7 @@ def _put(leaf: object, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor
         )
     if not isinstance(sharding.mesh, Mesh):
         check_devices(sharding.mesh)
-    return _differentiable_put(t, sharding) if t.requires_grad else placement.divided(t, sharding)
+    return _differentiable_put(t, sharding) if t.requires_grad else placement.shard(t, sharding)
 
 
 def _tensor(leaf: object, path: str) -> torch.Tensor:
@@ -189,12 +189,12 @@ class _PutContext(AutogradContext, Protocol):
 
 
 class _Put(torch.autograd.Function):
-    """`placement.divided`, with a gradient that moves back to the tensor's placement."""
+    """`placement.shard`, with a gradient that moves back to the tensor's placement."""
 
     @staticmethod
     def forward(ctx: _PutContext, t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
         ctx.device = t.device
-        return placement.divided(t, sharding)
+        return placement.shard(t, sharding)
 
     @staticmethod
     def backward(ctx: _PutContext, *cts: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -81,7 +81,7 @@ def placement_of_tensor(tensor: torch.Tensor) -> Placement | None:
     return found
 
 
-def divided(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
+def shard(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
     """The data of a tensor on the running devices, with a given sharding.
 
     Raises:
@@ -126,7 +126,7 @@ def as_argument(x: Leaf, sharding: Sharding, function: str, label: str) -> Leaf:
             f"{function} takes {label} sharded as {sharding}, but it is sharded as {other}",
             "reshard it with xf.device_put, or remove its sharding from the function.",
         )
-    return divided(x, sharding)
+    return shard(x, sharding)
 
 
 _noted: WeakTable[Any] = WeakTable()  # shardings, and meshes
