@@ -26,7 +26,7 @@ ABSENT = "absent"
 """The opcode of zeros that are absent."""
 
 
-def drop_absent(graph: Graph) -> Graph:
+def propagate_zeros(graph: Graph) -> Graph:
     """A graph in which absent zeros spread through products and are left out of sums."""
     if not any(n.opcode == ABSENT for n in graph.nodes):
         return graph

@@ -16,7 +16,7 @@ from xfunc.core.types import Shaped
 from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node, array_type
-from xfunc.graph.symbolic_zeros import ABSENT, drop_absent
+from xfunc.graph.symbolic_zeros import ABSENT, propagate_zeros
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.shape import Shape
@@ -126,7 +126,7 @@ def recorded(
         The graph; and for each of its inputs, the index among `inputs`.
     """
     graph, taken = Graph.between(name, [*map(node_of, inputs)], [*map(node_of, outputs)])
-    return drop_absent(graph), taken
+    return propagate_zeros(graph), taken
 
 
 def number_of(tensor: torch.Tensor) -> int:
