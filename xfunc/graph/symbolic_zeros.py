@@ -6,8 +6,8 @@ has special tensors for this, whose product with anything is again such a tensor
 device, nor for every product. Here these zeros are nodes of their own (``absent``), which are
 followed through the graph once a function has been traced.
 
-In reverse mode, only a run of the backward pass shows which results have no cotangent: `without`
-reduces a graph to what is left of it when some of its inputs are absent.
+In reverse mode, only a run of the backward pass shows which results have no cotangent:
+`prune_inputs` reduces a graph to what is left of it when some of its inputs are absent.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def propagate_zeros(graph: Graph) -> Graph:
     return _Spread().over(graph, (False,) * len(graph.inputs))[0]
 
 
-def without(
+def prune_inputs(
     graph: Graph, absent: Collection[int], kept: Collection[int] | None = None
 ) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
     """What is left of a graph when some of its inputs are absent.

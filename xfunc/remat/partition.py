@@ -15,7 +15,7 @@ from xfunc.core.avals import Aval
 from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node
-from xfunc.graph.symbolic_zeros import without
+from xfunc.graph.symbolic_zeros import prune_inputs
 from xfunc.hlo.flat import inlined
 from xfunc.hlo.passes.offload import place
 from xfunc.remat.joint_graph import joint_graph
@@ -57,7 +57,7 @@ class Partition:
             return self
         second = self.backward
         kept = None if gradients is None else [self.gradients.index(g) for g in gradients]
-        graph, left, results = without(inlined(second.graph), absent, kept)
+        graph, left, results = prune_inputs(inlined(second.graph), absent, kept)
         avals = [second.avals[n] for n in left]
         outputs = [second.outputs[k] for k in results]
         return dataclasses.replace(
