@@ -188,7 +188,7 @@ class ShardMapPair:
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         joint = self.joint
-        halves = joint.without(self.halves, cts)
+        halves = joint.prune_cotangents(self.halves, cts)
         if not halves.gradients:
             return [None] * len(self.wrt)
         given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read exist.

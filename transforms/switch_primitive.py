@@ -269,7 +269,9 @@ class SwitchPair:
         outputs = self.joints[0].outputs
         first_ct = n + n_slots
         avals = [*self.avals, *self._slots, *(outputs[i] for i in present)]
-        halves = [j.without(h, given) for j, h in zip(self.joints, self._halves, strict=True)]
+        halves = [
+            j.prune_cotangents(h, given) for j, h in zip(self.joints, self._halves, strict=True)
+        ]
         results = [
             {u[j.wrt[g]]: k for k, g in enumerate(h.gradients)}
             for j, h, u in zip(self.joints, halves, self.uses, strict=True)

@@ -72,20 +72,21 @@ class ScanReverseRule:
     def _present(self, present: Sequence[bool]) -> tuple[Partition, list[int]]:
         """What is left of the halves, and the carries that have a cotangent.
 
-        A carry has one if it is given one, or if some step computes one: see `Halves.without`.
+        A carry has one if it is given one, or if some step computes one: see
+        `Halves.prune_cotangents`.
         """
         joint, c = self.joint, self.scan.n_carry
         carried = {i for i in joint.wrt if i < c and present[i]}
         while True:
             given = [(i in carried if i < c else p) or None for i, p in enumerate(present)]
-            halves = joint.without(self.halves, given)
+            halves = joint.prune_cotangents(self.halves, given)
             found = {joint.wrt[g] for g in halves.gradients} - joint.unread
             if not (new := {i for i in found if i < c} - carried):
                 break
             carried |= new
         # A cotangent that is given but computed by no step is zero after the first step.
         left = (g for g, i in enumerate(joint.wrt) if (i in carried if i < c else i in found))
-        return joint.without(self.halves, given, tuple(left)), sorted(carried)
+        return joint.prune_cotangents(self.halves, given, tuple(left)), sorted(carried)
 
     def _backward_loop(
         self, present: tuple[bool, ...]

@@ -117,7 +117,7 @@ class CallReverseRule:
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         joint = self._joint
-        halves = joint.without(self.halves, cts)
+        halves = joint.prune_cotangents(self.halves, cts)
         given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read exist.
         flat = gathered(halves.sources, args, residuals, given.__getitem__)
         grads = halves.backward.apply(flat, options=self._compiler)

@@ -105,7 +105,7 @@ class Joint:
             ),
         )
 
-    def without(
+    def prune_cotangents(
         self,
         halves: Partition,
         cts: Sequence[object | None],
@@ -118,8 +118,8 @@ class Joint:
         absent = tuple(k for k, i in enumerate(self.cts) if cts[i] is None)
         if not absent and gradients in (None, halves.gradients):
             return halves
-        key = ("without", halves, absent, gradients)
-        return self.memo(key, lambda: halves.without(absent, gradients))
+        key = ("prune_cotangents", halves, absent, gradients)
+        return self.memo(key, lambda: halves.prune_cotangents(absent, gradients))
 
     def memo(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returns, made once per key."""

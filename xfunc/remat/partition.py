@@ -45,7 +45,9 @@ class Partition:
     n_residuals: int
     gradients: tuple[int, ...]
 
-    def without(self, cts: Collection[int], gradients: Collection[int] | None = None) -> Partition:
+    def prune_cotangents(
+        self, cts: Collection[int], gradients: Collection[int] | None = None
+    ) -> Partition:
         """What is left when some cotangents are absent; the forward half is unchanged.
 
         The gradients that are left are those in `gradients`, by default those that are not absent.
