@@ -67,7 +67,7 @@ class NamedAxis:
 
     def apply(self, exchange: CollectiveOp, x: Tensor) -> Tensor:
         """The exchange applied to `x` of all examples."""
-        return bind(Among(exchange, aval_of(x), self.size), [x, self.place()])[0]
+        return bind(BatchedCollective(exchange, aval_of(x), self.size), [x, self.place()])[0]
 
 
 @contextlib.contextmanager
@@ -82,7 +82,7 @@ def named(name: str, size: int, numbers: Tensor) -> Generator[None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Among(Communication):
+class BatchedCollective(Communication):
     """The primitive for examples of a batch; it also takes their numbers.
 
     It has no pair: at the vmap where the numbers are batched, a pair would span all examples.
@@ -112,7 +112,7 @@ class Among(Communication):
 
 
 @functools.lru_cache(maxsize=1024)
-def _one_example(primitive: Among) -> Lowering:
+def _one_example(primitive: BatchedCollective) -> Lowering:
     avals = (primitive.aval, Aval((), torch.int64))
     with unattributed():
         given = build.parameters([array_of(a) for a in avals])
