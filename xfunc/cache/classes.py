@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from xfunc.cache import changes
 from xfunc.cache.changes import Changed
-from xfunc.cache.mutation_guard import Watch, end_watches
+from xfunc.cache.mutation_guard import MutationGuard, end_watches
 from xfunc.cache.snapshots import can_change
 from xfunc.core.guards import MAX_STATES, State
 from xfunc.core.locations import is_of_user
@@ -137,7 +137,7 @@ class ClassState:
                 self._contents[c, "registered"] = tuple(map(walk.same, registered(c)))
             self._walk = walk
             self._own = _kept(self._own_states, tuple(self._contents.items()))
-            self._watch = Watch(walk.things, self.kinds)
+            self._watch = MutationGuard(walk.things, self.kinds)
         return self._own
 
     def _same(self) -> bool:
@@ -156,7 +156,7 @@ class ClassState:
         self._watch_all = self._watch
         if len(everything) > 1:
             things = [t for c in everything for t in c._walk.things]
-            self._watch_all = Watch(things, [k for c in everything for k in c.kinds])
+            self._watch_all = MutationGuard(things, [k for c in everything for k in c.kinds])
         self._state = _kept(self._states, tuple([c.own() for c in self._all]))
         return self._state
 

@@ -135,12 +135,14 @@ class Fingerprinter:
         self.modules += other.modules
         self.classes.update(other.classes)
 
-    def watch(self, namespaces: Iterable[mutation_guard.Namespace] = ()) -> mutation_guard.Watch:
+    def watch(
+        self, namespaces: Iterable[mutation_guard.Namespace] = ()
+    ) -> mutation_guard.MutationGuard:
         """A watch on everything that was found, and on some namespaces."""
         states = {c: None for cls in self.classes for c in classes.known(cls).everything}
         things = [t for state in states for t in state.things]
         kinds = [k for c in states for k in c.kinds]
-        return mutation_guard.Watch([*self.things, *things], kinds, namespaces)
+        return mutation_guard.MutationGuard([*self.things, *things], kinds, namespaces)
 
     def all(self, xs: Iterable[object]) -> tuple[Hashable, ...]:
         return tuple([self.value(x) for x in xs])

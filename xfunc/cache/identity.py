@@ -28,7 +28,7 @@ from xfunc.cache import changes, classes, mutated
 from xfunc.cache.builtin_types import ById
 from xfunc.cache.changes import Changed
 from xfunc.cache.fingerprint import Fingerprinter, is_atom
-from xfunc.cache.mutation_guard import Watch
+from xfunc.cache.mutation_guard import MutationGuard
 from xfunc.cache.snapshots import can_change
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Wrapper
@@ -153,7 +153,7 @@ class FunctionValue:
 
     def __init__(self, fun: object):
         self._fun = fun
-        self._watch: Constants | Watch | None = constants(fun)
+        self._watch: Constants | MutationGuard | None = constants(fun)
         self._found: tuple[Hashable, list[torch.Tensor]] | None = None
         self._looks = 0
 

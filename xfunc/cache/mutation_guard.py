@@ -63,7 +63,7 @@ class Namespace:
             return False
 
 
-class Watch:
+class MutationGuard:
     """The current contents of mutable things, to check later whether they have changed.
 
     Args:

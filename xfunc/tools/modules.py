@@ -28,7 +28,7 @@ from xfunc import tree
 from xfunc.backends.devices import to_device
 from xfunc.backends.lock import lock, turn
 from xfunc.cache.fingerprint import StateFingerprinter
-from xfunc.cache.mutation_guard import Watch, lent
+from xfunc.cache.mutation_guard import MutationGuard, lent
 from xfunc.core import guards
 from xfunc.core.avals import NUMBERS
 from xfunc.core.wrappers import Wrapper
@@ -144,7 +144,7 @@ class _Guard:
     def __init__(self, module: nn.Module):
         self._module = module
         self._states: dict[Hashable, guards.State] = {}
-        self._watch: Watch | None = None
+        self._watch: MutationGuard | None = None
         self._state: guards.State | None = None
 
     def __call__(self) -> Hashable:
