@@ -18,13 +18,13 @@ from typing import NoReturn
 from torch.distributed import PrefixStore, Store
 
 from xfunc.backends import calls, exit_status
-from xfunc.backends.heartbeat import Watch
+from xfunc.backends.heartbeat import Heartbeat
 
 LOST = os.EX_UNAVAILABLE  # the exit status of a process that has lost another one
 _PATIENCE = 300.0  # seconds at exit, as JAX's own clean-up waits
 _SHORT = 15.0  # the same, where the status says that something is wrong
 
-_watch: Watch | None = None
+_watch: Heartbeat | None = None
 _before = sys.excepthook
 _last: object = None  # the last uncaught error before
 
@@ -36,7 +36,7 @@ def begin(store: Store, index: int, count: int) -> None:
         return
     _last = getattr(sys, "last_value", None)
     calls.reset()
-    _watch = Watch(PrefixStore("watch", store), index, count, _lost)
+    _watch = Heartbeat(PrefixStore("watch", store), index, count, _lost)
     _before, sys.excepthook = sys.excepthook, _uncaught
     exit_status.begin()
     atexit.register(_at_exit)
@@ -101,7 +101,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     _exit(watch.index, news, text, 1)
 
 
-def _stopped() -> Watch | None:
+def _stopped() -> Heartbeat | None:
     """The watch of this process, which is none from now on."""
     global _watch
     watch = _watch

@@ -35,7 +35,7 @@ _WELL, _LEFT, _FAILED = " ", "l", "f"
 _GO_ON, _END, _LOST = " ", "e", "x"
 
 
-class Watch:
+class Heartbeat:
     """Watches the other processes. All must create one at the same time.
 
     Args:
