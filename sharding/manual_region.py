@@ -20,7 +20,7 @@ from xfunc.hlo.spmd.varying import DivergenceError, varying, without_sums
 from xfunc.hlo.wire import message_of
 from xfunc.sharding.manual import Region
 from xfunc.sharding.spec import PartitionSpec
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Port:
 
 
 def across(
-    name: str, local: Lowering, region: Region, ins: Sequence[Port], outs: Sequence[Port]
-) -> Lowering:
+    name: str, local: HloProgram, region: Region, ins: Sequence[Port], outs: Sequence[Port]
+) -> HloProgram:
     """The function of whole arrays.
 
     Args:
@@ -90,7 +90,7 @@ def across(
     given = tuple([p.outside(region, a) for p, a in zip(ins, local.avals, strict=True)])
     results = tuple(p.outside(region, a) for p, a in zip(outs, local.outputs, strict=True))
     if not results:
-        return Lowering.empty(name, given)
+        return HloProgram.empty(name, given)
     local = settled(local, region, ins)
     differ = along(local, region, ins)
     inside = without_ties(local.graph)  # One device's shards are not sharded any further.
@@ -108,7 +108,7 @@ def across(
         graph = Graph(name, inputs, left)
         if not region.is_trivial and (not region.is_whole or region.axes != region.own):
             graph = _Sources(region).manual(graph)
-    return Lowering.of(name, graph, given, results, local.inputs)
+    return HloProgram.of(name, graph, given, results, local.inputs)
 
 
 def _entered(x: Node, port: Port, region: Region) -> Node:
@@ -213,7 +213,7 @@ def without_ties(graph: Graph) -> Graph:
     return of(graph)
 
 
-def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
+def settled(local: HloProgram, region: Region, ins: Sequence[Port]) -> HloProgram:
     """One device's program, without the markers of varying types: see `xfunc.hlo.spmd.vma`.
 
     Raises:
@@ -244,21 +244,21 @@ def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
     return dataclasses.replace(local, function=graph)
 
 
-def _types(local: Lowering, region: Region, ins: Sequence[Port]) -> list[frozenset[str]]:
+def _types(local: HloProgram, region: Region, ins: Sequence[Port]) -> list[frozenset[str]]:
     """The types of the parameters, as far as axes of this region are concerned."""
     every = frozenset(n for n in region.own if region.mesh.shape[n] > 1)
     return [every & ins[i].type if i < len(ins) else frozenset() for i in local.inputs]
 
 
 def ways(
-    local: Lowering, region: Region, ins: Sequence[Port]
+    local: HloProgram, region: Region, ins: Sequence[Port]
 ) -> tuple[tuple[frozenset[str], ...], tuple[frozenset[str], ...]]:
     """For each output, the axes along which it may differ, and those along which it varies."""
     differ = along(settled(local, region, ins), region, ins)
     return differ, vma.types(local.graph, _types(local, region, ins), frozenset(region.own))
 
 
-def along(local: Lowering, region: Region, ins: Sequence[Port]) -> tuple[frozenset[str], ...]:
+def along(local: HloProgram, region: Region, ins: Sequence[Port]) -> tuple[frozenset[str], ...]:
     """How the outputs of one device's program may differ from device to device.
 
     Raises:
@@ -288,7 +288,9 @@ def _axes(region: Region) -> frozenset[str]:
     return frozenset(n for n in region.axes if region.mesh.shape[n] > 1)
 
 
-def _differing(local: Lowering, region: Region, ins: Sequence[Port]) -> tuple[frozenset[str], ...]:
+def _differing(
+    local: HloProgram, region: Region, ins: Sequence[Port]
+) -> tuple[frozenset[str], ...]:
     """The axes along which the inputs of one device's program may differ."""
     every = _axes(region)
     around = every - frozenset(region.own)

@@ -34,7 +34,7 @@ from xfunc.sharding.manual_region import Port, across, ways
 from xfunc.sharding.spec import PartitionSpec
 from xfunc.sharding.vmap_specs import mapped_axes, with_axis
 from xfunc.torchlib.batching import Size, axes_of
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 Specs = tuple[PartitionSpec, ...]
 
@@ -77,7 +77,7 @@ class ShardMap(Primitive):
         return self.region, self.in_specs, self.out_specs
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
-        def make() -> Lowering:
+        def make() -> HloProgram:
             ins, outs = map(Port, self.in_specs), map(Port, self.out_specs)
             return across(self.name, self.body.lowering, self.region, [*ins], [*outs])
 
@@ -176,7 +176,7 @@ class ShardMapPair:
         return self.joint.split(everything_saveable)
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        def make() -> Lowering:
+        def make() -> HloProgram:
             p, halves = self.forwards, self.halves
             kept = [Port.row(p.region)] * halves.n_residuals
             ins, outs = [*map(Port, p.in_specs)], [*map(Port, p.out_specs), *kept]
@@ -197,7 +197,7 @@ class ShardMapPair:
         grads = joint.memo(key, lambda: self._backward(halves)).apply(flat)
         return list(scatter_to_inputs(len(self.wrt), halves.gradients, grads))
 
-    def _backward(self, halves: Partition) -> Lowering:
+    def _backward(self, halves: Partition) -> HloProgram:
         p, region = self.forwards, self.forwards.region
         differ, varies = ways(halves.forward, region, [*map(Port, p.in_specs)])
         rows = zip(differ[self.n_outputs :], varies[self.n_outputs :], strict=True)

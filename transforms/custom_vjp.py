@@ -26,7 +26,7 @@ from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import tracing
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 from xfunc.transforms.custom import CustomFunction, Parts
 from xfunc.tree import PyTree
 
@@ -351,7 +351,7 @@ class _ReverseRule:
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor]:
-        lowering: Lowering = self.primitive.bwd.lowering
+        lowering: HloProgram = self.primitive.bwd.lowering
         return lowering.apply(self.primitive.of_bwd(args, residuals, cts))
 
     def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:

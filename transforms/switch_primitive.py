@@ -29,7 +29,7 @@ from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor, scatte
 from xfunc.program.program import Joint, Program, differentiable
 from xfunc.remat.partition import gathered
 from xfunc.remat.policies import everything_saveable
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 from xfunc.transforms.conditional import Branch, conditional
 from xfunc.transforms.select_primitive import SelectPair, mapped, masked, reads, select
 
@@ -67,7 +67,7 @@ class Switch(Primitive):
         return dataclasses.replace(self, branches=branches)
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
-        def make() -> Lowering:
+        def make() -> HloProgram:
             own = tuple(range(len(self.outputs)))
             pairs = zip(self.branches, self.uses, strict=True)
             arms = [Branch(b.lowering, u, own) for b, u in pairs]
@@ -240,7 +240,7 @@ class SwitchPair:
         self._key = (self.name, self.joints[1:], self.uses, len(self.avals))
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        def make() -> Lowering:
+        def make() -> HloProgram:
             arms: list[Branch] = []
             for h, u, slots in zip(self._halves, self.uses, self._slots_of, strict=True):
                 at = {s: self.n_outputs + k for k, s in enumerate(slots)}
@@ -263,7 +263,7 @@ class SwitchPair:
 
     def _backward(
         self, given: Sequence[Tensor | None], present: tuple[int, ...]
-    ) -> tuple[Lowering, list[int]]:
+    ) -> tuple[HloProgram, list[int]]:
         """The choice between backward halves, and the positions in `wrt` of its gradients."""
         n, n_slots = len(self.avals), len(self._slots)
         outputs = self.joints[0].outputs

@@ -29,7 +29,7 @@ from xfunc.program.dependence import reached
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
 from xfunc.program.program import Program, differentiable
 from xfunc.torchlib.batching import at_dim
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 
 @dataclasses.dataclass(eq=False)
@@ -71,7 +71,7 @@ class While(Primitive):
         key = ("while", self.cond, self.cond_uses, self.body_uses, len(self.avals))
         return self.body.memo(key, self._lowering).apply(args)
 
-    def _lowering(self) -> Lowering:
+    def _lowering(self) -> HloProgram:
         """One HLO ``While`` over the carries and everything that the two functions read."""
         c = len(self.outputs)
         test, step = self.cond.lowering, self.body.lowering
@@ -87,7 +87,7 @@ class While(Primitive):
 
             given = build.parameters(types)
             whole = Graph(self.name, given, build.while_(body, condition, given)[:c])
-        return Lowering.of(self.name, whole, self.avals, self.outputs)
+        return HloProgram.of(self.name, whole, self.avals, self.outputs)
 
     @property
     def _reads(self) -> list[set[int]]:

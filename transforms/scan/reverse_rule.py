@@ -12,7 +12,7 @@ from xfunc.program.bind import or_zeros
 from xfunc.program.primitive import Dims, ReverseRule, Tensor, scatter_to_inputs
 from xfunc.program.program import Joint
 from xfunc.remat.partition import Partition, Source, gathered
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
 from xfunc.transforms.scan.loop_graph import LoopSpec, Param, Result, loop_graph
 
@@ -90,7 +90,7 @@ class ScanReverseRule:
 
     def _backward_loop(
         self, present: tuple[bool, ...]
-    ) -> tuple[Lowering, list[Source], list[int], list[tuple[int, int]]]:
+    ) -> tuple[HloProgram, list[Source], list[int], list[tuple[int, int]]]:
         """The reversed loop, the sources of its inputs, its gradients, and the ties after it.
 
         The gradients are positions in `wrt`. A tie is the number of a result and the argument that
@@ -159,9 +159,9 @@ class ScanReverseRule:
         flat = [*avals["carry"], *avals["xs"], *avals["const"]]
         name = f"{scan.name}.backward"
         if not outputs:
-            return Lowering.empty(name, flat), [], [], []
+            return HloProgram.empty(name, flat), [], [], []
         graph = loop_graph(name, halves.backward.graph, spec)
-        loop = Lowering.of(name, graph, flat, outputs)
+        loop = HloProgram.of(name, graph, flat, outputs)
         flat_sources = [*sources["carry"], *sources["xs"], *sources["const"]]
         return loop, flat_sources, [*halves.gradients], behind
 

@@ -27,7 +27,7 @@ from xfunc.torchlib import functorch, values
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.storageless import check_surroundings
 from xfunc.trace import tracing
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 from xfunc.tree import Leaf, PyTree
 
 
@@ -41,7 +41,7 @@ def _check_program(module: Module, avals: Sequence[Aval], outputs: Sequence[Aval
         raise InvalidHloError("its results are not those of the header")
 
 
-def loaded(name: str, hlo: bytes, avals: Sequence[Aval], outputs: Sequence[Aval]) -> Lowering:
+def loaded(name: str, hlo: bytes, avals: Sequence[Aval], outputs: Sequence[Aval]) -> HloProgram:
     """The program of a file, checked against its header."""
     module = Module.from_bytes(hlo)
     _check_program(module, avals, outputs)
@@ -49,8 +49,8 @@ def loaded(name: str, hlo: bytes, avals: Sequence[Aval], outputs: Sequence[Aval]
         unused = build.constant(False, torch.bool)
         types = [array_of(a) for a in outputs]
         results = build.several("call", types, (unused,), None, (module,))
-        return Lowering.of(name, Graph(name, (), results), avals, outputs)
-    return Lowering.of(name, module, avals, outputs)
+        return HloProgram.of(name, Graph(name, (), results), avals, outputs)
+    return HloProgram.of(name, module, avals, outputs)
 
 
 ReadShardings = Callable[[Any], Sequence[Sharding | None]]
@@ -189,7 +189,10 @@ class Exported:
         return self._apply(self._lowering, tensors)
 
     def _apply(
-        self, lowering: Lowering, given: Sequence[torch.Tensor], sizes: Sequence[torch.Tensor] = ()
+        self,
+        lowering: HloProgram,
+        given: Sequence[torch.Tensor],
+        sizes: Sequence[torch.Tensor] = (),
     ) -> list[torch.Tensor]:
         """Apply a program to the leaves of the arguments and the sizes of Dims."""
         if tracing.current() is not None or not lowering.outputs:

@@ -28,7 +28,7 @@ from xfunc.program.collective_ops import CollectiveOp
 from xfunc.program.communication import Communication
 from xfunc.program.primitive import Dims, Tensor
 from xfunc.torchlib.batching import at_dim
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 ONE_EXAMPLE = "xfunc_named_axis"
 """The call in the HLO of one example: it has a shape but no meaning."""
@@ -112,12 +112,12 @@ class BatchedCollective(Communication):
 
 
 @functools.lru_cache(maxsize=1024)
-def _one_example(primitive: BatchedCollective) -> Lowering:
+def _one_example(primitive: BatchedCollective) -> HloProgram:
     avals = (primitive.aval, Aval((), torch.int64))
     with unattributed():
         given = build.parameters([array_of(a) for a in avals])
         type = array_of(primitive.outputs[0])
         out = Node("custom-call", type, tuple(given), CustomCall(ONE_EXAMPLE))
-    return Lowering.of(
+    return HloProgram.of(
         primitive.name, Graph(primitive.name, given, [out]), avals, primitive.outputs
     )

@@ -37,7 +37,7 @@ from xfunc.remat.policies import Policy
 from xfunc.torchlib import batching, functorch, values
 from xfunc.trace import tracing
 from xfunc.trace.array_operands import check_returned
-from xfunc.trace.lowering import Lowering, lower
+from xfunc.trace.lowering import HloProgram, lower
 from xfunc.trace.tracing import Trace
 
 Flat = Callable[..., list[torch.Tensor]]
@@ -74,7 +74,7 @@ class Joint:
     """
 
     source: Program
-    lowering: Lowering
+    lowering: HloProgram
     n_inputs: int
     outputs: tuple[Aval, ...]
     cts: tuple[int, ...]
@@ -195,7 +195,7 @@ class Program:
         self._derived = derived  # A derived program has no captures.
         self._around = ambient.key()  # also for tracing it again elsewhere
         self._outputs: tuple[Aval, ...] = ()
-        self._lowering: Lowering | None = None
+        self._lowering: HloProgram | None = None
         self._memo: Memo = {}
 
     def fn(self, *flat: torch.Tensor) -> list[torch.Tensor]:
@@ -218,7 +218,7 @@ class Program:
         return self._outputs
 
     @property
-    def lowering(self) -> Lowering:
+    def lowering(self) -> HloProgram:
         """The HLO of the function itself."""
         if self._lowering is None:
             with turn(self):

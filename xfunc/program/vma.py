@@ -33,7 +33,7 @@ from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
 from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim, axes_of
 from xfunc.trace.calls import regions
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 from xfunc.tree import PyTree
 
 Tensors: TypeAlias = Tensor | Sequence[Tensor]
@@ -237,13 +237,13 @@ class Linear(Primitive):
 
 
 @functools.lru_cache(maxsize=4096)
-def _lowering(primitive: Type | Linear) -> Lowering:
+def _lowering(primitive: Type | Linear) -> HloProgram:
     weak, at = (False, "") if isinstance(primitive, Type) else (primitive.weak, primitive.at)
     with unattributed():
         given = build.parameters([array_of(a) for a in primitive.operands])
         result = mark(primitive.mark, given, primitive.axes, weak=weak, at=at)
     graph = Graph(primitive.name, given, [result])
-    return Lowering.of(primitive.name, graph, primitive.operands, primitive.outputs)
+    return HloProgram.of(primitive.name, graph, primitive.operands, primitive.outputs)
 
 
 regions.grad = lambda: autograd_grad if checked() else None

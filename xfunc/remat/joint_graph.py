@@ -19,7 +19,7 @@ from xfunc.hlo.attributes import acts
 from xfunc.hlo.flat import inlined
 from xfunc.hlo.spmd.annotations import is_automatic_tie
 from xfunc.remat.names import fold_names
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ def holding(wanted: Callable[[Node], bool]) -> Callable[[Node], bool]:
 
 
 def joint_graph(
-    joint: Lowering,
+    joint: HloProgram,
     *,
     n_inputs: int,
     n_outputs: int,

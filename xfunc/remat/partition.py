@@ -21,7 +21,7 @@ from xfunc.hlo.passes.offload import place
 from xfunc.remat.joint_graph import joint_graph
 from xfunc.remat.policies import Offload, Policy, everything_saveable
 from xfunc.remat.residuals import choose
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 Source = tuple[Literal["input", "residual", "ct"], int]
 T = TypeVar("T")
@@ -39,8 +39,8 @@ class Partition:
         gradients: the gradients that `backward` computes, by their index in the joint program.
     """
 
-    forward: Lowering
-    backward: Lowering
+    forward: HloProgram
+    backward: HloProgram
     sources: tuple[Source, ...]
     n_residuals: int
     gradients: tuple[int, ...]
@@ -64,7 +64,7 @@ class Partition:
         outputs = [second.outputs[k] for k in results]
         return dataclasses.replace(
             self,
-            backward=Lowering.of(second.name, graph, avals, outputs),
+            backward=HloProgram.of(second.name, graph, avals, outputs),
             sources=tuple(self.sources[n] for n in left),
             gradients=tuple(self.gradients[k] for k in results),
         )
@@ -83,7 +83,7 @@ def gathered(
 
 
 def split(
-    joint: Lowering,
+    joint: HloProgram,
     *,
     n_inputs: int,
     n_outputs: int,
@@ -122,7 +122,7 @@ def split(
     away = {n: w for n, w in kept.items() if w is not None}
     stored = [place(n, away[n].dst) if n in away else n for n in residuals]
     first, taken = Graph.between(f"{name}.forward", [*params], [*outputs, *stored])
-    forward = Lowering.of(
+    forward = HloProgram.of(
         first.name,
         first,
         joint.avals[:n_inputs],
@@ -141,7 +141,7 @@ def split(
         sources.append(("ct", k - n_inputs) if k >= n_inputs else ("input", k))
     sources.extend(("residual", k) for k in range(len(residuals)))
     avals = map(_aval, [*read, *residuals])
-    backward = Lowering.of(second.name, second, [*avals], joint.outputs[n_outputs:])
+    backward = HloProgram.of(second.name, second, [*avals], joint.outputs[n_outputs:])
     return Partition(
         forward, backward, tuple(sources), len(residuals), tuple(range(len(gradients)))
     )
@@ -165,12 +165,12 @@ def _fresh(n: Node) -> Node:
     return made
 
 
-def primal(joint: Lowering, *, n_inputs: int, n_outputs: int, name: str) -> Lowering:
+def primal(joint: HloProgram, *, n_inputs: int, n_outputs: int, name: str) -> HloProgram:
     """The forward pass of a joint program alone."""
     graph = joint.graph
     made, taken = Graph.between(name, graph.inputs, graph.outputs[:n_outputs])
     inputs = [joint.inputs[k] for k in taken]
-    return Lowering.of(name, made, joint.avals[:n_inputs], joint.outputs[:n_outputs], inputs)
+    return HloProgram.of(name, made, joint.avals[:n_inputs], joint.outputs[:n_outputs], inputs)
 
 
 def _aval(n: Node) -> Aval:

@@ -23,7 +23,7 @@ from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged
 from xfunc.trace import portable
 from xfunc.trace.finished import finalize
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 from xfunc.trace.text import text_of
 from xfunc.tree import PyTree
 
@@ -47,7 +47,7 @@ class Parts:
     is_padded: bool = False
 
     @property
-    def lowering(self) -> Lowering:
+    def lowering(self) -> HloProgram:
         """The program as HLO."""
         return self.entry.program.lowering
 

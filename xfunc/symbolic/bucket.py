@@ -42,7 +42,7 @@ from xfunc.symbolic.padding.values import Inexact
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
 from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.trace import scopes
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 Ends = Mapping[str, tuple[int, int]]  # the smallest and the largest sizes of a bucket
 
@@ -125,7 +125,7 @@ class _Program:
     """The part of a program that an `Entry` needs to run it."""
 
     name: str
-    lowering: Lowering
+    lowering: HloProgram
     outputs: tuple[Any, ...]
 
 
@@ -384,7 +384,7 @@ def _entry(source: Entry, found: Padded, held: int, symbols: int) -> Entry:
     lowering = source.program.lowering
     n = len(lowering.avals)
     inputs = [i if i < n else i + symbols for i in lowering.inputs]
-    padded_lowering = Lowering(
+    padded_lowering = HloProgram(
         lowering.name,
         unfolded(found.module, lowering.module),
         (*inputs, *range(n, n + symbols)),

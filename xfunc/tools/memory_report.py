@@ -36,7 +36,7 @@ from xfunc.stages.staging import Staged
 from xfunc.tools import memory_picture
 from xfunc.tools.memory_picture import ARGUMENTS, shown_line
 from xfunc.trace.finished import finalize
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 from xfunc.transforms.checkpoint import checkpoint
 from xfunc.transforms.inspect import without_options
 
@@ -278,7 +278,7 @@ def _check(f: Callable[..., object], traced: stages.Traced, n: int) -> None:
         fail(TypeError, problem, hint)
 
 
-def _flat(lowering: Lowering, tiles: Sequence[Tiles | None]) -> Module:
+def _flat(lowering: HloProgram, tiles: Sequence[Tiles | None]) -> Module:
     """The module as it is compiled, with calls inlined."""
     said = [tiles[k] if k < len(tiles) else None for k in lowering.inputs]
     whole = finalize(lowering.graph, tiles=said)

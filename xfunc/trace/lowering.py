@@ -26,7 +26,7 @@ from xfunc.trace.finished import finalize
 
 
 @dataclasses.dataclass(eq=False)
-class Lowering:
+class HloProgram:
     """HLO of a function ``(*tensors) -> list of tensors``.
 
     Attributes:
@@ -58,14 +58,14 @@ class Lowering:
         avals: Sequence[Aval],
         outputs: Sequence[Aval],
         inputs: Sequence[int] | None = None,
-    ) -> Lowering:
-        """The `Lowering` of a function. Without `inputs`, its parameters are the flat inputs."""
+    ) -> HloProgram:
+        """The `HloProgram` of a function. Without `inputs`, its parameters are the flat inputs."""
         places = range(len(avals)) if inputs is None else inputs
         return cls(name, function, tuple(places), tuple(avals), tuple(outputs))
 
     @classmethod
-    def empty(cls, name: str, avals: Sequence[Aval]) -> Lowering:
-        """The `Lowering` of a function without results."""
+    def empty(cls, name: str, avals: Sequence[Aval]) -> HloProgram:
+        """The `HloProgram` of a function without results."""
         return cls(name, Graph(name, (), ()), (), tuple(avals), ())
 
     @functools.cached_property
@@ -190,16 +190,16 @@ def lower(
     raw_inputs: Sequence[torch.Tensor],
     avals: Sequence[Aval],
     outputs: Sequence[torch.Tensor],
-) -> Lowering:
+) -> HloProgram:
     """HLO of traced `outputs` as a function of bare placeholders, while the trace is open."""
     out_avals = tuple(aval_of(o) for o in outputs)
     if not outputs:
-        return Lowering.empty(name, avals)
+        return HloProgram.empty(name, avals)
     graph, inputs = recorder.recorded(name, raw_inputs, outputs)
-    return Lowering.of(name, graph, avals, out_avals, inputs)
+    return HloProgram.of(name, graph, avals, out_avals, inputs)
 
 
-def _opaque(lowering: Lowering) -> Graph:
+def _opaque(lowering: HloProgram) -> Graph:
     given = build.parameters([array_of(lowering.avals[i]) for i in lowering.inputs])
     types = [array_of(a) for a in lowering.outputs]
     results = build.several("call", types, tuple(given), None, (lowering.function,))

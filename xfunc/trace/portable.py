@@ -16,11 +16,11 @@ from xfunc.hlo import Module
 from xfunc.hlo.spmd.annotations import constrained
 from xfunc.hlo.spmd.tiles import Tiles
 from xfunc.trace.finished import finalize
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 
 def whole(
-    lowering: Lowering,
+    lowering: HloProgram,
     held: Mapping[int, torch.Tensor],
     lines: bool = True,
     tiles: Sequence[Tiles | None] = (),
