@@ -22,7 +22,7 @@ from xfunc.symbolic.sample_sizes import probes
 from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.symbolic.shapes import SymbolicShape
 from xfunc.symbolic.solve import Solver
-from xfunc.symbolic.value_numbering import Program, Table
+from xfunc.symbolic.value_numbering import ProgramValues, Table
 
 Fitted = Size | float | Ratio
 
@@ -96,9 +96,9 @@ class SymbolicModule:
             return False
         table = Table()
         there = {i.id: n for i, n in _instructions(module)}
-        other = Program(module, there, {k: n.lists for k, n in there.items()}, table)
+        other = ProgramValues(module, there, {k: n.lists for k, n in there.items()}, table)
         here = {i.id: n for i, n in _instructions(self.module)}
-        return Program(self.module, here, lists, table).key == other.key
+        return ProgramValues(self.module, here, lists, table).key == other.key
 
     @functools.cached_property
     def _varying(self) -> set[Polynomial]:
