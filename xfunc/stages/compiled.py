@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from xfunc.stages.stages import Lowered
 
 
-class Program(Protocol):
+class CompiledProgram(Protocol):
     """The output of a target's compiler.
 
     Attributes:
@@ -72,7 +72,7 @@ class Target(Protocol):
 
     def __call__(
         self, lowered: Lowered, target: str, options: dict[str, object], timeout: float | None
-    ) -> Program:
+    ) -> CompiledProgram:
         """Compile.
 
         Args:
@@ -155,7 +155,7 @@ class Compiled:
     """
 
     lowered: Lowered
-    program: Program
+    program: CompiledProgram
 
     @property
     def topology(self) -> Topology | None:
