@@ -25,7 +25,7 @@ from xfunc.program.bind import bind
 from xfunc.program.collective_ops import Sum
 from xfunc.program.dependence import where_reached
 from xfunc.program.primitive import Dims, Primitive, Tensor, scatter_to_inputs
-from xfunc.program.program import Joint, Program, differentiable
+from xfunc.program.program import Joint, TracedProgram, differentiable
 from xfunc.remat.partition import Partition, gathered
 from xfunc.remat.policies import everything_saveable
 from xfunc.sharding.collective_primitive import Total
@@ -50,7 +50,7 @@ class ShardMap(Primitive):
         out_specs: of the outputs.
     """
 
-    body: Program
+    body: TracedProgram
     region: Region
     in_specs: Specs
     out_specs: Specs
@@ -140,7 +140,7 @@ class ShardMap(Primitive):
         each = n // self.region.size(own)
         return own, Size(each, axes_of(n)) if axes_of(n) else each
 
-    def batched(self, body: Program, dims: Dims, axes: tuple[str, ...]) -> ShardMap:
+    def batched(self, body: TracedProgram, dims: Dims, axes: tuple[str, ...]) -> ShardMap:
         """The region of a batched body, whose outputs are batched along axis 0."""
         pairs = zip(self.in_specs, dims, strict=True)
         ins = tuple(s if d is None else with_axis(s, d, axes) for s, d in pairs)

@@ -14,7 +14,7 @@ from xfunc.core.locations import described, function_name
 from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import fail, report
 from xfunc.program.primitive import Tensor
-from xfunc.program.program import Program
+from xfunc.program.program import TracedProgram
 from xfunc.stages.checks import Fun, arrays, as_tensors, labels_of
 from xfunc.stages.joined_inputs import SharedInputs
 from xfunc.stages.options import Options
@@ -204,7 +204,7 @@ class Parts(SharedInputs):
 
     def add_part(
         self, staged: Staged, fun: Fun, args: object, nondiff: tuple[object, ...]
-    ) -> tuple[Program, tree.Structure, tuple[int, ...]]:
+    ) -> tuple[TracedProgram, tree.Structure, tuple[int, ...]]:
         """Stage a part for arguments: its program, its result's structure, where captures are."""
         leaves, structure = tree.flatten((args, {}))
         avals = tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)

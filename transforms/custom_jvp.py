@@ -26,7 +26,7 @@ from xfunc.errors import TreeMismatchError, fail, kind_of
 from xfunc.program.bind import bind, or_zeros
 from xfunc.program.call import Call, CallReverseRule
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Rule, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.remat.policies import everything_saveable
 from xfunc.stages.checks import Fun, as_results, check_same, is_pair
 from xfunc.torchlib import functorch
@@ -238,8 +238,8 @@ class JvpRule(Primitive):
     """
 
     name: str
-    primal: Program
-    push: Program
+    primal: TracedProgram
+    push: TracedProgram
     primal_uses: tuple[int, ...]
     smooth: tuple[int, ...]
     push_uses: tuple[int, ...]

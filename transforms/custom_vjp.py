@@ -20,7 +20,7 @@ from xfunc.program import vma
 from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.call import Call
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Rule, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.stages.checks import Fun, as_results, as_tensors, check_same, is_pair, is_sequence
 from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
@@ -217,9 +217,9 @@ class VjpRule(Primitive):
     """
 
     name: str
-    primal: Program
-    fwd: Program
-    bwd: Program
+    primal: TracedProgram
+    fwd: TracedProgram
+    bwd: TracedProgram
     primal_uses: tuple[int, ...]
     fwd_uses: tuple[int, ...]
     bwd_uses: tuple[int, ...]
@@ -302,7 +302,7 @@ class VjpRule(Primitive):
         )
 
 
-def _batched_bwd(rule: VjpRule, dims: Dims, n: int) -> Program:
+def _batched_bwd(rule: VjpRule, dims: Dims, n: int) -> TracedProgram:
     """The backward rule for each example."""
     captured = tuple(dims[i] for i in rule.bwd_uses)
     own = len(rule.bwd.avals) - len(captured)

@@ -15,7 +15,7 @@ from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, kind_of
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Primitive, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.stages.checks import Fun, as_tensors, check_same, is_pair
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.torchlib import functorch
@@ -178,7 +178,7 @@ class Mapped(Primitive):
 
     of_many: FlatRule
     value: Bundle
-    program: Program
+    program: TracedProgram
 
     @property
     def name(self) -> str:

@@ -14,7 +14,7 @@ from xfunc.errors import fail, kind_of
 from xfunc.program.bind import ad_depth, bind
 from xfunc.program.call import Call
 from xfunc.program.primitive import ReverseRule
-from xfunc.program.program import Program
+from xfunc.program.program import TracedProgram
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import (
     Fun,
@@ -79,7 +79,7 @@ class How:
         kept: whether there are residuals; if not, the forward pass is run again.
     """
 
-    program: Program
+    program: TracedProgram
     wrt: tuple[int, ...]
     outs: PyTree
     args: PyTree

@@ -13,7 +13,7 @@ from xfunc.errors import LeakError, fail
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
 from xfunc.program.primitive import Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.remat.partition import Partition, split
 from xfunc.remat.policies import everything_saveable
 from xfunc.stages.arguments import avals_of, prepare
@@ -102,7 +102,7 @@ class Linear:
     def __init__(
         self,
         name: str,
-        program: Program,
+        program: TracedProgram,
         inputs: list[Tensor],
         primals: tuple[object, ...],
         wrt: tuple[int, ...],

@@ -24,7 +24,7 @@ from xfunc.program.bind import bind
 from xfunc.program.call import CallReverseRule
 from xfunc.program.dependence import where_reached
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.torchlib.batching import at_dim
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class Select(Primitive):
     levels: tuple[Level, ...]
 
     @property
-    def branches(self) -> tuple[Program, ...]:
+    def branches(self) -> tuple[TracedProgram, ...]:
         """The programs of all examples."""
-        branches = list[Program]()
+        branches = list[TracedProgram]()
         for b, uses in zip(self.source.branches, self.source.uses, strict=True):
             for level in self.levels:
                 b = b.batched(tuple(level.dims[i] for i in uses), level.n)
@@ -146,7 +146,7 @@ def mapped(
     return Select(source, (*levels, level)), moved
 
 
-def reads(branches: Sequence[Program], uses: Uses) -> list[set[int]]:
+def reads(branches: Sequence[TracedProgram], uses: Uses) -> list[set[int]]:
     """For each output, the flat inputs that any branch computes it from."""
     pairs = list(zip(branches, uses, strict=True))
     return [

@@ -26,7 +26,7 @@ from xfunc.program.call import Call, CallReverseRule
 from xfunc.program.dependence import where_reached
 from xfunc.program.named_axes import ONE_EXAMPLE
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor, scatter_to_inputs
-from xfunc.program.program import Joint, Program, differentiable
+from xfunc.program.program import Joint, TracedProgram, differentiable
 from xfunc.remat.partition import gathered
 from xfunc.remat.policies import everything_saveable
 from xfunc.trace.lowering import HloProgram
@@ -46,7 +46,7 @@ class Switch(Primitive):
         avals: of the flat inputs; the first is the index.
     """
 
-    branches: tuple[Program, ...]
+    branches: tuple[TracedProgram, ...]
     uses: Uses
     avals: tuple[Aval, ...]
 
@@ -95,7 +95,7 @@ class Switch(Primitive):
     def pullbacks(self, wrt: tuple[int, ...], present: tuple[int, ...]) -> Switch:
         """``(*inputs, *cotangents of the outputs in present) -> gradients of those in wrt``."""
         n = len(self.avals)
-        derived, uses = list[Program](), list[tuple[int, ...]]()
+        derived, uses = list[TracedProgram](), list[tuple[int, ...]]()
         for b, u in zip(self.branches, self.uses, strict=True):
             derived.append(_pullback(b, u, wrt, present, self.avals))
             uses.append((*u, *range(n, n + len(present))))
@@ -134,7 +134,7 @@ class Switch(Primitive):
         """``(*inputs, *tangents of those in wrt) -> (*outputs, *tangents of float outputs)``."""
         n = len(self.avals)
         place = {i: n + k for k, i in enumerate(wrt)}
-        derived, uses = list[Program](), list[tuple[int, ...]]()
+        derived, uses = list[TracedProgram](), list[tuple[int, ...]]()
         for b, u in zip(self.branches, self.uses, strict=True):
             own = tuple(k for k, i in enumerate(u) if i in place)
             derived.append(b.pushforward(own))
@@ -176,12 +176,12 @@ class Switch(Primitive):
 
 
 def _pullback(
-    branch: Program,
+    branch: TracedProgram,
     uses: tuple[int, ...],
     wrt: tuple[int, ...],
     present: tuple[int, ...],
     avals: tuple[Aval, ...],
-) -> Program:
+) -> TracedProgram:
     """Gradients with respect to the flat inputs in `wrt`: zeros for those it does not take."""
     own = tuple(uses.index(i) for i in wrt if i in uses)
     missing = tuple((k, avals[i]) for k, i in enumerate(wrt) if i not in uses)
@@ -195,7 +195,7 @@ def _pullback(
     return branch.derive(key, f"pullback of {branch.name}", fn, [*branch.avals, *cts])
 
 
-def _communicates(branch: Program) -> bool:
+def _communicates(branch: TracedProgram) -> bool:
     """See NOTE [branches that communicate]."""
 
     def find() -> bool:

@@ -28,7 +28,7 @@ from xfunc.errors import LeakError, fail
 from xfunc.program import vma
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.stages.arguments import prepare
 from xfunc.stages.checks import (
     Fun,
@@ -52,7 +52,7 @@ from xfunc.tree import PyTree
 R = TypeVar("R")
 Aux = TypeVar("Aux")
 Pull: TypeAlias = Callable[[tuple[Tensor, ...]], Sequence[Tensor]]
-Parts: TypeAlias = Callable[[], tuple[Program, list[Tensor]]]
+Parts: TypeAlias = Callable[[], tuple[TracedProgram, list[Tensor]]]
 _Held: TypeAlias = tuple[Hashable, list[Tensor]]
 
 
@@ -170,7 +170,7 @@ def _run(
     return outs[:n_out], pull, outs[n_out:], lambda: (_pullback(program, n, n_out), inputs)
 
 
-def _pullback(program: Program, n: int, n_out: int) -> Program:
+def _pullback(program: TracedProgram, n: int, n_out: int) -> TracedProgram:
     """Gradients of the first n inputs, from all inputs and cotangents of the first outputs."""
     return program.pullback(tuple(range(n)), tuple(range(n_out)))
 
@@ -199,7 +199,7 @@ class _InBodies:
                 "pass it as an argument, or call vjp inside the body.",
             )
 
-    def as_tree(self, name: str, leaves: list[Tensor]) -> tuple[Program, list[Tensor]]:
+    def as_tree(self, name: str, leaves: list[Tensor]) -> tuple[TracedProgram, list[Tensor]]:
         """See NOTE [pullbacks as trees]."""
         self._check()
         avals = tuple((tuple(x.shape), x.dtype) for x in leaves)
@@ -301,7 +301,7 @@ class _Static:
     """What a pullback has besides tensors; `program`: None if it is all in `like`."""
 
     like: Pullback
-    program: Program | None
+    program: TracedProgram | None
 
 
 def _no_pull(cts: tuple[Tensor, ...]) -> Sequence[Tensor]:

@@ -27,7 +27,7 @@ from xfunc.program.bind import bind, or_zeros
 from xfunc.program.custom_reverse_rule import CustomReverseRule
 from xfunc.program.dependence import reached
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.torchlib.batching import at_dim
 from xfunc.trace.lowering import HloProgram
 
@@ -45,8 +45,8 @@ class While(Primitive):
         at: the user's line, for errors.
     """
 
-    cond: Program
-    body: Program
+    cond: TracedProgram
+    body: TracedProgram
     cond_uses: tuple[int, ...]
     body_uses: tuple[int, ...]
     avals: tuple[Aval, ...]
@@ -189,7 +189,9 @@ class While(Primitive):
         inner = dataclasses.replace(self, body=body, avals=avals)
         return inner, placed, placed[: len(self.outputs)]
 
-    def _masked(self, test: Program, steps: Program, n: int, avals: tuple[Aval, ...]) -> While:
+    def _masked(
+        self, test: TracedProgram, steps: TracedProgram, n: int, avals: tuple[Aval, ...]
+    ) -> While:
         """The loop over a batch whose examples are done at different times."""
         k = len(self.body_uses)
         at = [self.body_uses.index(i) for i in range(len(self.outputs))]

@@ -23,7 +23,7 @@ from xfunc.core.avals import Aval
 from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.dependence import reached, read_by
 from xfunc.program.primitive import Dims, Primitive, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.remat.policies import Policy
 from xfunc.torchlib.batching import at_dim
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
@@ -34,7 +34,7 @@ from xfunc.transforms.scan.reverse_rule import ScanReverseRule
 class Scan(Primitive):
     """The primitive: inputs are carries, xs, and the captures of the body."""
 
-    body: Program
+    body: TracedProgram
     n_carry: int
     n_xs: int
     length: int
@@ -51,7 +51,7 @@ class Scan(Primitive):
         outs, n = self.body.outputs, self.n_carry
         return (*outs[:n], *(stacked(o, self.length) for o in outs[n:]))
 
-    def with_body(self, body: Program, n_carry: int, n_xs: int) -> Scan:
+    def with_body(self, body: TracedProgram, n_carry: int, n_xs: int) -> Scan:
         return dataclasses.replace(self, body=body, n_carry=n_carry, n_xs=n_xs)
 
     @property

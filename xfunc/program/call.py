@@ -9,13 +9,13 @@ from xfunc.core.avals import Aval
 from xfunc.program.bind import bind
 from xfunc.program.dependence import where_reached
 from xfunc.program.primitive import Dims, Primitive, Tensor, scatter_to_inputs
-from xfunc.program.program import Joint, Program, differentiable
+from xfunc.program.program import Joint, TracedProgram, differentiable
 from xfunc.remat.partition import Partition, gathered
 from xfunc.remat.policies import Policy, everything_saveable
 
 
 class Call(Primitive):
-    """The primitive that applies a `Program`; see `Primitive` for its methods.
+    """The primitive that applies a `TracedProgram`; see `Primitive` for its methods.
 
     Args:
         program: what it applies.
@@ -26,7 +26,7 @@ class Call(Primitive):
 
     def __init__(
         self,
-        program: Program,
+        program: TracedProgram,
         policy: Policy = everything_saveable,
         barrier: bool = False,
         compiler: tuple[tuple[str, object], ...] = (),

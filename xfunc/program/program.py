@@ -1,6 +1,6 @@
 """Programs: pure flat functions with their HLO, and the programs derived from them.
 
-A `Program` is made by running a Python function on placeholders. The first run discovers its
+A `TracedProgram` is made by running a Python function on placeholders. The first run discovers its
 captures; afterwards they are explicit inputs (*closure conversion*), so that every program derived
 from it differentiates and batches them like arguments.
 
@@ -73,7 +73,7 @@ class Joint:
         unread: the inputs in `wrt` that no output depends on: their gradients are zeros.
     """
 
-    source: Program
+    source: TracedProgram
     lowering: HloProgram
     n_inputs: int
     outputs: tuple[Aval, ...]
@@ -142,7 +142,7 @@ class Joint:
 
         return self.memo(("batched", dims, n, batching.axes_of(n)), make)
 
-    def as_program(self) -> Program:
+    def as_program(self) -> TracedProgram:
         """The joint function as a separate program."""
         n, cts, wrt, fn = self.n_inputs, self.cts, self.wrt, self.source.fn
 
@@ -165,7 +165,7 @@ class Joint:
         return self.memo("program", lambda: self.source.related(name, joint, avals))
 
 
-class Program:
+class TracedProgram:
     """A pure flat function ``(*tensors) -> list of tensors`` and the programs derived from it.
 
     Attributes:
@@ -323,17 +323,17 @@ class Program:
         """What `make` returns, made once per key."""
         return made_once(self._memo, key, make)
 
-    def derive(self, key: Hashable, name: str, fn: Flat, avals: Sequence[Aval]) -> Program:
+    def derive(self, key: Hashable, name: str, fn: Flat, avals: Sequence[Aval]) -> TracedProgram:
         """A program traced from `fn`, made once per key."""
         return self.memo(key, lambda: self.related(name, fn, avals))
 
-    def related(self, name: str, fn: Flat, avals: Sequence[Aval]) -> Program:
+    def related(self, name: str, fn: Flat, avals: Sequence[Aval]) -> TracedProgram:
         """A program without captures, with the same surroundings."""
-        program = Program(name, fn, avals, derived=True)
+        program = TracedProgram(name, fn, avals, derived=True)
         program._around = self._around
         return program
 
-    def pullback(self, wrt: tuple[int, ...], cts: tuple[int, ...]) -> Program:
+    def pullback(self, wrt: tuple[int, ...], cts: tuple[int, ...]) -> TracedProgram:
         """``(inputs, cotangents of the outputs in cts) -> gradients of the inputs in wrt``."""
         n, outputs = len(self.avals), self.outputs
 
@@ -352,7 +352,7 @@ class Program:
         avals = [*self.avals, *(outputs[i] for i in cts)]
         return self.derive(("pullback", wrt, cts), f"pullback of {self.name}", fn, avals)
 
-    def with_fwd_rules(self) -> Program:
+    def with_fwd_rules(self) -> TracedProgram:
         """The function as a gradient sees it: custom_vjp functions as their forward rules."""
         floats = tuple(i for i, a in enumerate(self.avals) if differentiable(a))
 
@@ -369,7 +369,7 @@ class Program:
 
         return self.derive(("below gradient",), self.name, fn, self.avals)
 
-    def pushforward(self, wrt: tuple[int, ...]) -> Program:
+    def pushforward(self, wrt: tuple[int, ...]) -> TracedProgram:
         """``(inputs, tangents of the inputs in wrt) -> (outputs, tangents of float outputs)``."""
         n, outputs = len(self.avals), self.outputs
         floats = [i for i, o in enumerate(outputs) if differentiable(o)]
@@ -394,7 +394,7 @@ class Program:
         avals = [*self.avals, *(self.avals[i] for i in wrt)]
         return self.derive(("pushforward", wrt), f"pushforward of {self.name}", fn, avals)
 
-    def batched(self, dims: tuple[int | None, ...], n: int) -> Program:
+    def batched(self, dims: tuple[int | None, ...], n: int) -> TracedProgram:
         """vmap over dimension ``dims[i]`` of input i (None: the same for all); outputs at 0."""
 
         def fn(*flat: torch.Tensor) -> list[torch.Tensor]:

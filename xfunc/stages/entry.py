@@ -17,7 +17,7 @@ from xfunc.core import ambient
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
-from xfunc.program.program import Program
+from xfunc.program.program import TracedProgram
 from xfunc.stages.compiler_options import CompilerOptions
 from xfunc.torchlib import functorch
 from xfunc.trace import effects, tracing
@@ -40,7 +40,7 @@ class Entry:
         executable: the last executable that ran; None before the first run.
     """
 
-    program: Program
+    program: TracedProgram
     call: Call
     out_tree: tree.Structure
     captures: tuple[int | torch.Tensor, ...]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple, TypeAlias
 
 from xfunc.program.call import Call
-from xfunc.program.program import Program
+from xfunc.program.program import TracedProgram
 from xfunc.stages.compiler_options import CompilerOptions
 from xfunc.tree import Function
 
@@ -27,7 +27,7 @@ class Options(NamedTuple):
             tensors that the function holds.
         call: what to trace instead of the function (with static arguments put back).
         donated: returns the flat arguments to donate.
-        zeros: see `Program.joint`.
+        zeros: see `TracedProgram.joint`.
         primitive: how the program is applied.
         effects_allowed: whether the caller delivers the effects: see `Entry.result`.
         compiler: compiler options by name; functions that differ in them are staged separately.
@@ -39,7 +39,7 @@ class Options(NamedTuple):
     call: Function | None = None
     donated: Callable[[], frozenset[int]] = frozenset
     zeros: frozenset[int] = frozenset()
-    primitive: Callable[[Program], Call] = Call
+    primitive: Callable[[TracedProgram], Call] = Call
     effects_allowed: bool = False
     compiler: CompilerOptions = ()
 

@@ -32,7 +32,7 @@ from xfunc.core.locations import Location, function_name
 from xfunc.core.paths import Labels, path_of
 from xfunc.core.wrappers import Part
 from xfunc.program.bind import ad_depth, bind
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.stages import fast_path, recursion
 from xfunc.stages.arguments import as_outputs, avals_of, prepare
 from xfunc.stages.entry import Entry
@@ -204,7 +204,7 @@ class Staged:
             out_tree[:], had[:] = [structure], found.effects
             return [*as_outputs(name, outs, structure), *found.tensors]
 
-        program = Program(self.name, flat, avals, labels)
+        program = TracedProgram(self.name, flat, avals, labels)
         program.defined_at = definition(self.value)
         places = identity.places_of(self.value)
         store.globals = store.globals or Guards()
