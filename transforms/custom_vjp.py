@@ -100,7 +100,7 @@ class CustomVjp(CustomFunction[P, R]):
                 return out, residuals
             smooth = [x for x in tree.leaves(as_tensors(xs)) if differentiable(x)]
             outs = tree.leaves(as_tensors(out))
-            return out, (residuals, *(list(map(vma.witness, ts)) for ts in (smooth, outs)))
+            return out, (residuals, *(list(map(vma.vma_of, ts)) for ts in (smooth, outs)))
 
         def bwd(residuals: PyTree, ct: PyTree) -> list[Tensor]:
             if not vma.checked():

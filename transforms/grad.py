@@ -111,12 +111,12 @@ def _plain(
         if value.requires_grad:
             ct = None
             if vma.checked():
-                ct = vma.share(torch.ones_like(value), vma.witness(value))
+                ct = vma.share(torch.ones_like(value), vma.vma_of(value))
             with functorch.own_gradient():
                 grads = list(torch.autograd.grad(value, xs, ct, allow_unused=True))
             if vma.checked():
                 pairs = zip(grads, leaves, strict=True)
-                grads = [g if g is None else vma.total(g, vma.witness(x)) for g, x in pairs]
+                grads = [g if g is None else vma.total(g, vma.vma_of(x)) for g, x in pairs]
     full = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
     return value.detach(), full, tuple(a.detach() for a in aux)
 

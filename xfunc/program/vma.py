@@ -46,7 +46,7 @@ def checked() -> tuple[str, ...]:
     return () if region is None else region.checked
 
 
-def witness(x: Tensor) -> Tensor:
+def vma_of(x: Tensor) -> Tensor:
     """A boolean scalar of the type of `x`."""
     x = x.detach()
     return bind(Type(checked(), aval_of(x)), [x])[0]
@@ -64,7 +64,7 @@ def total(ct: Tensor, of: Tensor) -> Tensor:
 
 def share(ct: Tensor, of: Tensor, at: str = "") -> Tensor:
     """The opposite of `total`. With `at`, it is an error that `ct` varies where `of` does not."""
-    own = witness(ct)
+    own = vma_of(ct)
     avals = (aval_of(of), aval_of(own))
     return bind(Linear(SHARE, checked(), aval_of(ct), avals, at=at), [ct, of, own])[0]
 
@@ -81,7 +81,7 @@ def gathered(x: Tensor, axes: Sequence[str]) -> Tensor:
 
 def vary_like(x: Tensor, like: Tensor) -> Tensor:
     """`x`, which varies along all axes that `like` varies along."""
-    w = witness(like)
+    w = vma_of(like)
     return bind(Linear(CAST, checked(), aval_of(x), (aval_of(w),), weak=True), [x, w])[0]
 
 
@@ -91,7 +91,7 @@ def vjp(fun: Callable[..., object], *primals: Tensor) -> tuple[PyTree, Pull, PyT
     if not checked():
         return out, pull, aux
     single = isinstance(out, torch.Tensor)
-    ins, outs = list(map(witness, primals)), list(map(witness, [out] if single else out))
+    ins, outs = list(map(vma_of, primals)), list(map(vma_of, [out] if single else out))
 
     def typed(ct: PyTree) -> tuple[Tensor, ...]:
         at = _here()
@@ -115,13 +115,13 @@ def autograd_grad(
     cts = [None] * len(outs) if cts is None else cts
     given = [torch.ones_like(o) if c is None else c for o, c in zip(outs, cts, strict=True)]
     at = _here()
-    shares = [share(c, witness(o), at) for o, c in zip(outs, given, strict=True)]
+    shares = [share(c, vma_of(o), at) for o, c in zip(outs, given, strict=True)]
     with functorch.own_gradient():
         found = torch.autograd.grad(outs, ins, shares, *args, **options)
     # With `allow_unused` some are None, which torch does not declare.
     grads = cast("tuple[Tensor | None, ...]", found)
     pairs = zip(grads, ins, strict=True)
-    return tuple(None if g is None else total(g, witness(x)) for g, x in pairs)
+    return tuple(None if g is None else total(g, vma_of(x)) for g, x in pairs)
 
 
 def _here() -> str:
@@ -131,7 +131,7 @@ def _here() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Type(Primitive):
-    """The primitive behind `witness`; see `Primitive`.
+    """The primitive behind `vma_of`; see `Primitive`.
 
     Attributes:
         axes: along which it is of interest whether the value varies.
