@@ -108,7 +108,7 @@ class CustomVjp(CustomFunction[P, R]):
             # See NOTE [gradients by type] in `xfunc.program.vma`.
             residuals, ins, outs = residuals
             leaves, structure = tree.flatten(ct)
-            ct = tree.unflatten(structure, map(vma.total, leaves, outs))
+            ct = tree.unflatten(structure, map(vma.psum_unvarying, leaves, outs))
             grads = self._gradients(self._rules[1](*nondiff, residuals, ct), like)
             return list(map(vma.share, grads, ins))
 

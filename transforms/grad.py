@@ -116,7 +116,7 @@ def _plain(
                 grads = list(torch.autograd.grad(value, xs, ct, allow_unused=True))
             if vma.checked():
                 pairs = zip(grads, leaves, strict=True)
-                grads = [g if g is None else vma.total(g, vma.vma_of(x)) for g, x in pairs]
+                grads = [g if g is None else vma.psum_unvarying(g, vma.vma_of(x)) for g, x in pairs]
     full = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
     return value.detach(), full, tuple(a.detach() for a in aux)
 

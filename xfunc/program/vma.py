@@ -5,9 +5,9 @@ functions of all devices' arrays. For a value that does not vary, each device th
 cotangent: their sum is the cotangent. Where no user code sees it, this form is as good as any
 other, and needs no types. Where user code does see it, at the beginning and the end of a `grad` or
 a `vjp` and around the backward rule of a `custom_vjp`, the form changes: the cotangent of a value
-that does not vary comes in as a share for each device (`share`), and goes out summed (`total`).
-That is what JAX gets by transposing each implicit ``pvary`` to a ``psum``; here sums come once, at
-the end.
+that does not vary comes in as a share for each device (`share`), and goes out summed
+(`psum_unvarying`). That is what JAX gets by transposing each implicit ``pvary`` to a ``psum``; here
+sums come once, at the end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def vma_of(x: Tensor) -> Tensor:
     return bind(Type(checked(), aval_of(x)), [x])[0]
 
 
-def total(ct: Tensor, of: Tensor) -> Tensor:
+def psum_unvarying(ct: Tensor, of: Tensor) -> Tensor:
     """A cotangent, of which each device has a part, in the form that user code sees.
 
     Args:
@@ -63,7 +63,9 @@ def total(ct: Tensor, of: Tensor) -> Tensor:
 
 
 def share(ct: Tensor, of: Tensor, at: str = "") -> Tensor:
-    """The opposite of `total`. With `at`, it is an error that `ct` varies where `of` does not."""
+    """The opposite of `psum_unvarying`. With `at`, it is an error that `ct` varies where `of` does
+    not.
+    """
     own = vma_of(ct)
     avals = (aval_of(of), aval_of(own))
     return bind(Linear(SHARE, checked(), aval_of(ct), avals, at=at), [ct, of, own])[0]
@@ -97,7 +99,7 @@ def vjp(fun: Callable[..., object], *primals: Tensor) -> tuple[PyTree, Pull, PyT
         at = _here()
         cts = [share(c, w, at) for c, w in zip([ct] if single else ct, outs, strict=True)]
         grads = pull(cts[0] if single else tuple(cts))
-        return tuple(total(g, w) for g, w in zip(grads, ins, strict=True))
+        return tuple(psum_unvarying(g, w) for g, w in zip(grads, ins, strict=True))
 
     return out, typed, aux
 
@@ -121,7 +123,7 @@ def autograd_grad(
     # With `allow_unused` some are None, which torch does not declare.
     grads = cast("tuple[Tensor | None, ...]", found)
     pairs = zip(grads, ins, strict=True)
-    return tuple(None if g is None else total(g, vma_of(x)) for g, x in pairs)
+    return tuple(None if g is None else psum_unvarying(g, vma_of(x)) for g, x in pairs)
 
 
 def _here() -> str:
@@ -170,7 +172,7 @@ class Type(Primitive):
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Primitive):
-    """The primitive behind `total`, `share` and casts: linear in a value, given witnesses.
+    """The primitive behind `psum_unvarying`, `share` and casts: linear in a value, given witnesses.
 
     Attributes:
         mark: which one it is.
