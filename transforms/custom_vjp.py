@@ -110,7 +110,7 @@ class CustomVjp(CustomFunction[P, R]):
             leaves, structure = tree.flatten(ct)
             ct = tree.unflatten(structure, map(vma.psum_unvarying, leaves, outs))
             grads = self._gradients(self._rules[1](*nondiff, residuals, ct), like)
-            return list(map(vma.share, grads, ins))
+            return list(map(vma.unreduced, grads, ins))
 
         if is_eager():
             return _eager(primal, fwd, bwd, leaves, structure)

@@ -111,7 +111,7 @@ def _plain(
         if value.requires_grad:
             ct = None
             if vma.checked():
-                ct = vma.share(torch.ones_like(value), vma.vma_of(value))
+                ct = vma.unreduced(torch.ones_like(value), vma.vma_of(value))
             with functorch.own_gradient():
                 grads = list(torch.autograd.grad(value, xs, ct, allow_unused=True))
             if vma.checked():

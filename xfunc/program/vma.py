@@ -5,7 +5,7 @@ functions of all devices' arrays. For a value that does not vary, each device th
 cotangent: their sum is the cotangent. Where no user code sees it, this form is as good as any
 other, and needs no types. Where user code does see it, at the beginning and the end of a `grad` or
 a `vjp` and around the backward rule of a `custom_vjp`, the form changes: the cotangent of a value
-that does not vary comes in as a share for each device (`share`), and goes out summed
+that does not vary comes in as a share for each device (`unreduced`), and goes out summed
 (`psum_unvarying`). That is what JAX gets by transposing each implicit ``pvary`` to a ``psum``; here
 sums come once, at the end.
 """
@@ -62,7 +62,7 @@ def psum_unvarying(ct: Tensor, of: Tensor) -> Tensor:
     return bind(Linear(SUM, checked(), aval_of(ct), (aval_of(of),)), [ct, of])[0]
 
 
-def share(ct: Tensor, of: Tensor, at: str = "") -> Tensor:
+def unreduced(ct: Tensor, of: Tensor, at: str = "") -> Tensor:
     """The opposite of `psum_unvarying`. With `at`, it is an error that `ct` varies where `of` does
     not.
     """
@@ -97,7 +97,7 @@ def vjp(fun: Callable[..., object], *primals: Tensor) -> tuple[PyTree, Pull, PyT
 
     def typed(ct: PyTree) -> tuple[Tensor, ...]:
         at = _here()
-        cts = [share(c, w, at) for c, w in zip([ct] if single else ct, outs, strict=True)]
+        cts = [unreduced(c, w, at) for c, w in zip([ct] if single else ct, outs, strict=True)]
         grads = pull(cts[0] if single else tuple(cts))
         return tuple(psum_unvarying(g, w) for g, w in zip(grads, ins, strict=True))
 
@@ -117,7 +117,7 @@ def autograd_grad(
     cts = [None] * len(outs) if cts is None else cts
     given = [torch.ones_like(o) if c is None else c for o, c in zip(outs, cts, strict=True)]
     at = _here()
-    shares = [share(c, vma_of(o), at) for o, c in zip(outs, given, strict=True)]
+    shares = [unreduced(c, vma_of(o), at) for o, c in zip(outs, given, strict=True)]
     with functorch.own_gradient():
         found = torch.autograd.grad(outs, ins, shares, *args, **options)
     # With `allow_unused` some are None, which torch does not declare.
@@ -172,7 +172,8 @@ class Type(Primitive):
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Primitive):
-    """The primitive behind `psum_unvarying`, `share` and casts: linear in a value, given witnesses.
+    """The primitive behind `psum_unvarying`, `unreduced` and casts: linear in a value, given
+    witnesses.
 
     Attributes:
         mark: which one it is.
