@@ -25,7 +25,7 @@ from xfunc.core.locations import user_location
 from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import unattributed
-from xfunc.hlo.spmd.marks import CAST, SHARE, SUM, TYPE, Mark
+from xfunc.hlo.spmd.marks import CAST, SHARE, SUM, TYPE, VmaOp
 from xfunc.hlo.spmd.vma import mark
 from xfunc.program.bind import bind, zeros
 from xfunc.program.custom_reverse_rule import CustomReverseRule
@@ -184,7 +184,7 @@ class Linear(Primitive):
         at: see there.
     """
 
-    mark: Mark
+    mark: VmaOp
     axes: tuple[str, ...]
     aval: Aval
     witnesses: tuple[Aval, ...] = ()

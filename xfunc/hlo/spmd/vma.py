@@ -30,7 +30,7 @@ from xfunc.graph.node import Node
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.attributes import attributes_of, said, with_attributes
 from xfunc.hlo.spmd.collectives import AXES
-from xfunc.hlo.spmd.marks import TARGET, Cast, Mark, Operation, Total, Type, mark_of
+from xfunc.hlo.spmd.marks import TARGET, Cast, Operation, Total, Type, VmaOp, mark_of
 from xfunc.hlo.spmd.varying import Around, Axes, Run, Walk
 from xfunc.hlo.wire import message_of
 
@@ -51,7 +51,7 @@ class VaryingTypeError(Exception):
 
 
 def mark(
-    which: Mark,
+    which: VmaOp,
     operands: Sequence[Node],
     axes: Sequence[str],
     *,
@@ -180,7 +180,7 @@ class _Settling:
         return self._made[key]
 
     def _settled(
-        self, n: Node, operands: tuple[Node, ...], what: Mark, types: tuple[Axes, ...]
+        self, n: Node, operands: tuple[Node, ...], what: VmaOp, types: tuple[Axes, ...]
     ) -> Node:
         """The result of the operation that a mark represents."""
         axes, told = _axes(n), attributes_of(n)
