@@ -148,7 +148,7 @@ def _check_operations(name: str, graph: Graph) -> None:
             seen.update(new)
             todo += new
             what = n.params.target if isinstance(n.params, CustomCall) else n.opcode
-            if n.opcode in opcodes.PARTITIONABLE or what in _BORDERS or marks.mark_of(n):
+            if n.opcode in opcodes.PARTITIONABLE or what in _BORDERS or marks.vma_op_of(n):
                 continue
             fail(
                 ShardingError,
@@ -179,7 +179,7 @@ class _Sources:
     def _change(self, n: Node, operands: tuple[Node, ...]) -> Node:
         if n.opcode in opcodes.RUNS:
             return rerun(n, operands, self.manual)
-        is_mark = marks.mark_of(n)  # It may become a constant.
+        is_mark = marks.vma_op_of(n)  # It may become a constant.
         if is_mark and n.params.sharding is None:
             made = n.changed(operands)
             made.params = n.params._replace(sharding=self._region.manual(len(n.dims)).wire)

@@ -87,6 +87,6 @@ TYPE, CAST, SUM, SHARE = Type(), Cast(), Sum(), Share()
 _BY_TARGET: dict[str, VmaOp] = {TARGET + m.name: m for m in (TYPE, CAST, SUM, SHARE)}
 
 
-def mark_of(n: Node) -> VmaOp | None:
+def vma_op_of(n: Node) -> VmaOp | None:
     """The mark that a node represents, if any."""
     return _BY_TARGET.get(n.params.target) if isinstance(n.params, CustomCall) else None

@@ -30,7 +30,7 @@ from xfunc.graph.node import Node
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.attributes import attributes_of, said, with_attributes
 from xfunc.hlo.spmd.collectives import AXES
-from xfunc.hlo.spmd.marks import TARGET, Cast, Operation, Total, Type, VmaOp, mark_of
+from xfunc.hlo.spmd.marks import TARGET, Cast, Operation, Total, Type, VmaOp, vma_op_of
 from xfunc.hlo.spmd.varying import Around, Axes, Run, Walk
 from xfunc.hlo.wire import message_of
 
@@ -125,7 +125,7 @@ class _Types(Walk):
         return super().run(graph, inputs, Around())
 
     def result(self, n: Node, operands: tuple[Axes, ...], around: Around) -> Axes:
-        found = mark_of(n)
+        found = vma_op_of(n)
         if found is None:
             return super().result(n, operands, around)
         own, *witnesses = operands
@@ -146,7 +146,7 @@ class _Marked:
     def _is_one(self, n: Node) -> bool:
         if n.opcode in opcodes.RUNS:
             return any(c.graph is not None and self.holds(c.graph) for c in n.calls)
-        return mark_of(n) is not None
+        return vma_op_of(n) is not None
 
 
 class _Settling:
@@ -167,7 +167,7 @@ class _Settling:
 
             def change(n: Node, operands: tuple[Node, ...]) -> Node:
                 types = tuple([values[o] for o in n.operands])
-                if what := mark_of(n):
+                if what := vma_op_of(n):
                     return self._settled(n, operands, what, types)
                 if n.opcode in opcodes.RUNS and all(c.graph for c in n.calls):
                     given = self._walk.calls(n, types, Around())
