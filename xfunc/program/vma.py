@@ -26,7 +26,7 @@ from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import unattributed
 from xfunc.hlo.spmd.marks import CAST, SHARE, SUM, TYPE, VmaOp
-from xfunc.hlo.spmd.vma import mark
+from xfunc.hlo.spmd.vma import vma_op
 from xfunc.program.bind import bind, zeros
 from xfunc.program.custom_reverse_rule import CustomReverseRule
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
@@ -143,7 +143,7 @@ class Type(Primitive):
     axes: tuple[str, ...]
     aval: Aval
     name = TYPE.name
-    mark = TYPE
+    vma_op = TYPE
 
     @property
     def operands(self) -> tuple[Aval, ...]:
@@ -180,11 +180,11 @@ class Linear(Primitive):
         axes: those that it is about.
         aval: of the value.
         witnesses: avals of the witnesses, which may be batched.
-        weak: see `xfunc.hlo.spmd.vma.mark`.
+        weak: see `xfunc.hlo.spmd.vma.vma_op`.
         at: see there.
     """
 
-    mark: VmaOp
+    vma_op: VmaOp
     axes: tuple[str, ...]
     aval: Aval
     witnesses: tuple[Aval, ...] = ()
@@ -193,7 +193,7 @@ class Linear(Primitive):
 
     @property
     def name(self) -> str:
-        return self.mark.name
+        return self.vma_op.name
 
     @property
     def operands(self) -> tuple[Aval, ...]:
@@ -216,7 +216,7 @@ class Linear(Primitive):
         if ct is None:
             return [zeros(self.aval)]
         # Sums and shares are their own transposes, and a cast changes no value.
-        return [ct] if self.mark is CAST else bind(self, [ct, *args[1:]])
+        return [ct] if self.vma_op is CAST else bind(self, [ct, *args[1:]])
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         tangent = tangents[0]
@@ -244,7 +244,7 @@ def _lowering(primitive: Type | Linear) -> HloProgram:
     weak, at = (False, "") if isinstance(primitive, Type) else (primitive.weak, primitive.at)
     with unattributed():
         given = build.parameters([array_of(a) for a in primitive.operands])
-        result = mark(primitive.mark, given, primitive.axes, weak=weak, at=at)
+        result = vma_op(primitive.vma_op, given, primitive.axes, weak=weak, at=at)
     graph = Graph(primitive.name, given, [result])
     return HloProgram.of(primitive.name, graph, primitive.operands, primitive.outputs)
 

@@ -50,7 +50,7 @@ class VaryingTypeError(Exception):
         self.axes, self.at = axes, at
 
 
-def mark(
+def vma_op(
     which: VmaOp,
     operands: Sequence[Node],
     axes: Sequence[str],
@@ -104,7 +104,7 @@ def settled(
         total: the sum of a value over axes.
 
     Raises:
-        VaryingTypeError: see `mark`.
+        VaryingTypeError: see `vma_op`.
     """
     every = frozenset(n for n, size in sizes.items() if size > 1)
     return _Settling(_Types(every), sizes, total).of(graph, tuple(inputs))
@@ -203,21 +203,21 @@ class _Settling:
         return _scalar(n, build.constant(False, n.dtype)) if isinstance(what, Type) else x
 
 
-def _inside(mark: Node, x: Node, result: Node) -> Node:
+def _inside(vma_op: Node, x: Node, result: Node) -> Node:
     """What was computed from a value, as part of the region that a mark is in."""
 
     def change(n: Node, operands: tuple[Node, ...]) -> Node:
-        return _scalar(mark, n) if n.opcode == "constant" else moved(n, operands)
+        return _scalar(vma_op, n) if n.opcode == "constant" else moved(n, operands)
 
     return Graph("", [x], [result]).rewritten(change).outputs[0]
 
 
-def _scalar(mark: Node, constant: Node) -> Node:
+def _scalar(vma_op: Node, constant: Node) -> Node:
     """A scalar that the partitioner treats as part of the region that a mark is in."""
-    if mark.params.sharding is None:
+    if vma_op.params.sharding is None:
         return constant
-    sharding = pb.OpSharding.FromString(mark.params.sharding)
-    rank = len(mark.dims)
+    sharding = pb.OpSharding.FromString(vma_op.params.sharding)
+    rank = len(vma_op.dims)
     sharding.tile_assignment_dimensions[:] = sharding.tile_assignment_dimensions[rank:]
     made = constant.changed(())
     made.more = message_of(40, sharding.SerializeToString(deterministic=True))
