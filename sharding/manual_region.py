@@ -219,7 +219,7 @@ def settled(local: HloProgram, region: Region, ins: Sequence[Port]) -> HloProgra
     Raises:
         ShardingError: a cotangent does not fit its value.
     """
-    if not vma.has_marks(local.graph):
+    if not vma.has_vma_ops(local.graph):
         return local
     sizes = {n: region.mesh.shape[n] for n in region.own}
 

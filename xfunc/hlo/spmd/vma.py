@@ -84,7 +84,7 @@ def types(graph: Graph, inputs: Sequence[Axes], every: Axes) -> tuple[Axes, ...]
     return tuple(x & every for x in _Types(every).run(graph, tuple(inputs), Around()))
 
 
-def has_marks(graph: Graph) -> bool:
+def has_vma_ops(graph: Graph) -> bool:
     """Whether there are marks in a graph, or in what it calls."""
     return _Marked().holds(graph)
 
