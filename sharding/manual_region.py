@@ -227,7 +227,7 @@ def settled(local: HloProgram, region: Region, ins: Sequence[Port]) -> HloProgra
         return all_reduce(x, region.groups(axes), "add")
 
     try:
-        graph = vma.settled(local.graph, _types(local, region, ins), sizes, total)
+        graph = vma.resolve_vma(local.graph, _types(local, region, ins), sizes, total)
     except vma.VaryingTypeError as e:
         file, line, function = e.at.split("\n")
         axes = _names(e.axes)

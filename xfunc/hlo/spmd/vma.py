@@ -89,7 +89,7 @@ def has_vma_ops(graph: Graph) -> bool:
     return _Marked().holds(graph)
 
 
-def settled(
+def resolve_vma(
     graph: Graph,
     inputs: Sequence[Axes],
     sizes: Mapping[str, int],
