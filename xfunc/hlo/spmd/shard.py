@@ -47,7 +47,7 @@ def per_chip(module: Module) -> Module:
     walk = _Walk()
     start = [axes_of(p.proto.sharding, len(p.shape.dims)) for p in module.entry.parameters]
     walk.run(module.entry, start)
-    walk.settle(module)
+    walk.infer_missing(module)
     for c in proto.computations:
         for i in c.instructions:
             _divide(i.shape, walk.found.get(i.id))
@@ -227,7 +227,7 @@ class _Walk:
 
     # -- values without a division get that of their users -----------------------------------------
 
-    def settle(self, module: Module) -> None:
+    def infer_missing(self, module: Module) -> None:
         """Shard values computed from constants like their users."""
         for c in reversed(module.computations):  # callers first
             for i in reversed(c.instructions):
