@@ -39,7 +39,7 @@ class DivergenceError(Exception):
         self.opcode, self.axes, self.choice, self.varies = opcode, axes, choice, varies
 
 
-class Around(NamedTuple):
+class ControlContext(NamedTuple):
     """What is around a graph.
 
     Attributes:
@@ -68,7 +68,7 @@ def varying(
     Raises:
         DivergenceError: devices that wait for each other may take different paths.
     """
-    return Walk(frozenset(every), partly).run(graph, tuple(inputs), Around())
+    return Walk(frozenset(every), partly).run(graph, tuple(inputs), ControlContext())
 
 
 def without_sums(graph: Graph, inputs: Sequence[Axes], every: Collection[str]) -> Graph:
@@ -79,7 +79,7 @@ def without_sums(graph: Graph, inputs: Sequence[Axes], every: Collection[str]) -
         inputs: see `varying`.
         every: likewise.
     """
-    return _Products(Walk(frozenset(every), False)).of(graph, tuple(inputs), Around())
+    return _Products(Walk(frozenset(every), False)).of(graph, tuple(inputs), ControlContext())
 
 
 class Run(NamedTuple):
@@ -87,7 +87,7 @@ class Run(NamedTuple):
 
     graph: Graph
     inputs: tuple[Axes, ...]
-    around: Around
+    around: ControlContext
 
 
 class Walk:
@@ -103,7 +103,9 @@ class Walk:
         self.values: dict[Run, dict[Node, Axes]] = {}
         self.results: dict[Run, dict[Node, tuple[Axes, ...]]] = {}
 
-    def run(self, graph: Graph, inputs: tuple[Axes, ...], around: Around) -> tuple[Axes, ...]:
+    def run(
+        self, graph: Graph, inputs: tuple[Axes, ...], around: ControlContext
+    ) -> tuple[Axes, ...]:
         """How the outputs of a graph differ."""
         key = Run(graph, inputs, around)
         if key not in self.values:
@@ -124,8 +126,8 @@ class Walk:
         return tuple([values[n] for n in graph.outputs])
 
     def calls(
-        self, n: Node, operands: tuple[Axes, ...], around: Around
-    ) -> list[tuple[tuple[Axes, ...], Around]]:
+        self, n: Node, operands: tuple[Axes, ...], around: ControlContext
+    ) -> list[tuple[tuple[Axes, ...], ControlContext]]:
         """How the inputs of the graphs that a node runs differ, and what is around them."""
         if n.opcode == "call":
             inner = around.is_inner or is_region_graph(n.calls[0].graph)
@@ -133,7 +135,7 @@ class Walk:
         if n.opcode == "while":
             return [self._loop(n, operands, around)] * 2
         inside = self._inside("conditional", operands[0], around)
-        found: list[tuple[tuple[Axes, ...], Around]] = []
+        found: list[tuple[tuple[Axes, ...], ControlContext]] = []
         at = 1
         for count in n.params:
             found.append((operands[at : at + count], inside))
@@ -141,7 +143,7 @@ class Walk:
         return found
 
     def _several(
-        self, n: Node, operands: tuple[Axes, ...], around: Around
+        self, n: Node, operands: tuple[Axes, ...], around: ControlContext
     ) -> tuple[Axes, ...] | None:
         if n.opcode == "opt-barrier":
             return operands
@@ -156,7 +158,7 @@ class Walk:
         chosen = operands[0] if n.opcode == "conditional" else _SAME
         return tuple([union(of) | chosen for of in zip(*every, strict=True)])
 
-    def result(self, n: Node, operands: tuple[Axes, ...], around: Around) -> Axes:
+    def result(self, n: Node, operands: tuple[Axes, ...], around: ControlContext) -> Axes:
         """How the result of a node that runs nothing differs."""
         if n.opcode == "partition-id":
             return self._every
@@ -172,8 +174,8 @@ class Walk:
         return found if said is None else frozenset(said.split(","))
 
     def _loop(
-        self, n: Node, state: tuple[Axes, ...], around: Around
-    ) -> tuple[tuple[Axes, ...], Around]:
+        self, n: Node, state: tuple[Axes, ...], around: ControlContext
+    ) -> tuple[tuple[Axes, ...], ControlContext]:
         """How the state of a loop differs in the end."""
         body, condition = (c.graph for c in n.calls)
         rounds = _SAME  # how the number of rounds differs
@@ -187,7 +189,7 @@ class Walk:
                 return state, inside
             state, rounds = after, rounds | again
 
-    def _inside(self, choice: str, chosen: Axes, around: Around) -> Around:
+    def _inside(self, choice: str, chosen: Axes, around: ControlContext) -> ControlContext:
         if not chosen:
             return around
         return around._replace(choice=choice, varies=around.varies | chosen)
@@ -215,7 +217,7 @@ class _Products:
         self._walk = walk
         self._made: dict[Run, Graph] = {}
 
-    def of(self, graph: Graph, inputs: tuple[Axes, ...], around: Around) -> Graph:
+    def of(self, graph: Graph, inputs: tuple[Axes, ...], around: ControlContext) -> Graph:
         if not graph.communicates or around.is_inner:
             return graph
         key = Run(graph, inputs, around)

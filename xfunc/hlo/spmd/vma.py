@@ -31,7 +31,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.attributes import attributes_of, said, with_attributes
 from xfunc.hlo.spmd.collectives import AXES
 from xfunc.hlo.spmd.marks import TARGET, Cast, Operation, Total, Type, VmaOp, vma_op_of
-from xfunc.hlo.spmd.varying import Around, Axes, Run, Walk
+from xfunc.hlo.spmd.varying import Axes, ControlContext, Run, Walk
 from xfunc.hlo.wire import message_of
 
 _AXES, _WEAK, _AT = "xfunc_vma_axes", "xfunc_vma_weak", "xfunc_vma_at"
@@ -81,7 +81,7 @@ def types(graph: Graph, inputs: Sequence[Axes], every: Axes) -> tuple[Axes, ...]
         inputs: the type of each input.
         every: the axes of interest.
     """
-    return tuple(x & every for x in _Types(every).run(graph, tuple(inputs), Around()))
+    return tuple(x & every for x in _Types(every).run(graph, tuple(inputs), ControlContext()))
 
 
 def has_vma_ops(graph: Graph) -> bool:
@@ -121,10 +121,12 @@ class _Types(Walk):
         super().__init__(every, partly=False)
         self.every = every
 
-    def run(self, graph: Graph, inputs: tuple[Axes, ...], around: Around) -> tuple[Axes, ...]:
-        return super().run(graph, inputs, Around())
+    def run(
+        self, graph: Graph, inputs: tuple[Axes, ...], around: ControlContext
+    ) -> tuple[Axes, ...]:
+        return super().run(graph, inputs, ControlContext())
 
-    def result(self, n: Node, operands: tuple[Axes, ...], around: Around) -> Axes:
+    def result(self, n: Node, operands: tuple[Axes, ...], around: ControlContext) -> Axes:
         found = vma_op_of(n)
         if found is None:
             return super().result(n, operands, around)
@@ -160,7 +162,7 @@ class _Settling:
     def of(self, graph: Graph, inputs: tuple[Axes, ...]) -> Graph:
         if not self._marked.holds(graph):
             return graph
-        key = Run(graph, inputs, Around())
+        key = Run(graph, inputs, ControlContext())
         if key not in self._made:
             self._walk.run(*key)
             values = self._walk.values[key]
@@ -170,7 +172,7 @@ class _Settling:
                 if what := vma_op_of(n):
                     return self._settled(n, operands, what, types)
                 if n.opcode in opcodes.RUNS and all(c.graph for c in n.calls):
-                    given = self._walk.calls(n, types, Around())
+                    given = self._walk.calls(n, types, ControlContext())
                     callees = zip(n.calls, given, strict=True)
                     made = tuple([self.of(c.graph, x) for c, (x, _) in callees])
                     return moved(n, operands, made)
