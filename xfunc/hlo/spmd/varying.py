@@ -87,7 +87,7 @@ class Run(NamedTuple):
 
     graph: Graph
     inputs: tuple[Axes, ...]
-    around: ControlContext
+    ctx: ControlContext
 
 
 class Walk:
@@ -103,11 +103,9 @@ class Walk:
         self.values: dict[Run, dict[Node, Axes]] = {}
         self.results: dict[Run, dict[Node, tuple[Axes, ...]]] = {}
 
-    def run(
-        self, graph: Graph, inputs: tuple[Axes, ...], around: ControlContext
-    ) -> tuple[Axes, ...]:
+    def run(self, graph: Graph, inputs: tuple[Axes, ...], ctx: ControlContext) -> tuple[Axes, ...]:
         """How the outputs of a graph differ."""
-        key = Run(graph, inputs, around)
+        key = Run(graph, inputs, ctx)
         if key not in self.values:
             values = dict(zip(graph.inputs, inputs, strict=True))
             results: dict[Node, tuple[Axes, ...]] = {}
@@ -117,24 +115,24 @@ class Walk:
                 operands = tuple([values[o] for o in n.operands])
                 if n.opcode == "get-tuple-element" and n.operands[0] in results:
                     values[n] = results[n.operands[0]][n.params]
-                elif (found := self._several(n, operands, around)) is not None:
+                elif (found := self._several(n, operands, ctx)) is not None:
                     results[n], values[n] = found, union(found)
                 else:
-                    values[n] = self.result(n, operands, around)
+                    values[n] = self.result(n, operands, ctx)
             self.values[key], self.results[key] = values, results
         values = self.values[key]
         return tuple([values[n] for n in graph.outputs])
 
     def calls(
-        self, n: Node, operands: tuple[Axes, ...], around: ControlContext
+        self, n: Node, operands: tuple[Axes, ...], ctx: ControlContext
     ) -> list[tuple[tuple[Axes, ...], ControlContext]]:
         """How the inputs of the graphs that a node runs differ, and what is around them."""
         if n.opcode == "call":
-            inner = around.is_inner or is_region_graph(n.calls[0].graph)
-            return [(operands, around._replace(is_inner=inner))]
+            inner = ctx.is_inner or is_region_graph(n.calls[0].graph)
+            return [(operands, ctx._replace(is_inner=inner))]
         if n.opcode == "while":
-            return [self._loop(n, operands, around)] * 2
-        inside = self._inside("conditional", operands[0], around)
+            return [self._loop(n, operands, ctx)] * 2
+        inside = self._inside("conditional", operands[0], ctx)
         found: list[tuple[tuple[Axes, ...], ControlContext]] = []
         at = 1
         for count in n.params:
@@ -143,13 +141,13 @@ class Walk:
         return found
 
     def _several(
-        self, n: Node, operands: tuple[Axes, ...], around: ControlContext
+        self, n: Node, operands: tuple[Axes, ...], ctx: ControlContext
     ) -> tuple[Axes, ...] | None:
         if n.opcode == "opt-barrier":
             return operands
         if n.opcode not in opcodes.RUNS or n.calls[0].graph is None:
             return None
-        given = self.calls(n, operands, around)
+        given = self.calls(n, operands, ctx)
         if n.opcode == "while":
             return given[0][0]
         if n.opcode == "conditional":
@@ -158,7 +156,7 @@ class Walk:
         chosen = operands[0] if n.opcode == "conditional" else _SAME
         return tuple([union(of) | chosen for of in zip(*every, strict=True)])
 
-    def result(self, n: Node, operands: tuple[Axes, ...], around: ControlContext) -> Axes:
+    def result(self, n: Node, operands: tuple[Axes, ...], ctx: ControlContext) -> Axes:
         """How the result of a node that runs nothing differs."""
         if n.opcode == "partition-id":
             return self._every
@@ -167,20 +165,20 @@ class Walk:
         if n.opcode in opcodes.COLLECTIVES:
             axes = axes_of(n)
             # A permutation has no groups: all devices must take part.
-            if around.varies & (self._every if n.opcode == "collective-permute" else axes):
-                raise DivergenceError(n.opcode, axes, around.choice, around.varies)
+            if ctx.varies & (self._every if n.opcode == "collective-permute" else axes):
+                raise DivergenceError(n.opcode, axes, ctx.choice, ctx.varies)
             is_shared = n.opcode in ("all-reduce", "all-gather")
             return found - axes if is_shared else found | axes
         return found if said is None else frozenset(said.split(","))
 
     def _loop(
-        self, n: Node, state: tuple[Axes, ...], around: ControlContext
+        self, n: Node, state: tuple[Axes, ...], ctx: ControlContext
     ) -> tuple[tuple[Axes, ...], ControlContext]:
         """How the state of a loop differs in the end."""
         body, condition = (c.graph for c in n.calls)
         rounds = _SAME  # how the number of rounds differs
         while True:
-            inside = around._replace(choice="while", varies=around.varies | rounds)
+            inside = ctx._replace(choice="while", varies=ctx.varies | rounds)
             again = union(self.run(condition, state, inside))
             after = self.run(body, state, inside)
             after = tuple([a | b | again for a, b in zip(state, after, strict=True)])
@@ -189,10 +187,10 @@ class Walk:
                 return state, inside
             state, rounds = after, rounds | again
 
-    def _inside(self, choice: str, chosen: Axes, around: ControlContext) -> ControlContext:
+    def _inside(self, choice: str, chosen: Axes, ctx: ControlContext) -> ControlContext:
         if not chosen:
-            return around
-        return around._replace(choice=choice, varies=around.varies | chosen)
+            return ctx
+        return ctx._replace(choice=choice, varies=ctx.varies | chosen)
 
     def check(self, choice: str, varies: Axes) -> None:
         """Refuse a choice for which devices decide differently, where XLA might communicate."""
@@ -217,12 +215,12 @@ class _Products:
         self._walk = walk
         self._made: dict[Run, Graph] = {}
 
-    def of(self, graph: Graph, inputs: tuple[Axes, ...], around: ControlContext) -> Graph:
-        if not graph.communicates or around.is_inner:
+    def of(self, graph: Graph, inputs: tuple[Axes, ...], ctx: ControlContext) -> Graph:
+        if not graph.communicates or ctx.is_inner:
             return graph
-        key = Run(graph, inputs, around)
+        key = Run(graph, inputs, ctx)
         if key not in self._made:
-            self._walk.run(graph, inputs, around)
+            self._walk.run(graph, inputs, ctx)
             values = self._walk.values[key]
 
             def change(n: Node, operands: tuple[Node, ...]) -> Node:
@@ -230,7 +228,7 @@ class _Products:
                 if is_sum(n) and not union(differ) & axes_of(n):
                     return as_product(n, operands[0])
                 if n.opcode in opcodes.RUNS and all(c.graph for c in n.calls):
-                    given = self._walk.calls(n, differ, around)
+                    given = self._walk.calls(n, differ, ctx)
                     callees = zip(n.calls, given, strict=True)
                     made = tuple([self.of(c.graph, *g) for c, g in callees])
                     return moved(n, operands, made)

@@ -121,15 +121,13 @@ class _Types(Walk):
         super().__init__(every, partly=False)
         self.every = every
 
-    def run(
-        self, graph: Graph, inputs: tuple[Axes, ...], around: ControlContext
-    ) -> tuple[Axes, ...]:
+    def run(self, graph: Graph, inputs: tuple[Axes, ...], ctx: ControlContext) -> tuple[Axes, ...]:
         return super().run(graph, inputs, ControlContext())
 
-    def result(self, n: Node, operands: tuple[Axes, ...], around: ControlContext) -> Axes:
+    def result(self, n: Node, operands: tuple[Axes, ...], ctx: ControlContext) -> Axes:
         found = vma_op_of(n)
         if found is None:
-            return super().result(n, operands, around)
+            return super().result(n, operands, ctx)
         own, *witnesses = operands
         return found.type_of(own, witnesses, _axes(n) & self.every)
 
