@@ -15,7 +15,7 @@ import numpy as np
 from xfunc.backends.devices import device_count
 from xfunc.core import ambient
 from xfunc.errors import ShardingError, fail, kind_of, shown
-from xfunc.hlo.spmd.tiles import Order
+from xfunc.hlo.spmd.tiles import DeviceAssignment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +40,13 @@ class Layout:
         """Devices in row-major order."""
         return cls(tuple(sizes), tuple((i,) for i in range(len(sizes))))
 
-    def order(self, axes: Sequence[int]) -> Order:
+    def order(self, axes: Sequence[int]) -> DeviceAssignment:
         """The devices, read with these axes (all of them) from the slowest to the fastest."""
         if self.listed is None:
-            return Order.of(self.factors, [f for a in axes for f in self.of_axis[a]])
-        return Order.listing(np.array(self.listed).reshape(self.factors).transpose(axes).ravel())
+            return DeviceAssignment.of(self.factors, [f for a in axes for f in self.of_axis[a]])
+        return DeviceAssignment.listing(
+            np.array(self.listed).reshape(self.factors).transpose(axes).ravel()
+        )
 
 
 class AbstractMesh:
@@ -172,7 +174,7 @@ class Mesh(AbstractMesh):
                 f"Mesh was given {shown(devices)}, which is not an array of device numbers",
                 "pass numbers: Mesh(numpy.arange(8).reshape(4, 2), ('data', 'tensor')).",
             )
-        order = Order.listing(ids.ravel())
+        order = DeviceAssignment.listing(ids.ravel())
         plain = Layout.plain(ids.shape)
         layout = _layout or (plain if order.is_iota else _listed(ids))
         super().__init__(ids.shape, axis_names, _layout=layout)

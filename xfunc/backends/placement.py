@@ -19,7 +19,7 @@ from xfunc.backends.protocol import Runtime
 from xfunc.core.types import Sharding
 from xfunc.core.weak import WeakTable
 from xfunc.errors import ShardingError, fail
-from xfunc.hlo.spmd.tiles import Order, Tiles, parse
+from xfunc.hlo.spmd.tiles import DeviceAssignment, Tiles, parse
 from xfunc.tree import Leaf
 
 
@@ -44,7 +44,7 @@ def placement_of(tiles: Tiles) -> Placement | None:
         return None
     grid = tiles.grid().copy()
     grid.sort(axis=-1)
-    listed = Tiles(tiles.dims, 1, tiles.replicated, Order.listing(grid.ravel()))
+    listed = Tiles(tiles.dims, 1, tiles.replicated, DeviceAssignment.listing(grid.ravel()))
     return _one(listed)
 
 

@@ -23,7 +23,7 @@ from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 from xfunc.hlo.passes.scatters import divide_evenly, hide_positions
 from xfunc.hlo.passes.wide import compute_wide
 from xfunc.hlo.spmd.collectives import DEVICES, list_groups
-from xfunc.hlo.spmd.tiles import Order
+from xfunc.hlo.spmd.tiles import DeviceAssignment
 
 
 def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool) -> None:
@@ -102,7 +102,9 @@ def _list_devices(sharding: pb.OpSharding) -> None:
     for part in sharding.tuple_shardings:
         _list_devices(part)
     if sharding.iota_reshape_dims:
-        order = Order(tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm))
+        order = DeviceAssignment(
+            tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm)
+        )
         sharding.tile_assignment_devices.extend(order.devices().tolist())
         del sharding.iota_reshape_dims[:]
         del sharding.iota_transpose_perm[:]

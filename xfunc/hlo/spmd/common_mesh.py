@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.spmd.tiles import Order
+from xfunc.hlo.spmd.tiles import DeviceAssignment
 
 _Devices = npt.NDArray[np.int64]
 _Run = tuple[int, int]
@@ -93,7 +93,9 @@ def common_mesh(shardings: Iterable[tuple[pb.OpSharding, int]], count: int) -> C
 def _listed(sharding: pb.OpSharding) -> _Devices:
     """The devices of a sharding, tile by tile; none if it has no tiles."""
     if sharding.iota_reshape_dims:
-        order = Order(tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm))
+        order = DeviceAssignment(
+            tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm)
+        )
         return order.devices()
     return np.array(sharding.tile_assignment_devices, dtype=np.int64)
 

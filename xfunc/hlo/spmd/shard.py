@@ -26,7 +26,7 @@ from xfunc.hlo import wire
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair
-from xfunc.hlo.spmd.tiles import Order
+from xfunc.hlo.spmd.tiles import DeviceAssignment
 
 Axis: TypeAlias = tuple[int, int]
 """Stride and size."""
@@ -77,9 +77,11 @@ def axes_of(sharding: pb.OpSharding, ndim: int) -> tuple[Axes, ...]:
     if sharding.type != pb.OpSharding.OTHER or len(tiles) < ndim:
         return whole
     if sharding.iota_reshape_dims:
-        order = Order(tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm))
+        order = DeviceAssignment(
+            tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm)
+        )
     else:  # Only the sizes of a list are used: devices are numbered in its order.
-        order = Order((math.prod(tiles),), (0,))
+        order = DeviceAssignment((math.prod(tiles),), (0,))
     left = [axis for d in order.perm for axis in _primes(order.reshape, d)]
     found: list[Axes] = []
     for n in tiles[:ndim]:

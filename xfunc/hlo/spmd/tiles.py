@@ -21,10 +21,10 @@ from xfunc.hlo import hlo_pb2 as pb
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class DeviceAssignment:
     """An order of devices: ``arange(prod(reshape)).reshape(reshape).transpose(perm).ravel()``.
 
-    `Order.of` makes the canonical one. If `listed` is set, it is the order itself.
+    `DeviceAssignment.of` makes the canonical one. If `listed` is set, it is the order itself.
     """
 
     reshape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Order:
     listed: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, reshape: Sequence[int], perm: Sequence[int]) -> Order:
+    def of(cls, reshape: Sequence[int], perm: Sequence[int]) -> DeviceAssignment:
         """The order without dimensions of size 1, with neighbours that stay together merged."""
         kept = [p for p in perm if reshape[p] != 1]
         runs: list[list[int]] = []
@@ -48,7 +48,7 @@ class Order:
         return cls(sizes or (1,), tuple(by_start.index(run) for run in runs) or (0,))
 
     @classmethod
-    def listing(cls, devices: Iterable[int]) -> Order:
+    def listing(cls, devices: Iterable[int]) -> DeviceAssignment:
         """An order given device by device."""
         listed = tuple(int(d) for d in devices)
         if listed == tuple(range(len(listed))):
@@ -83,7 +83,7 @@ class Tiles:
     dims: tuple[int, ...]
     manual: int = 1
     replicated: int = 1
-    order: Order = Order((1,), (0,))
+    order: DeviceAssignment = DeviceAssignment((1,), (0,))
 
     @property
     def is_replicated(self) -> bool:
@@ -173,11 +173,11 @@ def parse(text: str) -> Tiles | None:
         return None
     sizes = _ints(found["sizes"])
     if found["listed"] is not None:
-        order = Order.listing(_ints(found["listed"]))
+        order = DeviceAssignment.listing(_ints(found["listed"]))
     else:
         reshape = _ints(found["reshape"])
         perm = _ints(found["perm"]) if found["perm"] else range(len(reshape))
-        order = Order.of(reshape, perm)
+        order = DeviceAssignment.of(reshape, perm)
     kinds = (found["kinds"] or "").split(", ") if found["kinds"] else []
     if found["partial"]:
         kinds = ["replicated"]
