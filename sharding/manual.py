@@ -20,7 +20,7 @@ from xfunc.graph.node import Node, array_type
 from xfunc.hlo.attributes import said
 from xfunc.hlo.spmd.annotations import constrained, unspecified
 from xfunc.hlo.spmd.collectives import DEVICES, Groups
-from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.hlo.spmd.tiles import HloSharding
 from xfunc.sharding.mesh import AbstractMesh
 from xfunc.sharding.spec import PartitionSpec, tiles_on
 
@@ -98,7 +98,7 @@ class Region:
         more = said({DEVICES: str(self.mesh.size)})
         return Node("custom-call", type, (part,), how, more=more)
 
-    def manual(self, ndim: int) -> Tiles:
+    def manual(self, ndim: int) -> HloSharding:
         """The annotation that tells the partitioner that each device has its own value."""
         return tiles_on(self.mesh, PartitionSpec(), ndim, self.axes)
 

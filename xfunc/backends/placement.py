@@ -19,7 +19,7 @@ from xfunc.backends.protocol import Runtime
 from xfunc.core.types import Sharding
 from xfunc.core.weak import WeakTable
 from xfunc.errors import ShardingError, fail
-from xfunc.hlo.spmd.tiles import DeviceAssignment, Tiles, parse
+from xfunc.hlo.spmd.tiles import DeviceAssignment, HloSharding, parse
 from xfunc.tree import Leaf
 
 
@@ -30,7 +30,7 @@ class Placement:
         tiles: the part on each device; devices with the same part are in ascending order.
     """
 
-    def __init__(self, tiles: Tiles):
+    def __init__(self, tiles: HloSharding):
         self.tiles = tiles
 
     def __repr__(self) -> str:
@@ -38,18 +38,18 @@ class Placement:
 
 
 @functools.lru_cache(maxsize=4096)
-def placement_of(tiles: Tiles) -> Placement | None:
+def placement_of(tiles: HloSharding) -> Placement | None:
     """The placement of tiles; None if the array is replicated."""
     if tiles.is_replicated:
         return None
     grid = tiles.grid().copy()
     grid.sort(axis=-1)
-    listed = Tiles(tiles.dims, 1, tiles.replicated, DeviceAssignment.listing(grid.ravel()))
+    listed = HloSharding(tiles.dims, 1, tiles.replicated, DeviceAssignment.listing(grid.ravel()))
     return _one(listed)
 
 
 @functools.cache
-def _one(tiles: Tiles) -> Placement:
+def _one(tiles: HloSharding) -> Placement:
     return Placement(tiles)
 
 

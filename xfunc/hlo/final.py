@@ -24,7 +24,7 @@ from xfunc.hlo import write
 from xfunc.hlo.attributes import NAME, attributes_of, with_attributes
 from xfunc.hlo.spmd.annotations import is_automatic_tie
 from xfunc.hlo.spmd.collectives import AXES
-from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.hlo.spmd.tiles import HloSharding
 from xfunc.hlo.wire import integer_of, message_of
 from xfunc.hlo.write import Style
 
@@ -44,7 +44,7 @@ class Program(NamedTuple):
 
     meaning: Callable[[str], tuple[str, str, int] | None]
     lines: bool = True
-    tiles: Sequence[Tiles | None] = ()
+    tiles: Sequence[HloSharding | None] = ()
     keeps_automatic: bool = True
 
 
@@ -213,7 +213,7 @@ def _is_divided(sharding: bytes) -> bool:
     return _divides(pb.OpSharding.FromString(sharding))
 
 
-def _is_tiled(tiles: Tiles | None) -> bool:
+def _is_tiled(tiles: HloSharding | None) -> bool:
     return tiles is not None and not tiles.is_replicated
 
 

@@ -14,7 +14,7 @@ from xfunc.core.avals import Aval
 from xfunc.core.types import Sharding
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.hlo import Module
-from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.hlo.spmd.tiles import HloSharding
 from xfunc.stages import compiled
 from xfunc.stages.arguments import arguments_of, avals_of
 from xfunc.stages.compiled import Compiled
@@ -43,7 +43,7 @@ class Parts:
     staged: Staged
     entry: Entry
     options: Options
-    tiles: tuple[Tiles | None, ...] = ()
+    tiles: tuple[HloSharding | None, ...] = ()
     is_padded: bool = False
 
     @property
@@ -220,7 +220,7 @@ def _tiles(
     avals: Sequence[Aval],
     leaves: Sequence[torch.Tensor | Aval],
     held: Sequence[torch.Tensor],
-) -> tuple[Tiles | None, ...]:
+) -> tuple[HloSharding | None, ...]:
     """The shardings of the program's flat inputs; () if none is specified."""
     captures = [held[c] if isinstance(c, int) else c for c in entry.captures]
     tensors = [*leaves, *captures]
@@ -229,7 +229,7 @@ def _tiles(
     return tuple(found) if any(found) else ()
 
 
-def _divided(x: torch.Tensor | Aval, sharding: Sharding | None) -> Tiles | None:
+def _divided(x: torch.Tensor | Aval, sharding: Sharding | None) -> HloSharding | None:
     if sharding is not None:
         return sharding.tiles(len(x.shape))
     where = placement_of_tensor(x) if isinstance(x, torch.Tensor) else None

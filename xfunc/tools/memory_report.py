@@ -28,7 +28,7 @@ from xfunc.hlo.estimate.liveness import Held, Peak, peak
 from xfunc.hlo.flat import flattened
 from xfunc.hlo.passes.offload import is_on_host, without_offload
 from xfunc.hlo.spmd.shard import per_chip
-from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.hlo.spmd.tiles import HloSharding
 from xfunc.program.program import Joint
 from xfunc.remat.policies import Policy, everything_saveable
 from xfunc.stages import stages
@@ -206,7 +206,7 @@ class _Gradient:
     """
 
     joint: Joint
-    tiles: tuple[Tiles | None, ...]
+    tiles: tuple[HloSharding | None, ...]
     module: Module
 
     @classmethod
@@ -278,7 +278,7 @@ def _check(f: Callable[..., object], traced: stages.Traced, n: int) -> None:
         fail(TypeError, problem, hint)
 
 
-def _flat(lowering: HloProgram, tiles: Sequence[Tiles | None]) -> Module:
+def _flat(lowering: HloProgram, tiles: Sequence[HloSharding | None]) -> Module:
     """The module as it is compiled, with calls inlined."""
     said = [tiles[k] if k < len(tiles) else None for k in lowering.inputs]
     whole = finalize(lowering.graph, tiles=said)

@@ -8,11 +8,11 @@ from xfunc import config
 from xfunc.graph.graph import Graph
 from xfunc.hlo import Module
 from xfunc.hlo.final import Program, written
-from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.hlo.spmd.tiles import HloSharding
 from xfunc.trace import scopes
 
 
-def finalize(graph: Graph, lines: bool = True, tiles: Sequence[Tiles | None] = ()) -> Module:
+def finalize(graph: Graph, lines: bool = True, tiles: Sequence[HloSharding | None] = ()) -> Module:
     """The module of a whole program, in the form that is compiled: see `xfunc.hlo.final`.
 
     Args:

@@ -14,7 +14,7 @@ from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node, unattributed
 from xfunc.hlo import Module
 from xfunc.hlo.spmd.annotations import constrained
-from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.hlo.spmd.tiles import HloSharding
 from xfunc.trace.finished import finalize
 from xfunc.trace.lowering import HloProgram
 
@@ -23,7 +23,7 @@ def whole(
     lowering: HloProgram,
     held: Mapping[int, torch.Tensor],
     lines: bool = True,
-    tiles: Sequence[Tiles | None] = (),
+    tiles: Sequence[HloSharding | None] = (),
 ) -> Module:
     """A module that takes all flat inputs of a program in order, used or not.
 

@@ -1,4 +1,4 @@
-"""`Tiles`: the sharding of an array over devices, in HLO's form.
+"""`HloSharding`: the sharding of an array over devices, in HLO's form.
 
 The devices of a pod are numbered; which of them holds which tile is a permutation of these numbers.
 HLO writes it as ``iota(reshape)`` transposed by ``perm``, so that its text does not grow with the
@@ -68,7 +68,7 @@ class DeviceAssignment:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tiles:
+class HloSharding:
     """The sharding of an array of ``len(dims)`` dimensions.
 
     The devices in `order` are laid out row-major over ``(*dims, manual, replicated)``.
@@ -161,13 +161,13 @@ class Tiles:
         return f"{{{text} last_tile_dims={{{', '.join(kinds)}}}}}" if kinds else f"{{{text}}}"
 
 
-def parse(text: str) -> Tiles | None:
+def parse(text: str) -> HloSharding | None:
     """Read an ``HloSharding`` as XLA prints it.
 
     None: it does not specify a sharding (unknown, manual, or a single device).
     """
     if text == "{replicated}":
-        return Tiles(())
+        return HloSharding(())
     found = _TEXT.fullmatch(text)
     if found is None:
         return None
@@ -184,7 +184,7 @@ def parse(text: str) -> Tiles | None:
     if "manual" in kinds:
         return None
     n = len(sizes) - len(kinds)
-    return Tiles(tuple(sizes[:n]), 1, math.prod(sizes[n:]), order)
+    return HloSharding(tuple(sizes[:n]), 1, math.prod(sizes[n:]), order)
 
 
 _TEXT = re.compile(
@@ -198,6 +198,6 @@ def _ints(text: str) -> list[int]:
     return [int(n) for n in text.split(",")]
 
 
-def whole(ndim: int) -> Tiles:
+def whole(ndim: int) -> HloSharding:
     """A replicated array."""
-    return Tiles((1,) * ndim)
+    return HloSharding((1,) * ndim)
