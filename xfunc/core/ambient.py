@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # These classes belong to other folders.
     from xfunc.sharding.mesh import AbstractMesh
 
 
-class Surroundings(NamedTuple):
+class TraceContext(NamedTuple):
     """The context of a call, as far as it changes what is traced."""
 
     mesh: AbstractMesh | None = None
@@ -42,7 +42,7 @@ class Surroundings(NamedTuple):
         return ", ".join(f"{n}={x!r}" for n, x, plain in given if x != plain) or "no surroundings"
 
 
-NOTHING = Surroundings()
+NOTHING = TraceContext()
 
 
 Inspect: TypeAlias = Callable[
@@ -60,12 +60,12 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def key() -> Surroundings:
+def key() -> TraceContext:
     """The context of calls in this thread; equal to `NOTHING` if there is none."""
     return _thread.around
 
 
-def restore(surroundings: Surroundings) -> Surroundings:
+def restore(surroundings: TraceContext) -> TraceContext:
     """Restore a context that `key` returned; returns the previous one."""
     before = _thread.around
     _thread.around = surroundings

@@ -216,7 +216,7 @@ class Trace:
         name: str,
         frozen_captures: bool = False,
         defined_at: Location | None = None,
-        around: ambient.Surroundings = ambient.NOTHING,
+        around: ambient.TraceContext = ambient.NOTHING,
     ):
         self.name, self._defined_at = name, defined_at
         self.around = around
