@@ -5,7 +5,7 @@ in place of the user's.
 """
 
 # pyright: reportPrivateUsage=false
-# torch has no public names for the settings that `modes` reads.
+# torch has no public names for the settings that `context_key` reads.
 from __future__ import annotations
 
 import contextlib
@@ -223,7 +223,7 @@ def recompiled() -> Recompiled | None:
     return None if override is None else override.recompiled
 
 
-def modes() -> Hashable:
+def context_key() -> Hashable:
     """Global settings of torch, and surroundings, that change what is traced."""
     found: Hashable = torch.get_default_dtype()
     if torch._C._is_any_autocast_enabled():
@@ -242,14 +242,14 @@ Modes: TypeAlias = tuple[torch.dtype, str | None]
 
 
 def plain_modes() -> Modes | None:
-    """What `modes` consists of, if nothing unusual surrounds a call; else None."""
+    """What `context_key` consists of, if nothing unusual surrounds a call; else None."""
     found = _dtype(), _backend
     return found if are_plain(found) else None
 
 
-def are_plain(modes: Modes) -> bool:
+def are_plain(context_key: Modes) -> bool:
     """Whether `plain_modes` are these."""
-    dtype, backend = modes
+    dtype, backend = context_key
     return (
         _thread.is_plain
         and not any(_HOOKS)

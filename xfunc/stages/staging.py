@@ -119,7 +119,7 @@ class Staged:
         else:  # nearly always
             others = ()
             value, held = self.function_value()
-        return (value, structure, avals, options.static, ambient.modes(), others), held
+        return (value, structure, avals, options.static, ambient.context_key(), others), held
 
     def _values(self, options: Options) -> tuple[Hashable, Beside, list[torch.Tensor]]:
         """The values of the function and of its other dependencies, and the tensors they hold."""

@@ -162,7 +162,7 @@ class Limit:
         with lock:
             function = self._staged.function_value()[0]
         where = target and (target.device, str(target.options))
-        key = (function, structure, kinds, call.options.static, ambient.modes(), where)
+        key = (function, structure, kinds, call.options.static, ambient.context_key(), where)
         plans = self._plans.get(key)
         if plans is None:
             with lock, turn((self, key)):

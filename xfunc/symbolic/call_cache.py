@@ -92,7 +92,7 @@ class Memory:
     ) -> Hashable:
         """What two calls must have in common to be alike."""
         kinds = tuple([(getattr(x, "shape", None), getattr(x, "dtype", type(x))) for x in leaves])
-        return structure, kinds, options.static, ambient.modes()
+        return structure, kinds, options.static, ambient.context_key()
 
     def find(self, key: Hashable) -> CachedCall | None:
         """An earlier call of this kind."""

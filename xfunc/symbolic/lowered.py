@@ -291,7 +291,7 @@ def lower(
     def made(ends: Ends) -> tuple[Maker, Bucket]:
         """The program of a bucket under the plan that is set."""
         new = Maker(staged, declared, structure, avals, options)
-        maker = makers.setdefault(ambient.modes(), new)
+        maker = makers.setdefault(ambient.context_key(), new)
         return maker, maker.bucket(ends)
 
     cells = [dict(zip(box.ranges, cell, strict=True)) for cell in itertools.product(*ends)]
