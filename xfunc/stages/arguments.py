@@ -33,14 +33,16 @@ def prepare(
     trace = tracing.current()
     made: list[torch.Tensor] = []
     fixed: list[tuple[int, object]] = []
-    stays = staged.stays(structure) if staged.stays else (False,) * len(leaves)
+    static_scalars = (
+        staged.static_scalars(structure) if staged.static_scalars else (False,) * len(leaves)
+    )
     for i, x in enumerate(leaves):
         if isinstance(x, (np.ndarray, np.generic)):
             x = from_numpy(x)
             if trace is not None and isinstance(x, torch.Tensor):
                 made.append(literal(x))
                 continue
-        if stays[i] and type(x) in NUMBERS:
+        if static_scalars[i] and type(x) in NUMBERS:
             fixed.append((i, x))
         elif type(x) in NUMBERS:
             dtype = dtype_of(type(cast(complex, x)))

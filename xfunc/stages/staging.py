@@ -73,9 +73,9 @@ class Staged:
         fun: Function,
         value: object = None,
         arrays_only: bool = False,
-        stays: Callable[[tree.Structure], Sequence[bool]] | None = None,
+        static_scalars: Callable[[tree.Structure], Sequence[bool]] | None = None,
     ):
-        self.fun, self.stays = fun, stays
+        self.fun, self.static_scalars = fun, static_scalars
         self.arrays_only = arrays_only
         self.value = fun if value is None else value
         self.name = function_name(fun if value is None else value)

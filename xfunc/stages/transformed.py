@@ -58,14 +58,14 @@ class Transform(Wrapper, Generic[P, R]):
         self.fun, self.options, self._kind_name = fun, options, name
         functools.update_wrapper(self, fun, updated=())
         self.__name__ = self.__qualname__ = f"{name}({function_name(fun)})"
-        self._staged = Staged(self.apply, value=self, stays=self.stays)
+        self._staged = Staged(self.apply, value=self, static_scalars=self.static_scalars)
 
     @property
     def staged(self) -> Staged:
         """The programs of `apply`."""
         return self._staged
 
-    def stays(self, structure: tree.Structure) -> Sequence[bool]:
+    def static_scalars(self, structure: tree.Structure) -> Sequence[bool]:
         """For each flat argument, whether a Python number there stays one (compared by value)."""
         return (False,) * structure.num_leaves
 
