@@ -129,7 +129,7 @@ def recorded(
     return propagate_zeros(graph), taken
 
 
-def number_of(tensor: torch.Tensor) -> int:
+def tensor_id(tensor: torch.Tensor) -> int:
     """The number of a value, which a change in place changes; later ones have larger numbers."""
     # A view whose base has changed is made anew, by operations that must not be transformed.
     with functorch.bottom_level():

@@ -322,7 +322,7 @@ class Trace:
             if watched:
                 raw.requires_grad_()
             view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
-            number, version = recorder.number_of(view), view._version
+            number, version = recorder.tensor_id(view), view._version
         self._placeholders.append((raw, view, version, label, number))
         self.made.remember(view, None, sys._getframe(1))
         return view
@@ -386,17 +386,17 @@ class Trace:
             *_, plain = layers = list(functorch.layers(tensor))
             if plain.device.type != device.TYPE:
                 return plain in self.made
-            return not self._is_of_parent(layers) and recorder.number_of(plain) >= self._first_id
+            return not self._is_of_parent(layers) and recorder.tensor_id(plain) >= self._first_id
 
     def next_number(self) -> int:
         """A number between those of the tensors so far and those to come."""
         with torch._C.DisableTorchFunction(), functorch.bottom_level():
-            return recorder.number_of(recorder.placeholder(Aval((), torch.bool)))
+            return recorder.tensor_id(recorder.placeholder(Aval((), torch.bool)))
 
     def number_of(self, tensor: torch.Tensor) -> int:
         """The number of a tensor of the device."""
         with torch._C.DisableTorchFunction():
-            return recorder.number_of(functorch.innermost(tensor))
+            return recorder.tensor_id(functorch.innermost(tensor))
 
     def _has_substitute(self, token: torch.Tensor) -> bool:
         """Whether a value takes the place of a token, in this trace or in one around it."""
@@ -518,7 +518,7 @@ class Trace:
             changed = [
                 (label(), view)
                 for _, view, version, label, number in self._placeholders
-                if view._version != version or (numbered and number != recorder.number_of(view))
+                if view._version != version or (numbered and number != recorder.tensor_id(view))
             ]
         for label, view in changed:
             what = "something" if func is None else operation_name(func)
