@@ -195,7 +195,7 @@ def lower(
     out_avals = tuple(aval_of(o) for o in outputs)
     if not outputs:
         return HloProgram.empty(name, avals)
-    graph, inputs = recorder.recorded(name, raw_inputs, outputs)
+    graph, inputs = recorder.lower(name, raw_inputs, outputs)
     return HloProgram.of(name, graph, avals, out_avals, inputs)
 
 

@@ -112,7 +112,7 @@ def constrain(x: torch.Tensor, sharding: pb.OpSharding, free: Sequence[int] = ()
     return _like([x], [annotations.constrained(node_of(x), sharding, free)])[0]
 
 
-def recorded(
+def lower(
     name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> tuple[Graph, tuple[int, ...]]:
     """The operations between placeholders and outputs.
