@@ -15,7 +15,7 @@ from xfunc.hlo.edit import entry_of, fresh_ids, instruction
 from xfunc.hlo.passes.barriers import hold_barriers
 from xfunc.hlo.passes.convolutions import keep_space_whole
 from xfunc.hlo.passes.first_of_sorted import hide_sorts
-from xfunc.hlo.passes.limits import reach_limits
+from xfunc.hlo.passes.limits import saturate_tanh
 from xfunc.hlo.passes.merged import keep_rows_apart
 from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
@@ -39,7 +39,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
     if on_cpu:
         strip_offload(proto)  # It has one memory.
         compute_wide(Contents(proto))
-        reach_limits(proto)
+        saturate_tanh(proto)
         hold_barriers(proto, partitioned=count > 1)
         if count == 1:
             orient_products(proto)
