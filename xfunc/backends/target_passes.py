@@ -12,7 +12,7 @@ from xfunc.errors import ShardingError, fail
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import entry_of, fresh_ids, instruction
-from xfunc.hlo.passes.barriers import hold_barriers
+from xfunc.hlo.passes.barriers import outline_barriers
 from xfunc.hlo.passes.convolutions import keep_space_whole
 from xfunc.hlo.passes.first_of_sorted import hide_sorts
 from xfunc.hlo.passes.limits import saturate_tanh
@@ -40,7 +40,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
         strip_offload(proto)  # It has one memory.
         compute_wide(Contents(proto))
         saturate_tanh(proto)
-        hold_barriers(proto, partitioned=count > 1)
+        outline_barriers(proto, partitioned=count > 1)
         if count == 1:
             orient_products(proto)
     prepare_to_partition(proto, count)

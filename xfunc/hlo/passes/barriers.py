@@ -5,7 +5,7 @@ from __future__ import annotations
 from xfunc.hlo import hlo_pb2 as pb
 
 
-def hold_barriers(proto: pb.HloModuleProto, *, partitioned: bool) -> None:
+def outline_barriers(proto: pb.HloModuleProto, *, partitioned: bool) -> None:
     """Turn computations after a barrier into functions that XLA does not inline, in place.
 
     XLA's CPU target removes barriers before it merges equal instructions for the last time;
