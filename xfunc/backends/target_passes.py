@@ -21,7 +21,7 @@ from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 from xfunc.hlo.passes.scatters import divide_evenly, hide_positions
-from xfunc.hlo.passes.wide import compute_wide
+from xfunc.hlo.passes.wide import upcast_f16
 from xfunc.hlo.spmd.collectives import DEVICES, list_groups
 from xfunc.hlo.spmd.tiles import DeviceAssignment
 
@@ -38,7 +38,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
     """
     if on_cpu:
         strip_offload(proto)  # It has one memory.
-        compute_wide(Contents(proto))
+        upcast_f16(Contents(proto))
         saturate_tanh(proto)
         outline_barriers(proto, partitioned=count > 1)
         if count == 1:

@@ -10,7 +10,7 @@ from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import instruction, with_id
 
 
-def compute_wide(contents: Contents) -> None:
+def upcast_f16(contents: Contents) -> None:
     """Make operations that would round more than once in float16 use float32, in place.
 
     On the CPU, XLA accumulates float16 dots in float16, and computes functions in several steps. It
