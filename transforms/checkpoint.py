@@ -72,7 +72,7 @@ class Checkpoint(Transform[P, R]):
             _unwrapping(fun) if nums else fun, value=Part(fun, ("checkpoint", options))
         )
 
-    def stays(self, structure: tree.Structure) -> Sequence[bool]:
+    def static_scalars(self, structure: tree.Structure) -> Sequence[bool]:
         return [not b for b in not_chosen(self._static, structure)]
 
     def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:

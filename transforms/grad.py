@@ -130,7 +130,7 @@ class ValueAndGrad(Transform[..., PyTree]):
         self._has_aux, self._with_value = has_aux, with_value
         super().__init__(fun, (self._argnums, has_aux, with_value), name)
 
-    def stays(self, structure: tree.Structure) -> Sequence[bool]:
+    def static_scalars(self, structure: tree.Structure) -> Sequence[bool]:
         return not_chosen(self._argnums, structure)
 
     def apply(self, *args: object, **kwargs: object) -> PyTree:

@@ -18,7 +18,7 @@ def inline(graph: Graph, keeps_call: Callable[[Node, Callee], bool]) -> Graph:
 
     Args:
         graph: not changed.
-        stays: whether a call of a graph stays one.
+        keeps_call: whether a call of a graph stays one.
     """
     return _Inliner(keeps_call).flat(graph)
 

@@ -60,7 +60,8 @@ class Staged:
         value: identifies the function in the cache; `fun` if None.
         arrays_only: whether arguments that are neither tensors nor numbers are an error; if not,
             they are compared by value.
-        stays: for the flat arguments of a structure, tells where a Python number stays one.
+        static_scalars: for the flat arguments of a structure, tells where a Python number stays
+        one.
 
     Attributes:
         repeats: whether calls may be like the last one; see NOTE [calls like the last one] in

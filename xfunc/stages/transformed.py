@@ -29,7 +29,7 @@ from xfunc.tree import PyTree
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 S = TypeVar("S")
-_INTERNAL = frozenset("apply inside kind define run staged stays without_compiler".split())
+_INTERNAL = frozenset("apply inside kind define run staged static_scalars without_compiler".split())
 Q = ParamSpec("Q")
 T = TypeVar("T")
 
