@@ -39,7 +39,7 @@ class TraceContext(NamedTuple):
 
     def __repr__(self) -> str:
         given = zip(self._fields, self, NOTHING, strict=True)
-        return ", ".join(f"{n}={x!r}" for n, x, plain in given if x != plain) or "no surroundings"
+        return ", ".join(f"{n}={x!r}" for n, x, plain in given if x != plain) or "no context"
 
 
 NOTHING = TraceContext()
@@ -65,10 +65,10 @@ def key() -> TraceContext:
     return _thread.ctx
 
 
-def restore(surroundings: TraceContext) -> TraceContext:
+def restore(ctx: TraceContext) -> TraceContext:
     """Restore a context that `key` returned; returns the previous one."""
     before = _thread.ctx
-    _thread.ctx = surroundings
+    _thread.ctx = ctx
     _note_whether_plain()
     return before
 
@@ -224,7 +224,7 @@ def recompiled() -> Recompiled | None:
 
 
 def context_key() -> Hashable:
-    """Global settings of torch, and surroundings, that change what is traced."""
+    """The settings of torch, and the context, that a trace depends on."""
     found: Hashable = torch.get_default_dtype()
     if torch._C._is_any_autocast_enabled():
         for kind in device.AUTOCAST:
@@ -242,14 +242,14 @@ Modes: TypeAlias = tuple[torch.dtype, str | None]
 
 
 def plain_modes() -> Modes | None:
-    """What `context_key` consists of, if nothing unusual surrounds a call; else None."""
+    """The parts of `context_key` if all other settings have their defaults; else None."""
     found = _dtype(), _backend
     return found if are_plain(found) else None
 
 
-def are_plain(context_key: Modes) -> bool:
+def are_plain(modes: Modes) -> bool:
     """Whether `plain_modes` are these."""
-    dtype, backend = context_key
+    dtype, backend = modes
     return (
         _thread.is_plain
         and not any(_HOOKS)

@@ -193,7 +193,7 @@ class TracedProgram:
         self.has_rule = False  # whether a custom_vjp function is called in it, once it is traced
         self.defined_at: Location | None = None
         self._derived = derived  # A derived program has no captures.
-        self._around = ambient.key()  # also for tracing it again elsewhere
+        self._ctx = ambient.key()  # also for tracing it again elsewhere
         self._outputs: tuple[Aval, ...] = ()
         self._lowering: HloProgram | None = None
         self._memo: Memo = {}
@@ -292,7 +292,7 @@ class TracedProgram:
         return Joint(self, lowering, n, self._outputs, cts, positions, unread)
 
     def _open(self) -> Trace:
-        return Trace(self.name, self._traced or self._derived, self.defined_at, self._around)
+        return Trace(self.name, self._traced or self._derived, self.defined_at, self._ctx)
 
     def _run(
         self, trace: Trace, wrt: tuple[bool, ...]
@@ -330,7 +330,7 @@ class TracedProgram:
     def related(self, name: str, fn: Flat, avals: Sequence[Aval]) -> TracedProgram:
         """A program without captures, with the same surroundings."""
         program = TracedProgram(name, fn, avals, derived=True)
-        program._around = self._around
+        program._ctx = self._ctx
         return program
 
     def pullback(self, wrt: tuple[int, ...], cts: tuple[int, ...]) -> TracedProgram:

@@ -156,7 +156,7 @@ class Mode(TorchFunctionMode):
             out = empty_reductions.reduce(func, args, kwargs) if plan.reduces else NotImplemented
             if out is NotImplemented:
                 run = plan.run
-                if func is torch.autograd.grad and trace.around.region is not None:
+                if func is torch.autograd.grad and trace.ctx.region is not None:
                     run = _grad_here() or run
                 call = write_into if writes and kwargs.get("out") is not None else _run
                 if plan.keeps_shape and args:
@@ -176,7 +176,7 @@ class Mode(TorchFunctionMode):
                 if refusal is error:
                     raise
             raise refusal from error
-        if plan.is_like and trace.around.region is not None:
+        if plan.is_like and trace.ctx.region is not None:
             out = regions.like(out, args[0] if args else kwargs["input"])
         if trace.batching.is_open and kind is not Kind.IN_PLACE:
             trace.batching.note(out, plan.run, args, kwargs)

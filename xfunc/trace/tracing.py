@@ -206,7 +206,7 @@ class Trace:
         substitutes: the substitutes of tensors, by the tensors' ids, and the tensors.
         made: the values made.
         lent: the values that NumPy has stand-ins for: see `xfunc.trace.array_operands`.
-        around: its context: the mesh in use, the manual region, and so on.
+        ctx: its context: the mesh in use, the manual region, and so on.
         mode: the mode that sees the calls; entered again where torch leaves it to call Python.
         stamps: records in the HLO where values were made, once the trace is open.
     """
@@ -216,10 +216,10 @@ class Trace:
         name: str,
         frozen_captures: bool = False,
         defined_at: Location | None = None,
-        around: ambient.TraceContext = ambient.NOTHING,
+        ctx: ambient.TraceContext = ambient.NOTHING,
     ):
         self.name, self._defined_at = name, defined_at
-        self.around = around
+        self.ctx = ctx
         self.captures: list[torch.Tensor] = []
         self.lent: list[torch.Tensor] = []
         self.capture_inputs: list[torch.Tensor] = []
@@ -257,7 +257,7 @@ class Trace:
                 stack.enter_context(drawing)
             stack.enter_context(global_flags.no_saved_tensors_hooks())
             stack.enter_context(functorch.bottom_level())
-            stack.callback(ambient.restore, ambient.restore(self.around))
+            stack.callback(ambient.restore, ambient.restore(self.ctx))
             # A backward pass may trace, in the thread of a `disable_jit`, which is not about it.
             stack.enter_context(disable_jit(False))
             stack.enter_context(torch.inference_mode(False))
