@@ -1,9 +1,9 @@
 """Which values to keep for the backward pass: the choice as a graph problem, and its solutions.
 
 A `CutProblem` holds the forward values of a joint program. A value that the backward pass needs is
-there already (`at_hand`), is kept, or is recomputed; a recomputed value needs its operands in turn.
-Keeping costs bytes, recomputing costs seconds, once per node. Three questions are answered, each
-exactly:
+there already (`available`), is kept, or is recomputed; a recomputed value needs its operands in
+turn. Keeping costs bytes, recomputing costs seconds, once per node. Three questions are answered,
+each exactly:
 
 ==================  ==========================================================================
 `least`             the fewest bytes
@@ -59,7 +59,7 @@ class Node:
     bytes: int
     seconds: float
     operands: tuple[int, ...]
-    at_hand: bool = False
+    available: bool = False
     keepable: bool = True
     recomputable: bool = True
     heavy: bool = False
@@ -166,7 +166,7 @@ def recomputed(problem: CutProblem, kept: Collection[int]) -> tuple[int, ...]:
     wanted = set(problem.needed)
     found: list[int] = []
     for n in reversed(problem.nodes):  # Users come first.
-        if n.id in wanted and n.id not in kept and not n.at_hand:
+        if n.id in wanted and n.id not in kept and not n.available:
             if not n.recomputable:
                 raise NoPlan(n.id)
             found.append(n.id)
@@ -188,7 +188,7 @@ def verify(problem: CutProblem, plan: Plan, budget_bytes: int | None = None) -> 
         raise ValueError(str(e)) from None
     used = {o for v in again for o in nodes[v].operands}.union(problem.needed)
     for v in plan.kept:
-        if nodes[v].at_hand or not nodes[v].keepable:
+        if nodes[v].available or not nodes[v].keepable:
             raise ValueError(f"node {v} may not be kept")
         if v not in used:
             raise ValueError(f"node {v} is kept for nothing")
@@ -205,7 +205,7 @@ def _forced(problem: CutProblem) -> set[int]:
     used = set(problem.needed)
     found: set[int] = set()
     for n in reversed(problem.nodes):
-        if n.id in used and not n.keepable and not n.at_hand:
+        if n.id in used and not n.keepable and not n.available:
             found.add(n.id)
             used.update(n.operands)
     return found

@@ -82,9 +82,9 @@ def reduce(problem: CutProblem, budget: int | None) -> Core:
         if n.id not in wanted:
             continue
         size = n.bytes if n.keepable and (budget is None or n.bytes <= budget) else None
-        if n.at_hand or size == 0:
+        if n.available or size == 0:
             stands_for[n.id] = set()
-            if not n.at_hand:
+            if not n.available:
                 kept.add(n.id)
             continue
         ticks = None
@@ -177,7 +177,7 @@ def _wanted(problem: CutProblem) -> set[int]:
     """Ids of the nodes that the backward pass may need."""
     wanted = set(problem.needed)
     for n in reversed(problem.nodes):
-        if n.id in wanted and n.recomputable and not n.at_hand:
+        if n.id in wanted and n.recomputable and not n.available:
             wanted.update(n.operands)
     return wanted
 

@@ -43,7 +43,7 @@ class JointGraph:
     gradients: tuple[Node, ...]
     backward: frozenset[Node]
     varies: frozenset[Node]
-    at_hand: frozenset[Node]
+    available: frozenset[Node]
     steps: int
 
     @property
@@ -147,7 +147,7 @@ def joint_graph(
     graph = _without_ties(graph, is_for_a_tie)
     backward = _backward(graph, params, n_inputs)
     varies = _depending(graph, (n for n, k in params.items() if k not in invariant))
-    at_hand = {n for n, k in params.items() if k not in unavailable and n not in backward}
+    available = {n for n, k in params.items() if k not in unavailable and n not in backward}
     return JointGraph(
         graph,
         params,
@@ -155,7 +155,7 @@ def joint_graph(
         graph.outputs[n_outputs:],
         frozenset(backward),
         frozenset(varies),
-        frozenset(at_hand),
+        frozenset(available),
         steps,
     )
 

@@ -94,7 +94,7 @@ def cut_problem(graph: JointGraph) -> CutProblem:
             n.bytes,
             0.0 if n.opcode in opcodes.FREE or not again else roofline(known[n]),
             tuple(dict.fromkeys(places[o] for o in n.operands)),
-            at_hand=n in graph.at_hand or n not in graph.varies,
+            available=n in graph.available or n not in graph.varies,
             keepable=not is_several(n),
             recomputable=not (n in graph.params or n in graph.once or n in graph.exchanged),
             heavy=again and is_heavy(n),

@@ -29,5 +29,5 @@ class Offloaded(GraphPolicy):
             kept = self.policy.choose(graph)
         else:
             kept = frozenset(n for n in arrays if self.policy(n))
-        states = graph.params.keys() - graph.at_hand
+        states = graph.params.keys() - graph.available
         return frozenset(n for n in arrays if n in kept or n in states)

@@ -43,7 +43,7 @@ def choose(graph: JointGraph, policy: Policy) -> Kept:
         return policy(n)
 
     def is_missing(n: Node) -> bool:
-        return n in graph.varies and n not in graph.at_hand and n not in kept
+        return n in graph.varies and n not in graph.available and n not in kept
 
     def is_free(n: Node) -> bool:
         """Whether recomputing costs nothing and keeps no more bytes than keeping it would."""
@@ -64,7 +64,7 @@ def choose(graph: JointGraph, policy: Policy) -> Kept:
             needed.update(n.operands)
             continue
         if n in graph.params:
-            if n not in graph.at_hand:
+            if n not in graph.available:
                 found = answer(n)
                 kept[n] = found if isinstance(found, Offload) else None
             continue
