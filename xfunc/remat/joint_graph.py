@@ -64,7 +64,7 @@ class JointGraph:
         return tuple(n for n in forward if n in behind)
 
     @functools.cached_property
-    def once(self) -> set[Node]:
+    def must_save(self) -> set[Node]:
         """Forward values that must not be recomputed, and the elements of several such.
 
         Ties may be recomputed: they only state how values are sharded. So may what devices send

@@ -96,7 +96,7 @@ def cut_problem(graph: JointGraph) -> CutProblem:
             tuple(dict.fromkeys(places[o] for o in n.operands)),
             available=n in graph.available or n not in graph.varies,
             keepable=not is_several(n),
-            recomputable=not (n in graph.params or n in graph.once or n in graph.exchanged),
+            recomputable=not (n in graph.params or n in graph.must_save or n in graph.exchanged),
             heavy=again and is_heavy(n),
         )
 

@@ -68,7 +68,7 @@ def choose(graph: JointGraph, policy: Policy) -> Kept:
                 found = answer(n)
                 kept[n] = found if isinstance(found, Offload) else None
             continue
-        if n in graph.once and not is_several(n):
+        if n in graph.must_save and not is_several(n):
             kept[n] = None
             continue
         found = answer(n) if n in graph.varies else False
