@@ -30,7 +30,7 @@ def run_donating(
     Raises:
         ValueError: a donated tensor occurs twice.
     """
-    if not run.finds_clashes:
+    if not run.rejects_aliased_donation:
         check_given_once(flat, donated, name)
     outputs = run([flat[i] for i in run.inputs] if given is None else given)
     run.take_over([flat[i] for i in donated])

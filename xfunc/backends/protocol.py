@@ -30,7 +30,7 @@ class Executable(Protocol):
     """
 
     inputs: tuple[int, ...]
-    finds_clashes: bool
+    rejects_aliased_donation: bool
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on tensors that the runtime holds: those flat inputs that `inputs` lists."""

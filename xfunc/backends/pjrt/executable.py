@@ -64,7 +64,7 @@ class Executable:
         mesh: of the module's shardings, if they are written for Shardy.
     """
 
-    finds_clashes = True
+    rejects_aliased_donation = True
 
     def __init__(
         self,

@@ -54,7 +54,7 @@ class Executable:
     """
 
     inputs: tuple[int, ...] = ()
-    finds_clashes = False
+    rejects_aliased_donation = False
 
     def __init__(
         self,
