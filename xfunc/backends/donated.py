@@ -33,7 +33,7 @@ def run_donating(
     if not run.rejects_aliased_donation:
         check_given_once(flat, donated, name)
     outputs = run([flat[i] for i in run.inputs] if given is None else given)
-    run.take_over([flat[i] for i in donated])
+    run.mark_donated([flat[i] for i in donated])
     return outputs
 
 
@@ -55,7 +55,7 @@ def fail_given_twice(name: str) -> NoReturn:
     )
 
 
-def take_over(tensors: Iterable[torch.Tensor]) -> None:
+def mark_donated(tensors: Iterable[torch.Tensor]) -> None:
     """Make tensors unusable, if they are plain tensors."""
     for t in tensors:
         if type(t) is torch.Tensor:

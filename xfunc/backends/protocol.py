@@ -36,7 +36,7 @@ class Executable(Protocol):
         """Run on tensors that the runtime holds: those flat inputs that `inputs` lists."""
         ...
 
-    def take_over(self, tensors: Sequence[torch.Tensor], /) -> None:
+    def mark_donated(self, tensors: Sequence[torch.Tensor], /) -> None:
         """Make the donated ones among them unusable, after a call."""
         ...
 

@@ -83,7 +83,7 @@ class Entry:
         """Call the program with tensors on the device, outside any trace.
 
         Where the result is going to be inspected, with the arguments, the donated ones are left
-        to `take_over`.
+        to `mark_donated`.
         """
         if lock.is_shared and lock.is_held_here():
             with lock.let_go():
@@ -127,12 +127,12 @@ class Entry:
         lowering = self.program.lowering
         return lowering.executable(donated, where.placements(flat), self.compiler)
 
-    def take_over(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> None:
+    def mark_donated(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> None:
         """Make the donated arguments of a `run` unusable, once its result has been inspected."""
         flat = self.inputs(leaves, held)
         if self.donated and self.program.outputs and not _is_differentiated(flat):
             executable = self._executable(active.runtime(), flat, frozenset())
-            executable.take_over([leaves[i] for i in self.donated])
+            executable.mark_donated([leaves[i] for i in self.donated])
 
 
 def _is_differentiated(flat: Sequence[torch.Tensor]) -> bool:

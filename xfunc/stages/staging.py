@@ -353,7 +353,7 @@ def inspected(
     """
     if (inspect := ambient.inspector()) is not None:
         inspect(staged.name, options.call or staged.fun, args, kwargs, result)
-        entry.take_over(leaves, held)
+        entry.mark_donated(leaves, held)
 
 
 def first_run(

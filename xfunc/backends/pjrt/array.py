@@ -206,7 +206,7 @@ class Array(torch.Tensor):
     def _is_donated(self) -> bool:
         return not (hasattr(self, "_jax_array") or hasattr(self, "_looked_at"))
 
-    def take_over(self) -> None:
+    def mark_donated(self) -> None:
         """Be unusable, as a program has taken the buffer over."""
         for name in ("_jax_array", "_looked_at"):
             with contextlib.suppress(AttributeError):

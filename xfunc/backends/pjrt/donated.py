@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xfunc.backends.donated import take_over
+from xfunc.backends.donated import mark_donated
 from xfunc.backends.pjrt.array import Array, makers
 from xfunc.core.avals import AvalKey
 
@@ -42,7 +42,7 @@ class Results:
         self._spare: list[tuple[list[Array], list[int | None]]] = []
         self._given: tuple[tuple[AvalKey, ...], list[int | None]] = (), []
 
-    def take_over(self, tensors: Sequence[Any]) -> None:
+    def mark_donated(self, tensors: Sequence[Any]) -> None:
         """Make tensors unusable whose buffers the program has taken over."""
         try:
             for t in tensors:
@@ -50,8 +50,8 @@ class Results:
         except AttributeError:  # Some have been looked at: see NOTE [untouched].
             for t in tensors:
                 if type(t) is Array:
-                    t.take_over()
-            take_over(tensors)
+                    t.mark_donated()
+            mark_donated(tensors)
             return
         if _are_noted(tensors):  # What holds them, and what they hold, is to end with them.
             return

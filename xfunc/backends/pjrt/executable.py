@@ -89,7 +89,7 @@ class Executable:
             check_results(name, results)
             check_maps(name, "call xf.clear_caches() now and then")
         made = Results([(torch.Size(a.shape), a.dtype) for a in results])
-        self._tensors, self.take_over = made.tensors, made.take_over
+        self._tensors, self.mark_donated = made.tensors, made.mark_donated
         where = [sharding(p) if mesh is None else sharding_on(mesh, p) for p in placements]
         # On the only device too: if some arrays lay nowhere in particular, as without this the
         # results of some releases do and of others do not, JAX would compile for both kinds.

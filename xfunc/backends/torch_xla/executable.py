@@ -115,7 +115,7 @@ class Executable:
         if self._calls_host:
             self._launch = _run_to_its_end
 
-    take_over = staticmethod(donated.take_over)
+    mark_donated = staticmethod(donated.mark_donated)
 
     def optimised(self) -> CompilerOutput | None:
         """XLA's analysis of the program; None if the device's client does not provide it."""
