@@ -21,8 +21,8 @@ from xfunc.backends.torch_xla import analysis
 from xfunc.backends.torch_xla.runtime import (
     block,
     device_count,
+    materialize,
     placeholder,
-    settle,
     settle_all,
     switched,
     user_computation,
@@ -136,7 +136,7 @@ class Executable:
     ) -> list[torch.Tensor]:
         message = str(error)
         if "pending ir" in message:  # Inputs made by lazy torch_xla operations.
-            settle(inputs)
+            materialize(inputs)
         elif "HasValue()" in message:
             fail(
                 UnsupportedOpError,

@@ -51,7 +51,7 @@ def placements_of(tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ..
     X = runtime.xla()
     flat = list(tensors)
     if any(X._check_tensor_need_materialization(flat)):
-        runtime.settle(flat)
+        runtime.materialize(flat)
     return tuple(map(read, X._get_xla_sharding_specs(flat)))
 
 

@@ -195,7 +195,7 @@ def user_computation(
     return xla()._xla_user_computation(f"xfunc::{name}", list(inputs), computation)
 
 
-def settle(tensors: Sequence[torch.Tensor]) -> None:
+def materialize(tensors: Sequence[torch.Tensor]) -> None:
     """Give data to lazy tensors whose computation is still pending."""
     wait()
     xla()._xla_sync_multi(list(tensors), [str(device())], True, True)
