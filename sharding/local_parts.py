@@ -131,5 +131,5 @@ def assemble(parts: Mapping[Start, torch.Tensor], target: Target) -> torch.Tenso
             shards = [parts[start] for start, _ in boxes]
             found = runtime().from_shards(shards, target.placement, target.shape)
     if target.sharding is not None:
-        placement.remember(found, target.sharding)
+        placement.record_sharding(found, target.sharding)
     return found

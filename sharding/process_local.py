@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from xfunc.backends import processes
-from xfunc.backends.placement import placement_of, remember
+from xfunc.backends.placement import placement_of, record_sharding
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.sharding.local_parts import Target, assemble
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape, resolve_sharding
@@ -76,7 +76,7 @@ def make_array_from_process_local_data(
         index = tuple(slice(i * n, (i + 1) * n) for i, n in zip(at, size, strict=True))
         parts[box] = data[index]
     found = assemble(parts, target)
-    remember(found, given)
+    record_sharding(found, given)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overloa
 import torch
 
 from xfunc import tree
-from xfunc.backends.placement import remember
+from xfunc.backends.placement import record_sharding
 from xfunc.cache.programs import CacheInfo
 from xfunc.core import ambient
 from xfunc.core.locations import function_name
@@ -313,7 +313,7 @@ class Jit(Transform[P, R]):
                 isinstance(s, NamedSharding) and s.divides(tuple(x.shape))
             )
             if s is not None and fits:
-                remember(x, s)
+                record_sharding(x, s)
         return result
 
     def _donated_leaves(

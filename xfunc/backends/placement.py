@@ -103,7 +103,7 @@ def shard(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
                     "only for lowering.",
                 )
             found = where.put(tensor.detach(), placement_of(tiles))
-    remember(found, sharding)
+    record_sharding(found, sharding)
     return found
 
 
@@ -132,7 +132,7 @@ def as_argument(x: Leaf, sharding: Sharding, function: str, label: str) -> Leaf:
 _noted: WeakTable[Any] = WeakTable()  # shardings, and meshes
 
 
-def remember(tensor: torch.Tensor, sharding: object) -> None:
+def record_sharding(tensor: torch.Tensor, sharding: object) -> None:
     """Record how a tensor was sharded: a sharding, or the mesh of one."""
     # Not as an attribute, which torch.save would write.
     _noted[tensor] = sharding
@@ -167,5 +167,5 @@ def hand_on_mesh(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
         if known is not None:
             mesh = getattr(known, "mesh", known)
             for o in outputs:
-                remember(o, mesh)
+                record_sharding(o, mesh)
             return
