@@ -90,7 +90,7 @@ def target_of(tensor: torch.Tensor) -> Target:
         return Target(shape, dtype)
     with lock:
         (where,) = runtime().placements_of([tensor])
-    return Target(shape, dtype, False, where, placement.remembered(tensor))
+    return Target(shape, dtype, False, where, placement.recorded_sharding(tensor))
 
 
 def fetch(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:

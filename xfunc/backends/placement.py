@@ -138,14 +138,14 @@ def record_sharding(tensor: torch.Tensor, sharding: object) -> None:
     _noted[tensor] = sharding
 
 
-def remembered(tensor: torch.Tensor) -> Any:
+def recorded_sharding(tensor: torch.Tensor) -> Any:
     """The record of a tensor; in-place changes do not affect it."""
     return _noted.get(tensor)
 
 
 def known_sharding(tensor: torch.Tensor) -> Sharding | None:
     """The sharding recorded for a tensor, if it still has that placement."""
-    known = remembered(tensor)
+    known = recorded_sharding(tensor)
     if known is None or not hasattr(known, "tiles"):
         return None
     where = runtime()
@@ -163,7 +163,7 @@ def known_sharding(tensor: torch.Tensor) -> Sharding | None:
 def hand_on_mesh(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
     """Record for the results of a program the mesh of its inputs."""
     for t in inputs:
-        known = remembered(t)
+        known = recorded_sharding(t)
         if known is not None:
             mesh = getattr(known, "mesh", known)
             for o in outputs:
