@@ -186,7 +186,7 @@ class Mode(TorchFunctionMode):
             if plan.makes_value:
                 trace.stamps.stamp(out, frame)
             if plan.makes_value or out not in trace.made:
-                trace.made.remember(out, func, frame)
+                trace.made.register(out, func, frame)
             trace.known.follow(kind, func, args, kwargs, out)
         elif isinstance(out, (tuple, list)):
             frame = sys._getframe(2)
@@ -195,7 +195,7 @@ class Mode(TorchFunctionMode):
                 if isinstance(o, torch.Tensor):
                     if not stamped:
                         trace.stamps.stamp(o, frame)
-                    trace.made.remember(o, func, frame)
+                    trace.made.register(o, func, frame)
         if kind is Kind.FOREIGN:
             check_derivative(func, args, kwargs, out, trace.name)
             trace.check_unmutated(func)

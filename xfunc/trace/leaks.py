@@ -114,7 +114,7 @@ class TracedValues:
     """The values made in a trace.
 
     Attributes:
-        entries: by the id of a value, what `remember` was given.
+        entries: by the id of a value, what `register` was given.
     """
 
     def __init__(self, name: str, defined_at: Location | None):
@@ -125,7 +125,7 @@ class TracedValues:
         self._cached: list[object] = []
         self._has_owner = True  # of a value that outlives the trace, as far as is known
 
-    def remember(self, tensor: torch.Tensor, func: object, frame: types.FrameType) -> None:
+    def register(self, tensor: torch.Tensor, func: object, frame: types.FrameType) -> None:
         """Note that a torch function (or None), called in a frame, made a value."""
         # This runs for each traced operation, so it neither walks frames nor counts lines.
         self.entries[id(tensor)] = (weakref.ref(tensor), func, frame.f_code, frame.f_lasti)

@@ -42,7 +42,7 @@ def special(
     if (body := NEW.get(func)) is not None:
         with trace.mode:
             made = body(*args, **kwargs)
-        trace.made.remember(made, func, sys._getframe(3))  # of who called __torch_function__
+        trace.made.register(made, func, sys._getframe(3))  # of who called __torch_function__
         return True, made
     name = operation_name(func)
     tensors = [t for t in tensors_in(args, kwargs) if _is_traced(trace, t)]
@@ -249,7 +249,7 @@ def _make_literal(
         trace.has_float8 |= value.dtype in FLOAT8
         out = literal(value)
     trace.known.put(out, value)
-    trace.made.remember(out, func, sys._getframe(4))  # of who called __torch_function__
+    trace.made.register(out, func, sys._getframe(4))  # of who called __torch_function__
     return True, out
 
 

@@ -324,7 +324,7 @@ class Trace:
             view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
             number, version = recorder.tensor_id(view), view._version
         self._placeholders.append((raw, view, version, label, number))
-        self.made.remember(view, None, sys._getframe(1))
+        self.made.register(view, None, sys._getframe(1))
         return view
 
     def raw_inputs(self) -> list[torch.Tensor]:
@@ -372,7 +372,7 @@ class Trace:
             with torch._C.DisableTorchFunction():
                 found = list(map(func, values))
             for x in found:
-                self.made.remember(x, func, frame)
+                self.made.register(x, func, frame)
         with torch._C.DisableTorchFunction():
             return [x.requires_grad_() for x in found] if tracked else found
 
@@ -483,7 +483,7 @@ class Trace:
             for t in outputs:
                 if t not in self.made:
                     self.stamps.stamp(t, frame)
-                    self.made.remember(t, None, frame)
+                    self.made.register(t, None, frame)
                     self.has_float8 |= t.dtype in FLOAT8
 
     def is_input(self, tensor: torch.Tensor) -> bool:
