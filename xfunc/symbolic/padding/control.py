@@ -31,7 +31,7 @@ from xfunc.symbolic.padding.states import (
     varies,
     whole,
 )
-from xfunc.symbolic.padding.values import Inexact, Movers, PaddedValue, State
+from xfunc.symbolic.padding.values import Inexact, PaddedValue, Relayout, State
 from xfunc.symbolic.polynomial import Polynomial, Size
 
 _RULES = {
@@ -204,7 +204,7 @@ class _Body:
         named = dict(zip(whole.names, sizes, strict=True))
         self.emit = Emitter(whole.ids, named, whole.made)
         self.emit.instructions += made
-        self.movers = Movers(self.emit, whole.symbolic, whole.divided)
+        self.movers = Relayout(self.emit, whole.symbolic, whole.divided)
         if is_region(c.proto):
             self.sizes_inside = regions.sizes_inside(self.emit, sizes)
 

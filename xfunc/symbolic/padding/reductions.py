@@ -8,7 +8,7 @@ from xfunc.hlo import Instruction
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.shape import Shape
 from xfunc.symbolic.padding.rules import UNSIGNED, Rule, is_float, result, results
-from xfunc.symbolic.padding.values import Line, Movers, PaddedValue, State
+from xfunc.symbolic.padding.values import Line, PaddedValue, Relayout, State
 
 
 def neutral(opcode: str, element_type: int) -> float | None:
@@ -47,7 +47,7 @@ def applied(i: Instruction) -> str:
     return root.opcode
 
 
-def reduce(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+def reduce(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     """The operand is padded with the neutral element."""
     half = len(operands) // 2
     over = list(i.proto.dimensions)
@@ -79,7 +79,7 @@ def _holds(x: PaddedValue, d: int, fill: float) -> bool:
     return x.fills.get(d) == fill
 
 
-def dot(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def dot(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Contracted dimensions are padded with 0 in both operands."""
     a, b = operands
     numbers = i.proto.dot_dimension_numbers

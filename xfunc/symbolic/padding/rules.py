@@ -13,10 +13,10 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.symbolic.numbers import scalar_of
 from xfunc.symbolic.padding.emit import S64
 from xfunc.symbolic.padding.layouts import MaybeLayout, own
-from xfunc.symbolic.padding.values import Inexact, Movers, PaddedValue, State
+from xfunc.symbolic.padding.values import Inexact, PaddedValue, Relayout, State
 from xfunc.symbolic.polynomial import Polynomial, Ratio, Size
 
-Rule = Callable[[Movers, Instruction, list[PaddedValue]], State]
+Rule = Callable[[Relayout, Instruction, list[PaddedValue]], State]
 
 ELEMENTWISE = frozenset(
     "abs add and atan2 cbrt ceil clamp compare complex convert copy cosine count-leading-zeros "
@@ -31,7 +31,7 @@ ELEMENTWISE = frozenset(
 LIGHT = ELEMENTWISE | {"constant", "iota", "broadcast", "reshape", "transpose"}
 
 
-def remade(m: Movers, i: Instruction, operands: Sequence[int]) -> int:
+def remade(m: Relayout, i: Instruction, operands: Sequence[int]) -> int:
     """The instruction itself, with other operands."""
     made = pb.HloInstructionProto()
     made.CopyFrom(i.proto)
@@ -43,7 +43,7 @@ def remade(m: Movers, i: Instruction, operands: Sequence[int]) -> int:
 
 
 def result(
-    m: Movers,
+    m: Relayout,
     i: Instruction,
     operands: Sequence[int],
     layouts: Sequence[MaybeLayout],
@@ -64,7 +64,7 @@ def result(
 
 
 def results(
-    m: Movers,
+    m: Relayout,
     i: Instruction,
     ids: Sequence[int],
     layouts: Sequence[MaybeLayout],
@@ -87,7 +87,7 @@ def results(
 # -- constants ------------------------------------------------------------------------------------
 
 
-def constant(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def constant(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """A number computed from the actual sizes, where it depends on them."""
     kind = i.shape.element_type
     value = m.symbolic.literal(i)
@@ -111,7 +111,7 @@ def constant(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedVa
     return result(m, i, (), layouts, const=number)
 
 
-def iota(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def iota(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """It counts from the first element, whatever the sizes."""
     layouts: list[MaybeLayout] = [None] * len(i.shape.dims)
     k = i.proto.dimensions[0]
@@ -119,7 +119,7 @@ def iota(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     return result(m, i, (), layouts)
 
 
-def broadcast(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def broadcast(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """The result is uniform along the new dimensions."""
     (x,) = operands
     layouts: list[MaybeLayout] = [None] * len(i.shape.dims)
@@ -157,7 +157,7 @@ _KNOWN: dict[str, Callable[..., Any]] = {
 _SIMPLE = (0, 1, -1, math.inf, -math.inf)  # common to the arithmetic of all types
 
 
-def elementwise(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def elementwise(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """All operands need the same layout."""
     dims, soft = i.shape.dims, _softened(m, i, operands)
     given = operands
@@ -203,7 +203,7 @@ def _zero_at(i: Instruction, operands: Sequence[PaddedValue]) -> float | None:
 
 
 def _zeroed(
-    m: Movers,
+    m: Relayout,
     i: Instruction,
     operands: Sequence[PaddedValue],
     found: PaddedValue,
@@ -217,7 +217,7 @@ def _zeroed(
     return dataclasses.replace(made, fills={**made.fills, **dict.fromkeys(over, 0.0)})
 
 
-def _softened(m: Movers, i: Instruction, operands: Sequence[PaddedValue]) -> dict[int, float]:
+def _softened(m: Relayout, i: Instruction, operands: Sequence[PaddedValue]) -> dict[int, float]:
     """What is known by NOTE [softmax] about the padding of an elementwise operation's result.
 
     NOTE [softmax]: with -inf in the padding, ``exp(x - max(x))`` has 0 there, unless the maximum is
@@ -244,7 +244,7 @@ def _softened(m: Movers, i: Instruction, operands: Sequence[PaddedValue]) -> dic
 
 
 def _note_softmax(
-    m: Movers, i: Instruction, operands: Sequence[PaddedValue], found: PaddedValue
+    m: Relayout, i: Instruction, operands: Sequence[PaddedValue], found: PaddedValue
 ) -> None:
     """Record how a value is made with 0 in whole lines; see NOTE [softmax]."""
     if not found.soft or i.opcode not in ("subtract", "exponential", "divide"):
@@ -295,8 +295,8 @@ def is_float(element_type: int) -> bool:
 # -- moves ----------------------------------------------------------------------------------------
 
 
-def reshape(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
-    """See `Movers.reshaped`."""
+def reshape(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+    """See `Relayout.reshaped`."""
     (x,) = operands
     found = m.reshaped(x, i, i.shape.dims, m.symbolic.dims(i))
     line = x.id in m.lines and m.lines[x.id].reshaped(x.dims, found.dims)
@@ -305,7 +305,7 @@ def reshape(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedVal
     return found
 
 
-def transpose(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def transpose(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """The dimensions in another order."""
     (x,) = operands
     order = list(i.proto.dimensions)
@@ -318,7 +318,7 @@ def transpose(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedV
     )
 
 
-def reverse(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def reverse(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """The padding would move to the front, so positions are computed."""
     (x,) = operands
     turned = []
@@ -347,7 +347,7 @@ def reverse(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedVal
 def along(dims: Callable[[Instruction, list[PaddedValue]], Sequence[int]]) -> Rule:
     """A rule for operations that are exact unless one of these dimensions is padded."""
 
-    def rule(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+    def rule(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
         for d in dims(i, operands):
             if any(x.padded(d) for x in operands):
                 raise Inexact(f"{i.opcode} along a dimension of size {operands[0].sizes[d]}", i)
@@ -361,7 +361,7 @@ def _last(n: int) -> Callable[[Instruction, list[PaddedValue]], Sequence[int]]:
     return lambda i, operands: range(len(operands[0].dims) - n, len(operands[0].dims))
 
 
-def fft(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+def fft(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     """Exact along dimensions that are not transformed."""
     n = len(i.proto.fft_length)
     (x,) = operands
@@ -371,7 +371,7 @@ def fft(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
     return result(m, i, [x.id], [*x.layouts[:-n], *(own(k, k) for k in i.shape.dims[-n:])])
 
 
-def triangular_solve(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+def triangular_solve(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     """Exact for batches of matrices of one size."""
     a, b = operands
     n = len(a.dims)
@@ -383,7 +383,7 @@ def triangular_solve(m: Movers, i: Instruction, operands: list[PaddedValue]) -> 
     return result(m, i, [a.id, b.id], [p or q for p, q in zip(a.layouts, b.layouts, strict=True)])
 
 
-def bitcast_convert(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+def bitcast_convert(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     """Element by element between dtypes of one width; others have a dimension more or less."""
     if len(operands[0].dims) != len(i.shape.dims):
         raise Inexact("bitcast-convert between dtypes of different widths", i)

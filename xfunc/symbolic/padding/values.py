@@ -112,7 +112,7 @@ class _Move(NamedTuple):
     again: Callable[[PaddedValue], PaddedValue]
 
 
-class Movers:
+class Relayout:
     """Masks and moves of values in one computation.
 
     Args:
