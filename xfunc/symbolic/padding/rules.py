@@ -129,13 +129,13 @@ def broadcast(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> Padde
         if q in x.fills:
             fills[d] = x.fills[q]
     found = result(m, i, [x.id], layouts, fills, x.const)
-    soft = {d: x.soft[q] for q, d in enumerate(i.proto.dimensions) if q in x.soft}
+    nan_lines = {d: x.nan_lines[q] for q, d in enumerate(i.proto.dimensions) if q in x.nan_lines}
     if line := m.lines.get(x.id):
         at: list[int | None] = [None] * len(i.shape.dims)
         for q, d in enumerate(i.proto.dimensions):
             at[d] = line.at[q]
         m.lines[found.id] = line._replace(at=tuple(at))
-    return dataclasses.replace(found, soft=soft)
+    return dataclasses.replace(found, nan_lines=nan_lines)
 
 
 # -- element by element ---------------------------------------------------------------------------
@@ -159,9 +159,9 @@ _SIMPLE = (0, 1, -1, math.inf, -math.inf)  # common to the arithmetic of all typ
 
 def elementwise(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """All operands need the same layout."""
-    dims, soft = i.shape.dims, _softened(m, i, operands)
+    dims, nan_lines = i.shape.dims, _softened(m, i, operands)
     given = operands
-    if i.opcode == "subtract" and soft:
+    if i.opcode == "subtract" and nan_lines:
         operands = [m.lines[operands[1].id].masked, operands[1]]
     arrays = [x for x in operands if x.dims == dims]
     moved, layouts = m.alike(arrays)
@@ -175,10 +175,12 @@ def elementwise(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> Pad
             fills[d] = value
     const = _known(i, [x.const for x in operands])
     found = result(m, i, [x.id for x in operands], layouts, fills, const)
-    found = dataclasses.replace(found, soft={d: v for d, v in soft.items() if d not in fills})
+    found = dataclasses.replace(
+        found, nan_lines={d: v for d, v in nan_lines.items() if d not in fills}
+    )
     _note_softmax(m, i, given, found)
     zero = _zero_at(i, operands)
-    if zero is not None and not found.soft:
+    if zero is not None and not found.nan_lines:
         m.pushed[found.id] = functools.partial(_zeroed, m, i, operands, found, zero)
     return found
 
@@ -230,7 +232,7 @@ def _softened(m: Relayout, i: Instruction, operands: Sequence[PaddedValue]) -> d
     """
     first, *others = operands
     if not others and i.opcode in ("exponential", "convert", "copy"):
-        known = {d: _known(i, [v]) for d, v in first.soft.items()}
+        known = {d: _known(i, [v]) for d, v in first.nan_lines.items()}
         both = is_float(first.element_type) and is_float(i.shape.element_type)
         return {d: v for d, v in known.items() if v is not None and both}
     line = m.lines.get(others[0].id) if len(others) == 1 else None
@@ -240,20 +242,20 @@ def _softened(m: Relayout, i: Instruction, operands: Sequence[PaddedValue]) -> d
         return {line.along: -math.inf} if line.masked.fills.get(line.along) == -math.inf else {}
     # An exponential, which is never negative.
     of_sum = (i.opcode, line.opcode) == ("divide", "add") and first.id in m.pushed
-    return {line.along: 0.0} if of_sum and first.soft.get(line.along) == 0 else {}
+    return {line.along: 0.0} if of_sum and first.nan_lines.get(line.along) == 0 else {}
 
 
 def _note_softmax(
     m: Relayout, i: Instruction, operands: Sequence[PaddedValue], found: PaddedValue
 ) -> None:
     """Record how a value is made with 0 in whole lines; see NOTE [softmax]."""
-    if not found.soft or i.opcode not in ("subtract", "exponential", "divide"):
+    if not found.nan_lines or i.opcode not in ("subtract", "exponential", "divide"):
         return
     first, *others = operands
 
     def push(over: Sequence[int]) -> PaddedValue:
         if i.opcode == "subtract":
-            x = m.masked(first, [*found.soft, *over], -math.inf)
+            x = m.masked(first, [*found.nan_lines, *over], -math.inf)
             made = elementwise(m, i, [x, m.masked(others[0], over, 0)])
         elif i.opcode == "exponential":
             made = elementwise(m, i, [source(over)])
@@ -261,7 +263,7 @@ def _note_softmax(
             made = elementwise(m, i, [source(over), m.masked(others[0], over, 1)])
             made = dataclasses.replace(made, fills=dict.fromkeys(over, 0.0))
         m.emit.note_instead(found.id, made.id)
-        return dataclasses.replace(made, soft=found.soft)
+        return dataclasses.replace(made, nan_lines=found.nan_lines)
 
     source = m.pushed.get(first.id, push)
     if i.opcode == "subtract" or source is not push:
@@ -311,8 +313,8 @@ def transpose(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> Padde
     order = list(i.proto.dimensions)
     fills = {d: x.fills[q] for d, q in enumerate(order) if q in x.fills}
     found = result(m, i, [x.id], [x.layouts[q] for q in order], fills, x.const)
-    soft = {d: x.soft[q] for d, q in enumerate(order) if q in x.soft}
-    found = dataclasses.replace(found, soft=soft)
+    nan_lines = {d: x.nan_lines[q] for d, q in enumerate(order) if q in x.nan_lines}
+    found = dataclasses.replace(found, nan_lines=nan_lines)
     return m.note_move(
         found, x, lambda over: [order[d] for d in over], lambda y: transpose(m, i, [y])
     )
@@ -334,7 +336,7 @@ def reverse(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedV
         index = m.emit.binary("subtract", last, m.emit.iota(n), [n])
         index = m.emit.clamped(index, m.emit.number(n - 1), [n])
         kept = {k: v for k, v in x.fills.items() if k != d}
-        x = dataclasses.replace(x, id=m.take(x, d, index, n), fills=kept, soft={})
+        x = dataclasses.replace(x, id=m.take(x, d, index, n), fills=kept, nan_lines={})
     if not turned:
         return x
     id = m.emit.add("reverse", x.element_type, x.dims, [x.id], dimensions=turned)

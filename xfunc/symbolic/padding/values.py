@@ -53,7 +53,7 @@ class PaddedValue:
     layouts: tuple[MaybeLayout, ...]
     fills: Mapping[int, float] = dataclasses.field(default_factory=dict)
     const: float | None = None
-    soft: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    nan_lines: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
     def own(self, d: int) -> Layout:
         """The layout of a dimension; if uniform, one with the padding at its end."""
@@ -193,7 +193,7 @@ class Relayout:
         # A line without elements has none that is NaN.
         return (
             lines
-            and _same(x.soft.get(d), fill)
+            and _same(x.nan_lines.get(d), fill)
             and all(box.at_most(1, f.valid) is True for f in x.own(d))
         )
 
@@ -209,7 +209,7 @@ class Relayout:
             if all(self._holds(found, d, fill, lines) for d in over):
                 return found
         push = self.pushed.pop(x.id, None)
-        if push is not None and fill == 0 and x.soft.keys().isdisjoint(over):
+        if push is not None and fill == 0 and x.nan_lines.keys().isdisjoint(over):
             return push(over)
         return self._select(x, over, self.emit.number(fill, x.element_type), fill, after)
 
@@ -249,20 +249,20 @@ class Relayout:
             id = self.emit.add("select", x.element_type, x.dims, [mask, id, filling])
             selects.append(id)
         as_before = all(x.layouts[d] is not None for d in over)
-        known = (*x.fills.values(), *x.soft.values())
+        known = (*x.fills.values(), *x.nan_lines.values())
         stands_in = (
             fill is not None and after is None and as_before and all(_same(v, fill) for v in known)
         )
         self.emit.note_mask(x.id, selects, repr(fill) if stands_in else None)
-        fills, soft = (
+        fills, nan_lines = (
             {d: v for d, v in found.items() if fill is not None and _same(v, fill)}
-            for found in (x.fills, x.soft)
+            for found in (x.fills, x.nan_lines)
         )
         if fill is not None:
             fills |= dict.fromkeys(over, fill)
         layouts_now = tuple(layouts[d] if d in over else x.layouts[d] for d in range(len(x.dims)))
         return dataclasses.replace(
-            x, id=id, layouts=layouts_now, fills=fills, soft=soft, const=None
+            x, id=id, layouts=layouts_now, fills=fills, nan_lines=nan_lines, const=None
         )
 
     # -- moves --------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ class Relayout:
         groups = list(_groups(x, dims, sizes))
         layouts: list[MaybeLayout] = [None] * len(dims)
         fills: dict[int, float] = {}
-        soft: dict[int, float] = {}
+        nan_lines: dict[int, float] = {}
         moved: list[tuple[list[int], list[int], list[Layout]]] = []
         for old, new in groups:
             if all(x.layouts[d] is None for d in old):
@@ -382,8 +382,8 @@ class Relayout:
                 layouts[d] = layout
             if len(old) == len(new) == 1 and old[0] in x.fills:
                 fills[new[0]] = x.fills[old[0]]
-            if len(old) == len(new) == 1 and old[0] in x.soft:
-                soft[new[0]] = x.soft[old[0]]
+            if len(old) == len(new) == 1 and old[0] in x.nan_lines:
+                nan_lines[new[0]] = x.nan_lines[old[0]]
             values = {repr(x.fills.get(d)) for d in old if x.padded(d)}
             if len(values) == 1 and not moved and values != {"None"}:
                 value = next(x.fills[d] for d in old if x.padded(d))
@@ -397,7 +397,7 @@ class Relayout:
         )
         if moved:
             return found
-        found = dataclasses.replace(found, soft=soft)
+        found = dataclasses.replace(found, nan_lines=nan_lines)
 
         def back(over: Sequence[int]) -> list[int]:
             return [d for old, new in groups if not set(new).isdisjoint(over) for d in old]
