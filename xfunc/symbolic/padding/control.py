@@ -283,7 +283,9 @@ class _Body:
                 return regions.BORDERS[i.proto.custom_call_target](self.movers, i, arrays)
             is_said = i.proto.custom_call_target == SHARDING and not is_tie(i.proto)
             if opcode == "custom-call" and (is_said or is_placement(i)):
-                return result(self.movers, i, [arrays[0].id], arrays[0].layouts, arrays[0].fills)
+                return result(
+                    self.movers, i, [arrays[0].id], arrays[0].layouts, arrays[0].pad_values
+                )
         what = i.proto.custom_call_target or opcode
         raise Inexact(f"{what} of an array whose shape varies", i)
 

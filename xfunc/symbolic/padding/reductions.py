@@ -53,7 +53,7 @@ def reduce(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     over = list(i.proto.dimensions)
     arrays, _ = m.alike(operands[:half])
     opcode = applied(i) if half == 1 else ""
-    fills: dict[int, float] = {}
+    pad_values: dict[int, float] = {}
     for k, (x, start) in enumerate(zip(arrays, operands[half:], strict=True)):
         fill = neutral(opcode, x.element_type)
         if fill is None:
@@ -63,11 +63,11 @@ def reduce(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
             arrays[k] = m.masked(x, over, fill, lines=floats)
         kept = [d for d in range(len(x.dims)) if d not in over]
         if fill is not None and start.const == fill:
-            fills = {new: fill for new, d in enumerate(kept) if _holds(arrays[k], d, fill)}
+            pad_values = {new: fill for new, d in enumerate(kept) if _holds(arrays[k], d, fill)}
     _, layouts = m.alike(arrays)
     left = [layout for d, layout in enumerate(layouts) if d not in over]
     ids = [*(x.id for x in arrays), *(x.id for x in operands[half:])]
-    found = results(m, i, ids, left, fills)
+    found = results(m, i, ids, left, pad_values)
     whole = neutral(opcode, i.shape.element_type) if not i.shape.is_tuple else None
     if isinstance(found, PaddedValue) and len(over) == 1 and operands[1].const == whole is not None:
         at = tuple(d for d in range(len(arrays[0].dims)) if d not in over)
@@ -76,7 +76,7 @@ def reduce(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
 
 
 def _holds(x: PaddedValue, d: int, fill: float) -> bool:
-    return x.fills.get(d) == fill
+    return x.pad_values.get(d) == fill
 
 
 def dot(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:

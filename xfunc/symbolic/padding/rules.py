@@ -47,7 +47,7 @@ def result(
     i: Instruction,
     operands: Sequence[int],
     layouts: Sequence[MaybeLayout],
-    fills: Mapping[int, float] | None = None,
+    pad_values: Mapping[int, float] | None = None,
     const: float | None = None,
 ) -> PaddedValue:
     """The instruction with other operands, as a value."""
@@ -58,7 +58,7 @@ def result(
         i.shape.dims,
         m.symbolic.dims(i),
         tuple(layouts),
-        fills or {},
+        pad_values or {},
         const,
     )
 
@@ -68,11 +68,11 @@ def results(
     i: Instruction,
     ids: Sequence[int],
     layouts: Sequence[MaybeLayout],
-    fills: Mapping[int, float] | None = None,
+    pad_values: Mapping[int, float] | None = None,
 ) -> State:
     """The instruction with other operands: an array, or a tuple of arrays of equal dimensions."""
     if not i.shape.is_tuple:
-        return result(m, i, ids, layouts, fills)
+        return result(m, i, ids, layouts, pad_values)
     id = remade(m, i, ids)
     sizes = iter(m.symbolic.dims(i))
     found: list[State] = []
@@ -123,12 +123,12 @@ def broadcast(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> Padde
     """The result is uniform along the new dimensions."""
     (x,) = operands
     layouts: list[MaybeLayout] = [None] * len(i.shape.dims)
-    fills = {}
+    pad_values = {}
     for q, d in enumerate(i.proto.dimensions):
         layouts[d] = x.layouts[q]
-        if q in x.fills:
-            fills[d] = x.fills[q]
-    found = result(m, i, [x.id], layouts, fills, x.const)
+        if q in x.pad_values:
+            pad_values[d] = x.pad_values[q]
+    found = result(m, i, [x.id], layouts, pad_values, x.const)
     nan_lines = {d: x.nan_lines[q] for q, d in enumerate(i.proto.dimensions) if q in x.nan_lines}
     if line := m.lines.get(x.id):
         at: list[int | None] = [None] * len(i.shape.dims)
@@ -167,16 +167,16 @@ def elementwise(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> Pad
     moved, layouts = m.alike(arrays)
     rest = iter(moved)
     operands = [next(rest) if x.dims == dims else x for x in operands]
-    fills = {}
+    pad_values = {}
     for d in range(len(dims)):
-        known = [x.fills.get(d, x.const) for x in operands]
+        known = [x.pad_values.get(d, x.const) for x in operands]
         value = _known(i, known)
         if value is not None:
-            fills[d] = value
+            pad_values[d] = value
     const = _known(i, [x.const for x in operands])
-    found = result(m, i, [x.id for x in operands], layouts, fills, const)
+    found = result(m, i, [x.id for x in operands], layouts, pad_values, const)
     found = dataclasses.replace(
-        found, nan_lines={d: v for d, v in nan_lines.items() if d not in fills}
+        found, nan_lines={d: v for d, v in nan_lines.items() if d not in pad_values}
     )
     _note_softmax(m, i, given, found)
     zero = _zero_at(i, operands)
@@ -216,7 +216,7 @@ def _zeroed(
     first, *others = operands
     made = elementwise(m, i, [m.masked(first, over, zero), *others])
     m.emit.note_instead(found.id, made.id)
-    return dataclasses.replace(made, fills={**made.fills, **dict.fromkeys(over, 0.0)})
+    return dataclasses.replace(made, pad_values={**made.pad_values, **dict.fromkeys(over, 0.0)})
 
 
 def _softened(m: Relayout, i: Instruction, operands: Sequence[PaddedValue]) -> dict[int, float]:
@@ -239,7 +239,9 @@ def _softened(m: Relayout, i: Instruction, operands: Sequence[PaddedValue]) -> d
     if line is None or not line.fits(first, others[0]):
         return {}
     if (i.opcode, line.opcode) == ("subtract", "maximum"):
-        return {line.along: -math.inf} if line.masked.fills.get(line.along) == -math.inf else {}
+        return (
+            {line.along: -math.inf} if line.masked.pad_values.get(line.along) == -math.inf else {}
+        )
     # An exponential, which is never negative.
     of_sum = (i.opcode, line.opcode) == ("divide", "add") and first.id in m.pushed
     return {line.along: 0.0} if of_sum and first.nan_lines.get(line.along) == 0 else {}
@@ -261,7 +263,7 @@ def _note_softmax(
             made = elementwise(m, i, [source(over)])
         else:
             made = elementwise(m, i, [source(over), m.masked(others[0], over, 1)])
-            made = dataclasses.replace(made, fills=dict.fromkeys(over, 0.0))
+            made = dataclasses.replace(made, pad_values=dict.fromkeys(over, 0.0))
         m.emit.note_instead(found.id, made.id)
         return dataclasses.replace(made, nan_lines=found.nan_lines)
 
@@ -311,8 +313,8 @@ def transpose(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> Padde
     """The dimensions in another order."""
     (x,) = operands
     order = list(i.proto.dimensions)
-    fills = {d: x.fills[q] for d, q in enumerate(order) if q in x.fills}
-    found = result(m, i, [x.id], [x.layouts[q] for q in order], fills, x.const)
+    pad_values = {d: x.pad_values[q] for d, q in enumerate(order) if q in x.pad_values}
+    found = result(m, i, [x.id], [x.layouts[q] for q in order], pad_values, x.const)
     nan_lines = {d: x.nan_lines[q] for d, q in enumerate(order) if q in x.nan_lines}
     found = dataclasses.replace(found, nan_lines=nan_lines)
     return m.note_move(
@@ -335,8 +337,8 @@ def reverse(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedV
         last = m.emit.spread(m.emit.size(x.sizes[d] - 1), [n])
         index = m.emit.binary("subtract", last, m.emit.iota(n), [n])
         index = m.emit.clamped(index, m.emit.number(n - 1), [n])
-        kept = {k: v for k, v in x.fills.items() if k != d}
-        x = dataclasses.replace(x, id=m.take(x, d, index, n), fills=kept, nan_lines={})
+        kept = {k: v for k, v in x.pad_values.items() if k != d}
+        x = dataclasses.replace(x, id=m.take(x, d, index, n), pad_values=kept, nan_lines={})
     if not turned:
         return x
     id = m.emit.add("reverse", x.element_type, x.dims, [x.id], dimensions=turned)

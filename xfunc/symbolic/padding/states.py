@@ -35,17 +35,18 @@ def signature(x: State) -> object:
     """The key that distinguishes the programs made from one body."""
     if isinstance(x, list):
         return tuple(map(signature, x))
-    fills = [
-        tuple(sorted((d, repr(v)) for d, v in known.items())) for known in (x.fills, x.nan_lines)
+    pad_values = [
+        tuple(sorted((d, repr(v)) for d, v in known.items()))
+        for known in (x.pad_values, x.nan_lines)
     ]
-    return (x.dims, x.element_type, x.sizes, x.layouts, *fills, repr(x.const))
+    return (x.dims, x.element_type, x.sizes, x.layouts, *pad_values, repr(x.const))
 
 
 def forgotten(x: State) -> State:
     """The value without what is known about its contents, which a loop may change."""
     if isinstance(x, list):
         return [forgotten(e) for e in x]
-    return dataclasses.replace(x, fills={}, nan_lines={}, const=None)
+    return dataclasses.replace(x, pad_values={}, nan_lines={}, const=None)
 
 
 def joined(a: State, b: State) -> State:
@@ -58,7 +59,7 @@ def joined(a: State, b: State) -> State:
     for d in range(len(a.dims)):
         p, q = a.layouts[d], b.layouts[d]
         layouts.append(q if p is None else p)
-    return dataclasses.replace(a, layouts=tuple(layouts), fills={}, nan_lines={}, const=None)
+    return dataclasses.replace(a, layouts=tuple(layouts), pad_values={}, nan_lines={}, const=None)
 
 
 def varies(x: State) -> bool:

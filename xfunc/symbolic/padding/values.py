@@ -42,7 +42,8 @@ class PaddedValue:
         layouts: where in each dimension the exact elements are; see NOTE [factors].
         fills: by dimension, the value of all the padding along it, where known.
         const: the value of all elements, where known.
-        soft: like `fills`, but for lines along the dimension in which all elements are NaN; see
+        soft: like `pad_values`, but for lines along the dimension in which all elements are NaN;
+        see
             NOTE [softmax].
     """
 
@@ -51,7 +52,7 @@ class PaddedValue:
     dims: tuple[int, ...]
     sizes: tuple[Size, ...]
     layouts: tuple[MaybeLayout, ...]
-    fills: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    pad_values: Mapping[int, float] = dataclasses.field(default_factory=dict)
     const: float | None = None
     nan_lines: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
@@ -187,7 +188,7 @@ class Relayout:
         return self.emit.add("convert", S32, (), [scalar])
 
     def _holds(self, x: PaddedValue, d: int, fill: float, lines: bool) -> bool:
-        if _same(x.fills.get(d), fill):
+        if _same(x.pad_values.get(d), fill):
             return True
         box = self.symbolic.box
         # A line without elements has none that is NaN.
@@ -249,20 +250,20 @@ class Relayout:
             id = self.emit.add("select", x.element_type, x.dims, [mask, id, filling])
             selects.append(id)
         as_before = all(x.layouts[d] is not None for d in over)
-        known = (*x.fills.values(), *x.nan_lines.values())
+        known = (*x.pad_values.values(), *x.nan_lines.values())
         stands_in = (
             fill is not None and after is None and as_before and all(_same(v, fill) for v in known)
         )
         self.emit.note_mask(x.id, selects, repr(fill) if stands_in else None)
-        fills, nan_lines = (
+        pad_values, nan_lines = (
             {d: v for d, v in found.items() if fill is not None and _same(v, fill)}
-            for found in (x.fills, x.nan_lines)
+            for found in (x.pad_values, x.nan_lines)
         )
         if fill is not None:
-            fills |= dict.fromkeys(over, fill)
+            pad_values |= dict.fromkeys(over, fill)
         layouts_now = tuple(layouts[d] if d in over else x.layouts[d] for d in range(len(x.dims)))
         return dataclasses.replace(
-            x, id=id, layouts=layouts_now, fills=fills, nan_lines=nan_lines, const=None
+            x, id=id, layouts=layouts_now, pad_values=pad_values, nan_lines=nan_lines, const=None
         )
 
     # -- moves --------------------------------------------------------------------------------
@@ -334,7 +335,7 @@ class Relayout:
             (*x.dims[:d], size, *x.dims[d + 1 :]),
             x.sizes,
             (*x.layouts[:d], layout, *x.layouts[d + 1 :]),
-            {k: v for k, v in x.fills.items() if k != d},
+            {k: v for k, v in x.pad_values.items() if k != d},
             x.const,
         )
 
@@ -367,7 +368,7 @@ class Relayout:
         """The value as an array with other dimensions."""
         groups = list(_groups(x, dims, sizes))
         layouts: list[MaybeLayout] = [None] * len(dims)
-        fills: dict[int, float] = {}
+        pad_values: dict[int, float] = {}
         nan_lines: dict[int, float] = {}
         moved: list[tuple[list[int], list[int], list[Layout]]] = []
         for old, new in groups:
@@ -380,20 +381,20 @@ class Relayout:
                 moved.append((old, new, dealt))
             for d, layout in zip(new, dealt, strict=True):
                 layouts[d] = layout
-            if len(old) == len(new) == 1 and old[0] in x.fills:
-                fills[new[0]] = x.fills[old[0]]
+            if len(old) == len(new) == 1 and old[0] in x.pad_values:
+                pad_values[new[0]] = x.pad_values[old[0]]
             if len(old) == len(new) == 1 and old[0] in x.nan_lines:
                 nan_lines[new[0]] = x.nan_lines[old[0]]
-            values = {repr(x.fills.get(d)) for d in old if x.padded(d)}
+            values = {repr(x.pad_values.get(d)) for d in old if x.padded(d)}
             if len(values) == 1 and not moved and values != {"None"}:
-                value = next(x.fills[d] for d in old if x.padded(d))
-                fills |= {d: value for d in new if is_padded(layouts[d])}
+                value = next(x.pad_values[d] for d in old if x.padded(d))
+                pad_values |= {d: value for d in new if is_padded(layouts[d])}
         source = x
         if moved:
             x = self._moved(x, groups, moved)
         id = self.emit.add("reshape", x.element_type, dims, [x.id])
         found = PaddedValue(
-            id, x.element_type, tuple(dims), tuple(sizes), tuple(layouts), fills, x.const
+            id, x.element_type, tuple(dims), tuple(sizes), tuple(layouts), pad_values, x.const
         )
         if moved:
             return found

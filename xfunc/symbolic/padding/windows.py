@@ -58,7 +58,7 @@ def _at(x: PaddedValue, d: int, id: int, n: int, size: Size, layout: MaybeLayout
         dims=(*x.dims[:d], n, *x.dims[d + 1 :]),
         sizes=(*x.sizes[:d], size, *x.sizes[d + 1 :]),
         layouts=(*x.layouts[:d], layout, *x.layouts[d + 1 :]),
-        fills={k: v for k, v in x.fills.items() if k != d},
+        pad_values={k: v for k, v in x.pad_values.items() if k != d},
         nan_lines={},
         const=None,
     )
@@ -309,7 +309,7 @@ def _clamped_index(
     if kind != S64:
         high = m.emit.add("convert", kind, dims, [high])
     id = m.emit.add("minimum", kind, dims, [index.id, high])
-    return dataclasses.replace(index, id=id, fills={}, nan_lines={}, const=None)
+    return dataclasses.replace(index, id=id, pad_values={}, nan_lines={}, const=None)
 
 
 def scatter(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
