@@ -97,7 +97,7 @@ class Apply(Wrapper):
         if tracing.current() is None:
             args, kwargs = _beside((params, buffers), args, kwargs)
         outside = _Replacing() if tracing.current() is None else contextlib.nullcontext()
-        with lock.for_run(), _alone(self.module), _on_loan(self.module), outside:
+        with lock.for_run(), _alone(self.module), _swap_state(self.module), outside:
             self._lend("_parameters", params)
             places = self._lend("_buffers", self._own(buffers, (args, kwargs, params)))
             out = self.module(*args, **kwargs)
@@ -205,7 +205,7 @@ def _alone(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _on_loan(module: nn.Module) -> Iterator[None]:
+def _swap_state(module: nn.Module) -> Iterator[None]:
     """Allow any assignment to a module, and restore it afterwards."""
     before = {m: dict(vars(m)) for m in module.modules()}
     new = before.keys() - lent.keys()
