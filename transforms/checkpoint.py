@@ -28,7 +28,7 @@ def checkpoint(
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
 ) -> Checkpoint[P, R]:
-    """`fun`, whose backward pass recomputes the forward pass instead of keeping its values.
+    """Make the backward pass of `fun` recompute the forward pass instead of keeping its values.
 
     Args:
         fun: a function of trees of tensors.

@@ -126,7 +126,9 @@ class Choice(Transform[..., PyTree]):
         uses = tuple((*own, *inputs.add(entry, leaves, held)) for entry, held in found)
         programs = tuple(e.program for e, _ in found)
         outs = bind(Switch(programs, uses, inputs.avals), inputs.flat)
-        for k in range(len(outs)):  # What all branches return unchanged does not depend on `which`.
+        for k in range(
+            len(outs)
+        ):  # A value that all branches return unchanged does not depend on `which`.
             passed = {None if (i := p.forwards[k]) is None else u[i]
                       for p, u in zip(programs, uses, strict=True)}  # fmt: skip
             if len(passed) == 1 and (place := passed.pop()) is not None:
@@ -172,7 +174,7 @@ class Choice(Transform[..., PyTree]):
             )
 
     def _eager(self, index: Tensor, operands: tuple[object, ...]) -> PyTree:
-        """What `disable_jit` does."""
+        """The result under `disable_jit`."""
         if functorch.is_batched(index):
             results = list[tuple[list[Leaf], tree.Structure]]()
             for k, f in enumerate(self._funs):

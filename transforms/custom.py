@@ -75,7 +75,7 @@ class CustomFunction(Transform[P, R]):
     def _arguments(
         self, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[PyTree, ...], tuple[object, ...]]:
-        """All arguments by position: those that are differentiated, and those that are not."""
+        """All arguments in order, merged from the differentiated and the other ones."""
         if not self._rules:
             fail(
                 TypeError,

@@ -40,9 +40,9 @@ def custom_linear_solve(
     symmetric: bool = False,
     has_aux: bool = False,
 ) -> PyTree:
-    """``solve(matvec, b)``, the `x` of ``matvec(x) == b``, whose derivatives are those of `x`.
+    """Solve ``matvec(x) == b`` by ``solve(matvec, b)``, with the derivatives of the solution.
 
-    They are found by solving further equations, whatever `solve` does: it may be a loop of unknown
+    The derivatives solve further equations, so `solve` may be any code, such as a loop of unknown
     length. They are taken with respect to `b` and the values that `matvec` closes over, but not
     those that the solvers close over.
 

@@ -40,7 +40,7 @@ def custom_vjp(
     nondiff_argnums: int | Sequence[int] = (),
     nondiff_argnames: str | Sequence[str] = (),
 ) -> CustomVjp[P, R]:
-    """`fun`, whose gradient is computed by a rule that is given with ``defvjp``.
+    """Give `fun` a reverse-mode rule, which is set with ``defvjp``.
 
     ::
 

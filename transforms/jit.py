@@ -301,7 +301,7 @@ class Jit(Transform[P, R]):
         return [*found, *[None] * rest]
 
     def _noted(self, result: T) -> T:
-        """The result, for which `xf.sharding_of` returns what `out_shardings` specified."""
+        """The result, with `out_shardings` recorded for `xf.sharding_of`."""
         leaves, structure = tree.flatten(result)
         key = (structure, ambient.mesh())
         if key not in self._out_shardings:
@@ -347,7 +347,7 @@ class Jit(Transform[P, R]):
     # -- inspection -----------------------------------------------------------------------------
 
     def without_compiler(self) -> Callable[..., object]:
-        """The same without options of the compiler, for what compiles nothing."""
+        """A copy without compiler options, for make_hlo and eval_shape."""
         return Jit(self.fun, self._static, self._donate, (self._in, self._out))
 
     def trace(self, *args: object, **kwargs: object) -> stages.Traced:
@@ -364,8 +364,8 @@ class Jit(Transform[P, R]):
     def lower(self, *args: object, **kwargs: object) -> stages.Lowered:
         """Trace for these arguments, and return the HLO.
 
-        With a `memory_limit`, what is kept for the backward pass is chosen when the result is asked
-        for the program, or compiled, and for the devices that it is compiled for.
+        With a `memory_limit`, the values kept for the backward pass are chosen later: when the
+        program is read or compiled, and for the devices that it is compiled for.
 
         `ShapeDtypeStruct`s with a `Dim` in their shapes give a `LoweredRange`: the program of each
         bucket, to be inspected, compiled, or exported.

@@ -139,7 +139,7 @@ def _has_tangent(x: Tensor) -> bool:
 def tangents_of(
     leaves: list[Tensor], structure: tree.Structure, tangents: object, name: str
 ) -> list[Tensor | None]:
-    """The tangent of each leaf, None for those that are not floating; checked."""
+    """The checked tangent of each leaf; None for leaves that are not floating."""
     if tree.structure(tangents) != structure:
         check_same(
             tangents,

@@ -1,4 +1,4 @@
-"""The primitive that a `vmap` makes of a `Switch` whose index is batched, and its rules.
+"""The primitive for a `Switch` with a batched index, and its rules.
 
 All branches are computed for all examples, and each example selects its results. The examples for
 which a branch is computed in vain may have an infinite derivative there, like the logarithm at
@@ -191,7 +191,7 @@ def select(index: Tensor, found: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 @dataclasses.dataclass(eq=False)
 class SelectPair:
-    """A `SwitchPair` whose index is batched: all branches run, and each example selects.
+    """A `SwitchReverseRule` with a batched index: all branches run, and each example selects.
 
     Attributes:
         joined: see NOTE [branches that communicate] in `switch_primitive`.

@@ -5,14 +5,14 @@ takes some of them. Derived switches choose between programs derived from the br
 mode between pushforwards, batching between batched branches. If the index itself is batched, all
 branches are computed and each example selects its result: see `select_primitive`.
 
-NOTE [residuals of a switch]: in first-order reverse mode each branch keeps what it needs. The
+NOTE [residuals of a switch]: in first-order reverse mode each branch keeps its own residuals. The
 results of a conditional have one type, so a switch returns *slots*: branches share a slot for
 residuals of the same shape and dtype, and slots that a branch does not use are zeros.
 
 NOTE [branches that communicate]: in a branch that calls a collective of a `vmap` with a named axis,
-the examples that take it have gradients with respect to those that do not. So gradients cannot be
-selected by example: the cotangents are, and the gradients of all branches are added. Elsewhere they
-are selected: see NOTE [selected derivatives] in `select_primitive`.
+the examples that take it have gradients with respect to those that do not. So the cotangents are
+selected by example, and the gradients of all branches are added. Elsewhere the gradients are
+selected: see NOTE [selected derivatives] in `select_primitive`.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Switch(Primitive):
     def tangents_of(
         self, outs: Sequence[Tensor], reads: Sequence[set[int]], n_given: int
     ) -> list[Tensor | None]:
-        """Tangents of the outputs, from what `pushforwards` of `n_given` tangents return."""
+        """Tangents of the outputs, from the results of `pushforwards` of `n_given` tangents."""
         n = len(self.avals)
         dots = iter(where_reached(outs, reads, range(n, n + n_given))[len(self.outputs) :])
         return [next(dots) if differentiable(o) else None for o in self.outputs]

@@ -1,13 +1,13 @@
 """`vjp`: reverse-mode differentiation of a function with any outputs.
 
 NOTE [pullbacks in bodies]: inside a trace, a pullback goes back through torch.func's graph of that
-trace, whose values are of no use in a trace within: a loop's body, a branch, a nested jit. There,
-the pullback is one call of a program ``(arguments, cotangent) -> gradients``, which computes what
-it needs from the function again. That part does not depend on the cotangent: XLA moves it out of
-loops.
+trace. A nested trace (a loop's body, a branch, a nested jit) cannot use the values of that graph.
+There, the pullback is one call of a program ``(arguments, cotangent) -> gradients``, which
+recomputes the residuals from the arguments. XLA moves the recomputation out of loops, since it does
+not depend on the cotangent.
 
 NOTE [pullbacks as trees]: a jitted function may return a pullback of its own. As a tree, a pullback
-has the tensors of such a program as leaves: the arguments, and what the function closes over.
+has the tensors of such a program as leaves: the arguments and the captures.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class _InBodies:
 
     def __init__(self, fun: Fun, args: tuple[object, ...], has_aux: bool):
         self._fun, self._args, self._has_aux = frozen.snapshot_closure(fun), args, has_aux
-        # What a transformed function holds is not frozen.
+        # Values held by a transformed function are not copied.
         self._held = identity.function_value(fun) if isinstance(fun, Wrapper) else None
 
     def _check(self) -> None:
@@ -229,7 +229,7 @@ class Pullback:
     """The function that `vjp` returns to pull cotangents back.
 
     Attributes:
-        in_bodies: what does it in traces within the one that made it.
+        in_bodies: the pullback for nested traces.
         parts: see NOTE [pullbacks as trees]; None: it is a tree without leaves.
     """
 
@@ -298,7 +298,7 @@ class Pullback:
 
 @dataclasses.dataclass(eq=False)
 class _Static:
-    """What a pullback has besides tensors; `program`: None if it is all in `like`."""
+    """The static part of a pullback; `program` is None if `like` holds all of it."""
 
     like: Pullback
     program: TracedProgram | None

@@ -192,7 +192,7 @@ class While(Primitive):
     def _masked(
         self, test: TracedProgram, steps: TracedProgram, n: int, avals: tuple[Aval, ...]
     ) -> While:
-        """The loop over a batch whose examples are done at different times."""
+        """The loop over a batch: its examples may finish after different numbers of steps."""
         k = len(self.body_uses)
         at = [self.body_uses.index(i) for i in range(len(self.outputs))]
 

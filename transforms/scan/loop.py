@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def forward_loop(scan: Scan, avals: Sequence[Aval], body: HloProgram) -> HloProgram:
-    """A loop over a body with inputs of these avals, whose first results are the carries."""
+    """A loop over a body with inputs of these avals; the body's first results are the carries."""
     c, x, n = scan.n_carry, scan.n_carry + scan.n_xs, scan.length
     xs = [stacked(a, n) for a in avals[c:x]]
     params: list[Param] = []

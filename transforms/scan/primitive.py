@@ -3,7 +3,7 @@
 A scan is one HLO ``While`` over the program of its body. Its rules build other scans, from
 programs derived from the body:
 
-- reverse mode runs the forward half of the body's joint program forwards, stacking what it keeps,
+- reverse mode runs the forward half of the body's joint program forwards, stacking its residuals,
   and the backward half in reverse (`ScanReverseRule`); where that is differentiated again, a scan
   that stacks the carries and a reversed scan of the pullback, both differentiable (`Scan.vjp`);
 - forward mode scans the pushforward, and batching scans the batched body.
@@ -69,7 +69,7 @@ class Scan(Primitive):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What the HLO depends on besides the body."""
+        """The parts of the HLO's key other than the body."""
         return (self.n_carry, self.n_xs, self.length, self.reverse, self.unroll)
 
     # -- rules ----------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Scan(Primitive):
         smooth = [i for i, o in enumerate(self.outputs) if differentiable(o)]
         stacks = [i for i in smooth if i >= c and not active.isdisjoint(reads[i])]
 
-        # carries, their tangents; xs, their tangents; consts, theirs.
+        # carries, their tangents; xs, their tangents; consts, their tangents.
         def fn(*flat: Tensor) -> list[Tensor]:
             groups = _regroup(flat, (c, n_carry, self.n_xs, n_xs, len(avals) - x))
             cs, c_dots, xs, x_dots, ks, k_dots = groups

@@ -70,10 +70,10 @@ class ScanReverseRule:
         return list(scatter_to_inputs(len(self.wrt), numbers, grads))
 
     def _present(self, present: Sequence[bool]) -> tuple[Partition, list[int]]:
-        """What is left of the halves, and the carries that have a cotangent.
+        """The partition without absent cotangents, and the carries that have a cotangent.
 
         A carry has one if it is given one, or if some step computes one: see
-        `Halves.prune_cotangents`.
+        `Partition.prune_cotangents`.
         """
         joint, c = self.joint, self.scan.n_carry
         carried = {i for i in joint.wrt if i < c and present[i]}

@@ -1,4 +1,4 @@
-"""`scan`: a loop whose body is traced once.
+"""`scan`: a loop that traces its body once.
 
 Values that the body closes over are inputs of the loop like any other, so gradients flow to them.
 How a scan is differentiated and batched is in `xfunc.transforms.scan.primitive`.
@@ -71,8 +71,8 @@ def scan(
         length: the number of steps; needed only if `xs` has no leaves.
         reverse: whether to go from the last step to the first.
         unroll: the number of steps in one iteration of the compiled loop; True: all.
-        checkpoint_policy: what each step may keep for the backward pass (see `checkpoint`); None
-            keeps everything that the backward pass uses.
+        checkpoint_policy: the values that each step may keep for the backward pass (see
+            `checkpoint`); None keeps all that it uses.
 
     Returns:
         ``(carry, ys)``: the last carry, and the stacked second results of `f`.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # These classes belong to other folders.
 
 
 class TraceContext(NamedTuple):
-    """The context of a call, as far as it changes what is traced."""
+    """The context of a call, as far as a trace depends on it."""
 
     mesh: AbstractMesh | None = None
     region: Region | None = None
@@ -74,7 +74,7 @@ def restore(ctx: TraceContext) -> TraceContext:
 
 
 def is_busy() -> bool:
-    """Whether a trace is open, or anything else of `change_busy` goes on."""
+    """Whether a trace is open, or another activity noted by `change_busy`."""
     return _thread.busy != 0
 
 
@@ -119,7 +119,7 @@ _MOST_KNOWN = 16
 
 
 def known_meshes() -> list[AbstractMesh]:
-    """The mesh in use, then those that shardings were made for, latest first."""
+    """The mesh in use, then the meshes of earlier shardings, latest first."""
     current = mesh()
     return [*([] if current is None else [current]), *_known]
 
@@ -161,7 +161,7 @@ def probing() -> Generator[None]:
 
 
 def is_probe() -> bool:
-    """Whether what is being traced in this thread will not run at its sizes."""
+    """Whether this thread traces only to probe sizes: the trace will not run."""
     return _thread.ctx.is_probe
 
 
@@ -281,6 +281,6 @@ _backend: str | None = None
 
 
 def note_backend(name: str | None) -> None:
-    """Record that programs run on another backend from now on; None: the one that nobody chose."""
+    """Record that programs run on another backend from now on; None: the default one."""
     global _backend
     _backend = name

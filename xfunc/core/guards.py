@@ -1,4 +1,4 @@
-"""Dependencies of a program on what its function does not hold.
+"""Dependencies of a program on state outside of its function.
 
 NOTE [guards]: a function may name a module as a global, or reach it through other functions; the
 mode of the module is then not part of the function's value. So it is determined during the trace:

@@ -11,8 +11,8 @@ from xfunc.tree import Leaf, PyTree, Structure, flatten
 def matcher(structure: Structure) -> Callable[[PyTree], list[Leaf] | None]:
     """A function that returns the leaves of a tree of this structure, and None for another tree.
 
-    It takes a fraction of the time of `flatten`. What it returns as a leaf may be a whole subtree:
-    see what the leaves are.
+    It is several times faster than `flatten`. A leaf that it returns may be a whole subtree, so
+    callers check the types of the leaves.
     """
     dicts = _dicts_in(structure)
 
@@ -57,7 +57,7 @@ _TUPLE: Any = tuple  # Checkers would take a class that is compared with it for 
 
 
 def _is_named(kind: Any) -> bool:
-    """Whether a class is one of named tuples, whose children are found by their positions."""
+    """Whether a class is a named tuple, with children by position."""
     own: Any = kind
     is_tuple = isinstance(kind, type) and issubclass(kind, _TUPLE)
     return is_tuple and hasattr(own, "_fields") and own.__getitem__ is _TUPLE.__getitem__

@@ -30,7 +30,7 @@ class Shaped(Protocol):
 
 @runtime_checkable
 class Sharding(Protocol):
-    """What the folders below `xfunc.sharding` need of a `NamedSharding`."""
+    """The part of `NamedSharding` that the folders below `xfunc.sharding` use."""
 
     @property
     def mesh(self) -> AbstractMesh: ...

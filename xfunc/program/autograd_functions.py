@@ -105,14 +105,14 @@ class PrimitiveFunction(torch.autograd.Function):
 
 
 def _absent(output: Aval) -> Tensor | None:
-    """What torch accepts as no tangent: zeros that stay zero when multiplied by infinity."""
+    """A tangent that torch treats as absent: zeros that stay zero when multiplied by infinity."""
     if not differentiable(output):
         return None
     return functorch.zero_tensor(output.shape, output.dtype, recorder.device())
 
 
 def _contiguous(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
-    # torch copies a tangent whose strides are not those of its primal, by an operation
+    # torch copies a tangent if its strides differ from those of its primal, by an operation
     # (as_strided) that has no rule.
     if tangent.stride() == strides:
         return tangent
@@ -278,7 +278,7 @@ def _batched_nested(
     dims: Sequence[int | None],
     n: int,
 ) -> tuple[Gradients, Dims]:
-    """Likewise, for a pair that was batched at a level above: both of its passes are run."""
+    """The same for a rule that was batched at an outer level: runs both of its passes."""
     pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(dims[:n_args]), n)
     cts_from = n_args + n_residuals
     args = _moved(flat[:n_args], dims[:n_args], arg_dims, n)

@@ -7,9 +7,9 @@ the arguments, that is one HLO call; otherwise it goes through one of three
 primitives again, so grad of grad, vmap of grad, jvp of grad and so on compose without further code.
 
 NOTE [two ways to differentiate]: first-order reverse mode runs a `ReverseRule`: the forward half of
-the joint program keeps residuals, the backward half uses them. Halves are programs of XLA only and
-can't be differentiated again. If the backward pass is itself being differentiated, `Primitive.vjp`
-is used: it recomputes everything from the inputs, with operations that have rules.
+the joint program keeps residuals, the backward half uses them. The two halves are opaque programs
+of XLA and can't be differentiated again. If the backward pass is itself being differentiated,
+`Primitive.vjp` is used: it recomputes everything from the inputs, with operations that have rules.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class _Below(Rule):
 
 
 def ad_depth(args: Sequence[Tensor]) -> int:
-    """What watches a call: 0 nothing, 1 exactly one gradient, on top, 2 anything else."""
+    """The transforms active at a call: 0 none, 1 exactly one gradient, on top, 2 anything else."""
     with values.unseen():  # Each read would pass the mode of a trace.
         grad = torch.is_grad_enabled() and any(functorch.innermost(a).requires_grad for a in args)
     levels = functorch.levels()

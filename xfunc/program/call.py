@@ -18,8 +18,8 @@ class Call(Primitive):
     """The primitive that applies a `TracedProgram`; see `Primitive` for its methods.
 
     Args:
-        program: what it applies.
-        policy: what the forward pass keeps.
+        program: the program to apply.
+        policy: chooses the residuals of the forward pass.
         barrier: whether XLA must not merge the two passes: see `xfunc.remat.partition`.
         compiler: compiler options by name, of all programs that it runs.
     """

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def reached(reads: Sequence[Collection[int]], carries: int, given: Collection[int]) -> set[int]:
-    """The given inputs of a loop, and those that its steps compute from them.
+    """The given inputs of a loop, and the carries that its steps compute from them.
 
     Args:
         reads: for each output of a step, the inputs that it is computed from.

@@ -39,11 +39,11 @@ def call_jax(
     it in a `shard_map`. JAX lowers it once for each kind of arguments.
 
     Args:
-        fun: takes arrays and returns arrays; or its name, ``"module:function"``, whose module is
-            imported when it is called.
+        fun: takes arrays and returns arrays; or its name, ``"module:function"``, which is imported
+            at the call.
         args: its arguments by position; None is passed on.
-        platform: what it is lowered for, ``"tpu"``, ``"cuda"`` or ``"cpu"``; None: the devices that
-            run programs now. A Pallas kernel for TPUs can be lowered for the CPU only if it is
+        platform: the target, ``"tpu"``, ``"cuda"`` or ``"cpu"``; None: the devices that run
+            programs now. A Pallas kernel for TPUs can be lowered for the CPU only if it is
             interpreted.
         static: its arguments by keyword.
 

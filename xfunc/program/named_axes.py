@@ -1,10 +1,10 @@
 """Named `vmap` axes, and the primitives by which the examples of a batch communicate.
 
 NOTE [which vmap it is]: a vmap with a named axis also maps over the numbers of its examples, and
-each primitive takes them as an operand. So at each level of vmap its rule can tell whether that is
-the axis's own: only there are the numbers batched. This holds wherever the call is written, in a
+each primitive takes them as an operand. So its rule knows at each level of vmap whether the axis
+belongs to it: only there are the numbers batched. This holds wherever the call is written, in a
 loop, a branch or a custom rule inside the vmap, since values these close over become arguments.
-They are traced for one example first, where the primitive has a shape but no meaning.
+They are first traced for one example, where only the shape of the result is used.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def named(name: str, size: int, numbers: Tensor) -> Generator[None]:
 class BatchedCollective(Communication):
     """The primitive for examples of a batch; it also takes their numbers.
 
-    It has no pair: at the vmap where the numbers are batched, a pair would span all examples.
+    It has no reverse rule: at the vmap where the numbers are batched, one would span all examples.
     """
 
     examples: int

@@ -52,7 +52,7 @@ def differentiable(x: Shaped) -> bool:
 
 
 def made_once(memo: Memo, key: Hashable, make: Callable[[], T]) -> T:
-    """What `make` returns, made once per key, in one thread at a time."""
+    """The value of `make`, computed once per key, in one thread at a time."""
     if key not in memo:
         with turn((id(memo), key)):
             if key not in memo:
@@ -111,9 +111,9 @@ class Joint:
         cts: Sequence[object | None],
         gradients: tuple[int, ...] | None = None,
     ) -> Partition:
-        """What is left of its halves when some cotangents of outputs are None.
+        """The partition without the cotangents of outputs that are None.
 
-        By default, all gradients are kept that are not absent then.
+        By default it keeps all gradients that are not absent then.
         """
         absent = tuple(k for k, i in enumerate(self.cts) if cts[i] is None)
         if not absent and gradients in (None, halves.gradients):
@@ -328,7 +328,7 @@ class TracedProgram:
         return self.memo(key, lambda: self.related(name, fn, avals))
 
     def related(self, name: str, fn: Flat, avals: Sequence[Aval]) -> TracedProgram:
-        """A program without captures, with the same surroundings."""
+        """A program without captures, with the same context."""
         program = TracedProgram(name, fn, avals, derived=True)
         program._ctx = self._ctx
         return program

@@ -1,4 +1,4 @@
-"""Varying types in what is traced: the primitives behind the marks of `xfunc.hlo.spmd.vma`.
+"""Varying types in traces: the primitives behind the operations of `xfunc.hlo.spmd.vma`.
 
 NOTE [gradients by type]: in the function that a device runs, collectives are transposed as
 functions of all devices' arrays. For a value that does not vary, each device then has a part of the
@@ -6,8 +6,8 @@ cotangent: their sum is the cotangent. Where no user code sees it, this form is 
 other, and needs no types. Where user code does see it, at the beginning and the end of a `grad` or
 a `vjp` and around the backward rule of a `custom_vjp`, the form changes: the cotangent of a value
 that does not vary comes in as a share for each device (`unreduced`), and goes out summed
-(`psum_unvarying`). That is what JAX gets by transposing each implicit ``pvary`` to a ``psum``; here
-sums come once, at the end.
+(`psum_unvarying`). JAX has the same result by transposing each implicit ``pvary`` to a ``psum``;
+here the sums come once, at the end.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def vma_of(x: Tensor) -> Tensor:
 
 
 def psum_unvarying(ct: Tensor, of: Tensor) -> Tensor:
-    """A cotangent, of which each device has a part, in the form that user code sees.
+    """The sum of a cotangent's parts over the axes along which the value does not vary.
 
     Args:
         ct: the cotangent.
-        of: the witness of what it is of.
+        of: the witness (`vma_of`) of the primal value.
     """
     return bind(Linear(SUM, checked(), aval_of(ct), (aval_of(of),)), [ct, of])[0]
 
@@ -77,7 +77,7 @@ def vary(x: Tensor, axes: Sequence[str]) -> Tensor:
 
 
 def gathered(x: Tensor, axes: Sequence[str]) -> Tensor:
-    """Likewise, but devices are still known to have equal values."""
+    """As `vary`, but devices are still known to have equal values."""
     return bind(Linear(CAST, tuple(axes), aval_of(x), weak=True), [x])[0]
 
 
@@ -88,7 +88,7 @@ def vary_like(x: Tensor, like: Tensor) -> Tensor:
 
 
 def vjp(fun: Callable[..., object], *primals: Tensor) -> tuple[PyTree, Pull, PyTree]:
-    """`functorch.vjp`, whose cotangents are those that programs see."""
+    """`functorch.vjp` with cotangents in the form that programs see."""
     out, pull, aux = functorch.vjp(fun, *primals)
     if not checked():
         return out, pull, aux
@@ -111,7 +111,7 @@ def autograd_grad(
     *args: bool,
     **options: bool,
 ) -> tuple[Tensor | None, ...]:
-    """``torch.autograd.grad``, likewise."""
+    """``torch.autograd.grad`` with cotangents in the form that programs see."""
     outs, ins = ((x,) if isinstance(x, torch.Tensor) else tuple(x) for x in (outputs, inputs))
     cts = (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else grad_outputs
     cts = [None] * len(outs) if cts is None else cts
@@ -177,7 +177,7 @@ class Linear(Primitive):
 
     Attributes:
         mark: which one it is.
-        axes: those that it is about.
+        axes: the axes concerned.
         aval: of the value.
         witnesses: avals of the witnesses, which may be batched.
         weak: see `xfunc.hlo.spmd.vma.vma_op`.
@@ -233,7 +233,7 @@ class Linear(Primitive):
         """The primitive of a batch; where operands and result have their batch dimensions."""
         wanted = (0, *(None if d is None else 0 for d in dims[1:]))
         first, *rest = batched(self.operands, wanted, n)
-        # What differs along an axis that divides the examples is not about one of them.
+        # A difference along an axis that divides the examples does not concern one of them.
         axes = tuple(a for a in self.axes if a not in axes_of(n))
         inner = dataclasses.replace(self, axes=axes, aval=first, witnesses=tuple(rest))
         return inner, wanted, (0,)

@@ -25,7 +25,7 @@ Fun = tree.Function
 
 
 def check_callable(fun: object, name: str, usage: str) -> None:
-    """Raise unless what a transform was given as its function is one; `usage` shows a call."""
+    """Raise unless the first argument of a transform is callable; `usage` shows a call."""
     if not callable(fun):
         what = short(fun) if isinstance(fun, Tensor) else f"{shown(fun)} ({kind_of(fun)})"
         fail(
@@ -60,7 +60,7 @@ def as_arrays(t: object) -> PyTree:
 
 
 def as_results(t: object, name: str, root: str = "output") -> PyTree:
-    """`as_tensors` of what a user's function returned.
+    """`as_tensors` of the result of a user's function.
 
     Args:
         t: a tree.
@@ -79,7 +79,7 @@ def as_results(t: object, name: str, root: str = "output") -> PyTree:
 
 
 def no_result(name: str, leaf: object, path: str) -> NoReturn:
-    """Refuse what a user's function returned at a path: it is not an array."""
+    """Raise: the result of a user's function has a leaf that is no array."""
     fail(
         TypeError,
         f"{name} returned {shown(leaf)} ({kind_of(leaf)}) at {path}",

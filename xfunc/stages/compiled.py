@@ -33,7 +33,7 @@ class CompiledProgram(Protocol):
 
     Attributes:
         topology: the devices that it is for; None for the devices of this process.
-        compiler: what compiled it, with its version.
+        compiler: name and version of the compiler.
     """
 
     @property
@@ -102,7 +102,7 @@ _targets: dict[str, tuple[Target, Callable[[str], Device]]] = {}
 
 
 def register_target(kind: str, target: Target, device: Callable[[str], Device]) -> None:
-    """Let ``Lowered.compile`` compile for the targets whose name begins with ``kind:``.
+    """Register a compiler for the targets ``kind:...`` of ``Lowered.compile``.
 
     `device` describes the devices of a target that the user named.
     """
@@ -164,7 +164,7 @@ class Compiled:
 
     @property
     def compiler(self) -> str:
-        """What compiled it: ``"libtpu 0.0.21 (jax 0.7.1)"``, or the backend's name."""
+        """The compiler: ``"libtpu 0.0.21 (jax 0.7.1)"``, or the backend's name."""
         return self.program.compiler
 
     def as_text(self) -> str | None:
@@ -197,7 +197,7 @@ class Compiled:
         """The n largest buffers in one device's memory and their contents, the largest first.
 
         Values that use the same memory at different times count once, as the largest of them. None
-        for the running device, whose compiler does not report them.
+        for the running device: its compiler does not report them.
         """
         return self.program.largest_buffers(n)
 

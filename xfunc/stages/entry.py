@@ -34,7 +34,7 @@ class Entry:
         out_tree: the structure of its results.
         captures: for each capture, where to find it: among the tensors that the function holds
             (an index), or as itself.
-        donated: flat arguments whose buffers the program may reuse.
+        donated: flat arguments with buffers that the program may reuse.
         effects: delivered after each run; their tensors are the program's last outputs.
         compiler: compiler options by name.
         executable: the last executable that ran; None before the first run.
@@ -136,7 +136,7 @@ class Entry:
 
 
 def _is_differentiated(flat: Sequence[torch.Tensor]) -> bool:
-    """Whether a program that is called with these tensors is part of what is differentiated."""
+    """Whether a gradient is being taken through a call with these tensors."""
     return functorch.top_level() is not None or (
         torch.is_grad_enabled() and functorch.any_requires_grad(*flat)
     )

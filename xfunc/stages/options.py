@@ -1,4 +1,4 @@
-"""The options with which a function is traced, besides its arguments."""
+"""The options with which a function is traced, apart from its arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Options(NamedTuple):
         fixed: leaves that are compared by value; see `Fixed`.
         beside: other dependencies of the program, by value; tensors in them are treated like
             tensors that the function holds.
-        call: what to trace instead of the function (with static arguments put back).
+        call: traced instead of the function (with static arguments put back).
         donated: returns the flat arguments to donate.
         zeros: see `TracedProgram.joint`.
         primitive: how the program is applied.

@@ -93,7 +93,7 @@ class Traced:
         Returns:
             The text.
 
-        Semantics: ``jax.make_jaxpr``, whose result is printed likewise.
+        Semantics: ``jax.make_jaxpr``, which also prints its result.
         """
         graph = self.parts.lowering.function.graph
         return str(self.lower().module) if graph is None else text_of(graph, lines)

@@ -60,8 +60,7 @@ class Staged:
         value: identifies the function in the cache; `fun` if None.
         arrays_only: whether arguments that are neither tensors nor numbers are an error; if not,
             they are compared by value.
-        static_scalars: for the flat arguments of a structure, tells where a Python number stays
-        one.
+        static_scalars: for each flat argument, whether a Python number stays static.
 
     Attributes:
         repeats: whether calls may be like the last one; see NOTE [calls like the last one] in
@@ -156,7 +155,7 @@ class Staged:
         wrt: tuple[bool, ...] | None,
         options: Options,
     ) -> Entry:
-        """Trace the function for a new key, unless another thread is doing so: then wait for that.
+        """Trace the function for a new key, or wait for the thread that is doing so.
 
         The caller holds `lock`.
 
@@ -165,7 +164,7 @@ class Staged:
             held: the tensors that the function holds.
             wrt: for a first-order gradient, the arguments it is taken with respect to: then the
                 first run makes the joint program.
-            options: those that the key was made from.
+            options: the options in the key.
         """
         check_surroundings(self.name)
         key = Key(*key_parts)

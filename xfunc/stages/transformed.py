@@ -66,7 +66,7 @@ class Transform(Wrapper, Generic[P, R]):
         return self._staged
 
     def static_scalars(self, structure: tree.Structure) -> Sequence[bool]:
-        """For each flat argument, whether a Python number there stays one (compared by value)."""
+        """For each flat argument, whether a Python number there is static (compared by value)."""
         return (False,) * structure.num_leaves
 
     def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -94,7 +94,7 @@ class Transform(Wrapper, Generic[P, R]):
         return result if tracing.current() is None else own(result)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickled by name, as functions are, where it has one; else made anew, without programs."""
+        """Pickle by name if it has one, like a function; otherwise as a copy without programs."""
         found: Any = sys.modules.get(self.__module__)
         for name in self.__qualname__.split("."):
             found = getattr(found, name, None)
@@ -134,7 +134,7 @@ def _made_anew(
     kwargs: dict[str, Any],
     state: Mapping[str, Any] | None = None,
 ) -> T:
-    """What `Transform.__reduce__` describes."""
+    """Rebuild a transform from the arguments of `Transform.__reduce__`."""
     made = kind(*args, **kwargs)
     vars(made).update(state or {})
     return made
