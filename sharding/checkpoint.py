@@ -222,7 +222,7 @@ def _count() -> int:
 
 
 def _said(folder: Path, targets: Mapping[str, Target]) -> dict[str, str] | None:
-    """What all processes must agree on."""
+    """The values on which all processes must agree."""
     if _count() == 1:
         return None
     return {"the path": str(folder), **{name: str(target) for name, target in targets.items()}}

@@ -55,7 +55,7 @@ def with_sharding_constraint(x: T, shardings: object) -> T:
 
     Raises:
         ShardingError: a sharding does not fit its array, no mesh is in use, or the call is inside a
-            `shard_map`, whose function sees one device's shards.
+            `shard_map`, where arrays are one device's shards.
         TreeMismatchError: `shardings` is not a tree prefix of `x`.
 
     Source: ``jax.lax.with_sharding_constraint``.
@@ -84,7 +84,7 @@ class Constraint(Annotation):
 
     @property
     def _tiles_and_free(self) -> tuple[pb.OpSharding, list[int]]:
-        """The sharding, and the dimensions whose sharding XLA chooses."""
+        """The sharding, and the dimensions that XLA shards as it chooses."""
         tiles = self.sharding.tiles(self.avals[0].ndim).to_proto()
         spec = enumerate(self.sharding.spec)
         return tiles, [d for d, e in spec if e is PartitionSpec.UNCONSTRAINED]

@@ -115,7 +115,7 @@ def copy(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
 
 
 def _compact(part: torch.Tensor) -> torch.Tensor:
-    """A tensor whose storage holds nothing else, because files contain whole storages."""
+    """A tensor alone in its storage, because files contain whole storages."""
     return part if part.untyped_storage().nbytes() == part.nbytes else part.clone()
 
 

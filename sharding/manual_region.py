@@ -136,7 +136,7 @@ _BORDERS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
 def _check_operations(name: str, graph: Graph) -> None:
-    """See NOTE [what may be done in partly manual regions]."""
+    """See NOTE [partly manual regions]."""
     todo, seen = [graph], set[Graph]()
     while todo:
         inner = todo.pop()
@@ -171,7 +171,7 @@ class _Sources:
         self._made: dict[Graph, Graph] = {}
 
     def manual(self, graph: Graph) -> Graph:
-        """The graph, with what it runs."""
+        """The graph and the graphs that it runs."""
         if graph not in self._made:
             self._made[graph] = graph.rewritten(self._change)
         return self._made[graph]
@@ -192,7 +192,7 @@ class _Sources:
 
 
 def without_ties(graph: Graph) -> Graph:
-    """The graph, with what it runs, without shard groups."""
+    """The graph and the graphs that it runs, without shard groups."""
     made: dict[Graph, Graph] = {}
 
     def of(graph: Graph) -> Graph:

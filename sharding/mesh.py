@@ -26,7 +26,7 @@ class Layout:
     axis come together. A mesh whose order is not such a transposition lists its devices.
 
     Attributes:
-        factors: sizes whose product is the number of devices.
+        factors: sizes with the number of devices as their product.
         of_axis: for each axis, the factors it is made of, the slowest first.
         listed: the devices in row-major order, if they must be listed.
     """
@@ -215,11 +215,11 @@ def _as_tuple(given: object, single: type) -> tuple[Any, ...]:
 
 
 def check_devices(mesh: AbstractMesh, what: str | None = None) -> None:
-    """Raise unless a mesh is made of the devices of this process, each one once.
+    """Raise unless a mesh contains each device of this process exactly once.
 
     Args:
         mesh: the mesh.
-        what: what the message calls it.
+        what: the name of the mesh in the message.
     """
     count = device_count()
     if sorted(mesh.devices.ravel().tolist()) == [*range(count)]:

@@ -40,7 +40,7 @@ def shardings_of(
 
 
 def broadcast(prefix: object, x: object, what: str, label: str) -> list[object]:
-    """For each leaf of `x`, the leaf of `prefix` that it lies under."""
+    """For each leaf of `x`, the leaf of `prefix` above it."""
     found: list[object] = []
     _walk(prefix, x, what, label, found)
     return found

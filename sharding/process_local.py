@@ -1,4 +1,4 @@
-"""Arrays of which each process has a part: assembling them, and finding a process's part."""
+"""Arrays distributed over processes: assembling them, and finding a process's part."""
 
 from __future__ import annotations
 

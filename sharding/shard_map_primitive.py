@@ -5,10 +5,11 @@ Derived programs have derived ShardMaps: batching adds a dimension to the specs,
 tangents have the specs of their primals.
 
 NOTE [gradients across the border]: seen from outside, an input that is not sharded over an axis
-goes to every device along it, so its cotangent is the sum of theirs. An output that is not sharded
-over an axis is any one of several equal values; it counts as their mean, so that each gets an equal
-share of its cotangent. With collectives that are differentiated as functions of all devices'
-arrays, this is right whatever the program does in between, without knowing which values are equal.
+goes to every device along it, so its cotangent is the sum of the devices' cotangents. An output
+that is not sharded over an axis is any one of several equal values; it counts as their mean, so
+that each gets an equal share of its cotangent. With collectives that are differentiated as
+functions of all devices' arrays, this is right for every program, without knowing which values are
+equal.
 
 NOTE [residuals of a region]: residuals differ from device to device. They leave the region stacked
 along a new first dimension, which is sharded over all axes, and each device gets its own back.
@@ -73,7 +74,7 @@ class ShardMap(Primitive):
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """What the HLO depends on besides the body."""
+        """The parts of the HLO's key other than the body."""
         return self.region, self.in_specs, self.out_specs
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
@@ -141,7 +142,7 @@ class ShardMap(Primitive):
         return own, Size(each, axes_of(n)) if axes_of(n) else each
 
     def batched(self, body: TracedProgram, dims: Dims, axes: tuple[str, ...]) -> ShardMap:
-        """The region of a batched body, whose outputs are batched along axis 0."""
+        """The region of a batched body, with outputs batched along axis 0."""
         pairs = zip(self.in_specs, dims, strict=True)
         ins = tuple(s if d is None else with_axis(s, d, axes) for s, d in pairs)
         outs = tuple(with_axis(s, 0, axes) for s in self.out_specs)

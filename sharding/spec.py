@@ -32,9 +32,9 @@ Entry = None | str | tuple[str, ...] | _Unconstrained
 class PartitionSpec(tuple[Entry, ...]):
     """For each dimension of an array, the mesh axes that it is sharded over.
 
-    An entry is the name of an axis; a tuple of names, the first of which is the slowest; None for a
-    dimension that is not sharded; or, in a constraint, ``P.UNCONSTRAINED`` for one whose sharding
-    XLA chooses. Dimensions beyond the last entry are not sharded, so None at the end changes
+    An entry is the name of an axis; a tuple of names, the slowest first; None for a dimension that
+    is not sharded; or, in a constraint, ``P.UNCONSTRAINED`` to let XLA choose. Dimensions beyond
+    the last entry are not sharded, so None at the end changes
     nothing: ``P("x") == P("x", None)``.
 
     Raises:

@@ -126,9 +126,8 @@ class Choice(Transform[..., PyTree]):
         uses = tuple((*own, *inputs.add(entry, leaves, held)) for entry, held in found)
         programs = tuple(e.program for e, _ in found)
         outs = bind(Switch(programs, uses, inputs.avals), inputs.flat)
-        for k in range(
-            len(outs)
-        ):  # A value that all branches return unchanged does not depend on `which`.
+        # A value that all branches return unchanged does not depend on `which`.
+        for k in range(len(outs)):
             passed = {None if (i := p.forwards[k]) is None else u[i]
                       for p, u in zip(programs, uses, strict=True)}  # fmt: skip
             if len(passed) == 1 and (place := passed.pop()) is not None:

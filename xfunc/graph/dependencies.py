@@ -34,7 +34,7 @@ class _Summaries:
 
     def _summary(self, graph: Graph) -> Masks:
         known: dict[int, int] = {}
-        several: dict[int, Masks] = {}  # of nodes whose results are known one by one
+        several: dict[int, Masks] = {}  # of nodes with separately known results
         for k, n in enumerate(graph.inputs):
             known[id(n)] = known.get(id(n), 0) | 1 << k
         for n in graph.nodes:
@@ -76,7 +76,7 @@ class _Summaries:
                 for k in range(len(carried)):
                     if carried[k] >> via & 1:
                         carried[k] |= carried[via]
-        rounds = 0  # what the number of rounds depends on
+        rounds = 0  # the dependencies of the number of rounds
         for k in _bits(_union(self.of(condition.graph))):
             rounds |= carried[k]
         return tuple([_substituted(mask | rounds, init) for mask in carried])

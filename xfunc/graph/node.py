@@ -105,7 +105,7 @@ current = _Thread()
 
 @contextlib.contextmanager
 def unattributed() -> Iterator[None]:
-    """A block whose nodes are part of no operation of the user's."""
+    """A block that makes nodes outside of the user's operations."""
     before, current.operation = current.operation, Operation("")
     try:
         yield
@@ -122,11 +122,11 @@ class Node:
     Attributes:
         opcode: XLA's name.
         type: of the result.
-        operands: the nodes whose results it takes.
+        operands: the nodes of its inputs.
         params: its other parameters, hashable; their form depends on the opcode: see
             `xfunc.hlo.write`.
         calls: the computations it calls: reducers by opcode and dtype, graphs or modules.
-        more: what else it carries (a sharding, attributes), as serialised fields.
+        more: further data (a sharding, attributes), as serialised fields.
         operation: it is a part of.
         number: see NOTE [numbers of nodes].
     """

@@ -1,4 +1,4 @@
-"""Which values to keep for the backward pass: the choice as a graph problem, and its solutions.
+"""The choice of values to keep for the backward pass, as a graph problem, and its solutions.
 
 A `CutProblem` holds the forward values of a joint program. A value that the backward pass needs is
 there already (`available`), is kept, or is recomputed; a recomputed value needs its operands in
@@ -20,13 +20,13 @@ with fewer bytes is chosen for p: that is Q, not P. The seconds never fall, for 
 This requires an order among plans without rounding, so seconds are counted in whole ticks, about
 2**20 for all the seconds of a problem; and it requires plans that are `exact`.
 
-NOTE [guarantees about the peak]: the true peak of the backward pass cannot have this property,
-whatever the planner. Let a large value be computed from an input, and a small one, which is needed,
-from the large one. A budget that has no room for the small one brings the large one back. What
-falls with the budget is an upper bound: the kept bytes, plus the most recomputed bytes that a plan
-which keeps nothing has to hold at once. The second term is the same for every budget; and no plan
-holds more for recomputation, since that plan recomputes the same values and possibly more, in the
-same order, for the same users and possibly more.
+NOTE [guarantees about the peak]: no planner can give the true peak of the backward pass this
+property. Let a large value be computed from an input, and a small one, which is needed, from the
+large one. A budget that has no room for the small one brings the large one back. An upper bound
+falls with the budget: the kept bytes, plus the most recomputed bytes that a plan without kept
+values holds at once. The second term is the same for every budget; and no plan holds more for
+recomputation, since that plan recomputes the same values and possibly more, in the same order, for
+the same users and possibly more.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class CutProblem:
-    """The values that can be kept, and those that the backward pass needs.
+    """The values that can be kept, and the values that the backward pass needs.
 
     Attributes:
         nodes: forward values, operands before their users.

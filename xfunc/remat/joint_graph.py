@@ -65,16 +65,16 @@ class JointGraph:
 
     @functools.cached_property
     def must_save(self) -> set[Node]:
-        """Forward values that must not be recomputed, and the elements of several such.
+        """Forward values that must not be recomputed, and the elements of tuples of them.
 
-        Ties may be recomputed: they only state how values are sharded. So may what devices send
-        each other.
+        Shard groups may be recomputed: they only state how values are sharded. So may results of
+            collectives.
         """
         return self._holding(_runs_once)
 
     @functools.cached_property
     def exchanged(self) -> set[Node]:
-        """Forward values that devices send each other, and what is computed in one with these."""
+        """Results of collectives in the forward pass, and of calls that contain collectives."""
         return self._holding(lambda n: n.opcode in opcodes.COLLECTIVES)
 
     def _holding(self, wanted: Callable[[Node], bool]) -> set[Node]:
@@ -190,8 +190,8 @@ def _without_ties(graph: Graph, leave_out: Callable[[Node], bool]) -> Graph:
 def _skip_passed_on(graph: Graph) -> Graph:
     """The graph without the results of calls that are arguments of these calls.
 
-    A rule may return its arguments as residuals. Behind the call they look like new values, and a
-    loop would keep a copy of a weight that it has at hand at each step.
+    A rule may return its arguments as residuals. After the call they look like new values, and a
+    loop would keep a copy of a weight at each step.
     """
     known: dict[Graph, dict[int, int]] = {}
 

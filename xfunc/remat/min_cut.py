@@ -1,4 +1,4 @@
-"""`min_cut`: a solver chooses what is kept for the backward pass.
+"""`min_cut`: a solver chooses the values kept for the backward pass.
 
 Without a budget: the fewest bytes such that no matrix product or convolution is computed twice.
 With one: the least time spent on recomputation, such that the bytes kept stay within the budget.

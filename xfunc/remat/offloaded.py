@@ -1,4 +1,4 @@
-"""`Offloaded`: what another policy keeps, kept in the host's memory."""
+"""`Offloaded`: stores the residuals of another policy in the host's memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from xfunc.remat.residuals import is_several
 
 @dataclasses.dataclass(frozen=True)
 class Offloaded(GraphPolicy):
-    """Keep in the host's memory what a policy keeps, and the states of a loop's steps.
+    """Keep the residuals of a policy, and the states of a loop's steps, in the host's memory.
 
     Single numbers stay on the device.
 
     Attributes:
-        policy: says what is kept.
+        policy: chooses the residuals.
     """
 
     policy: Policy

@@ -48,9 +48,9 @@ class Partition:
     def prune_cotangents(
         self, cts: Collection[int], gradients: Collection[int] | None = None
     ) -> Partition:
-        """What is left when some cotangents are absent; the forward half is unchanged.
+        """The partition without absent cotangents; the forward half is unchanged.
 
-        The gradients that are left are those in `gradients`, by default those that are not absent.
+        It computes the given `gradients`, by default those that are not absent.
 
         An absent cotangent is not replaced by zeros: multiplied by infinity, they would give NaN.
         """
@@ -99,11 +99,11 @@ def split(
         joint: ``(inputs, cotangents) -> (outputs, gradients)``.
         n_inputs: how many of the flat inputs are not cotangents.
         n_outputs: how many of the results are outputs of the forward pass.
-        policy: decides what is kept.
+        policy: chooses the residuals.
         unavailable: inputs that the backward pass does not receive.
         invariant: inputs that are the same at every step of a loop.
         barrier: put an optimisation barrier before the backward pass, so that XLA does not merge
-            what is recomputed there with the forward pass.
+            recomputed values with the forward pass.
         steps: how many steps the loop has: residuals of all steps are kept at once.
     """
     graph = joint_graph(

@@ -1,11 +1,11 @@
-"""Which values of a joint program a policy keeps for its backward pass.
+"""The values of a joint program that a policy keeps for its backward pass.
 
 Some values are never kept, whatever the policy says:
 
 - inputs, which the backward pass receives anyway (unless the caller says that one is unavailable
-  then: the carry of a scan, whose value at each step is gone);
+  then: the carry of a scan, which each step overwrites);
 - results of a reshape, transpose, broadcast, convert and the like, if the operand is no larger and
-  is at hand or kept: recomputing them is free;
+  is available or kept: recomputing them is free;
 - likewise results of elementwise operations that the forward pass itself does not use: they are
   computed in the backward pass, the only place where they are needed;
 - values that depend on nothing that varies: constants, and in a loop everything computed from
@@ -29,7 +29,7 @@ Kept = dict[Node, Offload | None]
 
 
 def choose(graph: JointGraph, policy: Policy) -> Kept:
-    """The values that the backward pass gets from the forward pass, besides the inputs."""
+    """The values that the backward pass gets from the forward pass, in addition to the inputs."""
     chosen = policy.choose(graph) if isinstance(policy, GraphPolicy) else None
     place = policy.place if isinstance(policy, GraphPolicy) else None
     kept: Kept = {}
@@ -80,5 +80,5 @@ def choose(graph: JointGraph, policy: Policy) -> Kept:
 
 
 def is_several(n: Node) -> bool:
-    """Whether a node has several results, each of which is an element of it."""
+    """Whether a node has several results, which are its elements."""
     return isinstance(n.type, TupleType)

@@ -44,11 +44,11 @@ _SHAPED_LIKE = frozenset((torch.zeros_like, torch.ones_like, torch.full_like, to
 
 
 class _Plan(NamedTuple):
-    """What is to be done in the calls of a torch function.
+    """The actions around the calls of a torch function.
 
     Attributes:
         kind: how to treat it.
-        run: what runs in its place.
+        run: the replacement, if any.
         has_bounds: whether its indices may be known to be out of range.
         is_arithmetic: whether its numbers are typed where it is differentiated.
         reduces: whether it may reduce nothing.
@@ -97,7 +97,7 @@ class Mode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        if not self._trace.is_innermost:  # A nested trace, whose own mode has seen the call.
+        if not self._trace.is_innermost:  # A nested trace; its own mode has seen the call.
             return func(*args, **(kwargs or {}))
         return self.call(func, args, kwargs or {})
 
@@ -262,10 +262,11 @@ def _like(func: Callable[..., object]) -> bool:
 
 @dataclasses.dataclass
 class Regions:
-    """What differs in manual regions, whose values have varying types (`xfunc.program.vma`).
+    """The functions that differ in manual regions, where values have varying types
+    (`xfunc.program.vma`).
 
     Attributes:
-        grad: what ``torch.autograd.grad`` does when the user's code calls it; None for the default.
+        grad: runs when the user's code calls ``torch.autograd.grad``; None for the default.
         like: makes values like another value, as the region requires.
     """
 

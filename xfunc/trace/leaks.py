@@ -24,7 +24,7 @@ from xfunc.trace.leak_holders import owner_of
 
 
 class Leaked(torch.Tensor):
-    """A traced value whose trace has ended: any use raises."""
+    """A traced value after the end of its trace: any use raises."""
 
     _xfunc_leak: str
 
@@ -43,7 +43,7 @@ class Leaked(torch.Tensor):
 
 
 class StaleCapture(Leaked):
-    """What is left of a value that a cached function holds: see NOTE [tokens] in `tracing`."""
+    """The remains of a value in a cached function: see NOTE [stale captures] in `tracing`."""
 
     @classmethod
     def __torch_function__(
@@ -114,7 +114,7 @@ class TracedValues:
     """The values made in a trace.
 
     Attributes:
-        entries: by the id of a value, what `register` was given.
+        entries: the arguments of `register`, by the id of the value.
     """
 
     def __init__(self, name: str, defined_at: Location | None):
@@ -154,7 +154,7 @@ class TracedValues:
         return found
 
     def _empty_tokens(self) -> None:
-        """See NOTE [tokens] in `tracing`."""
+        """See NOTE [stale captures] in `tracing`."""
         with torch._C.DisableTorchFunction():
             found = [self.entries.pop(key)[0] for key in self._tokens & self.entries.keys()]
             for ref in (*found, *self._wrapped):
@@ -182,7 +182,7 @@ class TracedValues:
             self._cached.clear()
             if found and collect:
                 found = _uncollected(found, alive)
-                if found:  # What holds them may be older.
+                if found:  # Their holders may be older.
                     gc.unfreeze()
                     tensors = [t for t, *_ in found]
                     self._has_owner = owner_of(tensors, (found, *found)) is not None

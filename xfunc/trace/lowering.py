@@ -121,7 +121,7 @@ class HloProgram:
         """The compiled program, made on first use.
 
         Args:
-            donated: flat inputs whose buffers the program may reuse.
+            donated: flat inputs with buffers that the program may reuse.
             placements: the placement of each flat input on the devices; by default replicated.
             options: of the compiler, by name.
         """
@@ -146,7 +146,7 @@ class HloProgram:
         taken = map(placements.__getitem__, self.inputs) if placements else ()
         tiles = [p and p.tiles for p in taken]
 
-        def made() -> Module:  # anew each time: the backend may change what it is given
+        def made() -> Module:  # a new one each time: the backend may change it
             return finalize(self.graph, tiles=tiles)
 
         def load(module: Module) -> Executable:

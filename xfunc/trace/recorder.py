@@ -1,4 +1,4 @@
-"""What a trace records: placeholders, the operations on them, and the program they make.
+"""The record of a trace: placeholders, the operations on them, and the resulting program.
 
 The operations of torch come by its dispatcher (`xfunc.tracer.placeholders`). Calls of whole modules
 and constraints of the partitioner are recorded here.
@@ -98,7 +98,7 @@ def record(
     inputs: Sequence[torch.Tensor],
     options: Mapping[str, object],
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Record the node, or the nodes, that a function makes of the nodes of tensors."""
+    """Record the node or nodes that a function builds from the nodes of tensors."""
     placeholders.begin(f"xfunc__{make.__name__}")
     found = make(*map(node_of, inputs), **options)
     if isinstance(found, Node):
@@ -131,7 +131,7 @@ def lower(
 
 def tensor_id(tensor: torch.Tensor) -> int:
     """The number of a value, which a change in place changes; later ones have larger numbers."""
-    # A view whose base has changed is made anew, by operations that must not be transformed.
+    # torch regenerates a view after its base changed, by operations that must not be transformed.
     with functorch.bottom_level():
         return unwrapped(tensor).number
 

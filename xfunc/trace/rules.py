@@ -116,7 +116,7 @@ def special(
 
 
 def beside_array(trace: Trace, func: Callable[..., object], args: tuple[Any, ...]) -> object:
-    """What an operator that was given a NumPy array calls; NotImplemented if it is a plain call."""
+    """The operator's call for a NumPy array; NotImplemented if it is a plain call."""
     x = args[0]
     if func is not torch.Tensor.__array__:  # `array / x`
         if not isinstance(args[1], np.ndarray):

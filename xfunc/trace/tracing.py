@@ -5,24 +5,24 @@ nothing is computed; and a torch function mode (`xfunc.trace.calls`) sees every 
 code. Together they
 
 - turn tensors that the function did not receive as arguments (*captures*) into inputs;
-- refuse what a pure function must not do, and name the user's line;
+- refuse impure operations, and name the user's line;
 - remember every value made, so that values that outlive the trace are found and defused.
 
 NOTE [who owns a tensor]: traces nest strictly, and values are numbered in order of creation. So a
 tensor belongs to the innermost trace exactly when its number is not smaller than the trace's first
-one. torch.func wraps tensors without passing the mode; their innermost value decides. But a view
-whose base was changed in place is made anew, with a new number, the next time its number is read,
-so values known to be made by an enclosing trace are not asked.
+one. torch.func wraps tensors without passing the mode; their innermost value decides. But after a
+change of its base in place, a view gets a new number when its number is read, so the numbers of
+values known to belong to an enclosing trace are not read.
 
 NOTE [leaks]: when a trace ends, each Python tensor of it that is still alive, and that somebody
 owns, becomes a `Leaked`, which refuses every operation with a `LeakError`.
 
-NOTE [tokens]: a function cached while an enclosing trace was open may hold values of that trace in
-its closure. They outlive it as tokens, which only have a shape and a dtype: whenever the function
-runs again, `lift` substitutes the value that takes their place then. There is none for a value that
-the function only holds, or whose shape alone it uses. In such a run, a function called inside may
-be traced for the first time, because other values are differentiated now: it captures the token,
-for which the enclosing trace has a value.
+NOTE [stale captures]: a function cached while an enclosing trace was open may hold values of that
+trace in its closure. They outlive it as `StaleCapture` objects, which only have a shape and a
+dtype: whenever the function runs again, `lift` substitutes the current value. There is none for a
+value that the function does not read, or only for its shape. In such a run, a function called
+inside may be traced for the first time, because other values are differentiated now: it captures
+the stale capture, for which the enclosing trace has a value.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def set_implicit(source: Source | None) -> Source | None:
 
 
 def _same_constant(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two CPU tensors hold the same, and nobody differentiates with respect to them."""
+    """Whether two CPU tensors have equal values and take part in no gradient."""
     with torch._C.DisableTorchFunction():
         if not all(type(t) is torch.Tensor and t.is_cpu and not is_tracked(t) for t in (x, y)):
             return False
@@ -150,7 +150,7 @@ def _noted(plain: Callable[..., torch.Tensor], array: np.ndarray[Any, Any]) -> t
     """Note the values of tensors that traced code makes with ``torch.from_numpy``.
 
     torch shows no mode these calls. Such a tensor is an input of the program; but where its values
-    decide a shape, they count as constants: the function's value tells arrays by their contents.
+    decide a shape, they count as constants, because the cache key holds the contents of arrays.
     """
     made, trace = plain(array), _thread.trace
     assert trace is not None
@@ -194,7 +194,7 @@ _changes = Counted(_further_changes)
 drawing = Counted(
     lambda: _in_traces(torch.nn.init, "_no_grad_trunc_normal_", _drawn_at_once, with_keys=True)
 )
-"""Lets torch's functions draw what can be traced, in threads that trace or draw from keys."""
+"""Replaces torch's random functions by traceable ones, in threads that trace or draw from keys."""
 
 
 class Trace:
@@ -312,7 +312,7 @@ class Trace:
 
         Args:
             aval: its shape and dtype.
-            label: makes what messages call it.
+            label: returns its name in messages.
             watched: whether plain autograd differentiates with respect to it.
         """
         self.has_float8 |= aval.dtype in FLOAT8
@@ -336,7 +336,7 @@ class Trace:
         self.substitutes[id(tensor)] = (tensor, value)
 
     def keep_tokens(self, tensors: Sequence[torch.Tensor], fun: object) -> None:
-        """A cached function holds these: see NOTE [tokens]."""
+        """A cached function holds these: see NOTE [stale captures]."""
         trace: Trace | None = self
         while trace is not None:
             # Wrappers of torch.func are made without passing the mode.
@@ -379,7 +379,7 @@ class Trace:
     def owns(self, tensor: torch.Tensor) -> bool:
         """See NOTE [who owns a tensor]."""
         if isinstance(tensor, Leaked):
-            if self._has_substitute(tensor):  # See NOTE [tokens].
+            if self._has_substitute(tensor):  # See NOTE [stale captures].
                 return False
             raise error_of(tensor)
         with torch._C.DisableTorchFunction():
@@ -491,7 +491,7 @@ class Trace:
         return any(view is tensor for _, view, *_ in self._placeholders)
 
     def static_argument(self, *tensors: torch.Tensor) -> str:
-        """What to make a static argument so that values may be read, for a hint."""
+        """The argument to make static so that its values may be read, for a hint."""
         inner = [functorch.innermost(t) for t in tensors]
         given = [
             (label(), view.ndim, any(t is view for t in inner))
