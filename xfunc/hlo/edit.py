@@ -3,10 +3,10 @@
 NOTE [slices of fields]: where every instruction of a module is read, its lists of ids are read as
 ``i.operand_ids[:]``: protobuf takes twice as long to iterate over the field itself.
 
-NOTE [absent fields]: protobuf allocates memory to read a field that a message lacks. Each 10,000
-times that it frees such memory, it hands all unused memory back to the system, which takes 10 ms to
-get again. So where every instruction of a module is read, its opcode tells whether to read what few
-have.
+NOTE [absent fields]: protobuf allocates memory to read a field that a message lacks. Once per
+10,000 frees of such memory it returns all unused memory to the system, and needs 10 ms to get it
+back. So a loop over every instruction of a module reads a rare field only for the opcodes that have
+it.
 
 NOTE [copies]: protobuf's ``CopyFrom`` copies a message in memory. Its ``extend``, ``append``,
 ``MergeFrom`` and constructors write it to bytes and read these, which takes twice as long.
@@ -110,7 +110,7 @@ def unused(uses: dict[int, list[int]], root: int, candidates: Collection[int]) -
     """
     times = Counter(chain((root,), *uses.values()))
     found: set[int] = set()
-    for k in [k for k in reversed(uses) if k in candidates]:  # users before what they use
+    for k in [k for k in reversed(uses) if k in candidates]:  # users before their operands
         if not times[k]:
             found.add(k)
             times.subtract(uses[k])

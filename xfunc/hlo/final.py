@@ -1,11 +1,11 @@
 """Whole programs as HLO modules, in the form that is shown, compiled or exported.
 
-NOTE [what is numbered]: members of one group are sharded alike (`annotations.tie`), and on the CPU
-the devices of a group meet under the channel of a collective. If two groups had the same number,
-XLA would tie unrelated values; if these differed in dimensions, it would abort the process. If two
-concurrent collectives had the same channel, a device of one could meet a device of the other. So a
-function with any of these is written anew for each call, as XLA itself would copy it, with numbers
-of its own.
+NOTE [numbers in a whole program]: members of one group are sharded alike (`annotations.tie`), and
+on the CPU the devices of a group meet under the channel of a collective. If two groups had the same
+number, XLA would shard unrelated values alike; if these differed in dimensions, it would abort the
+process. If two concurrent collectives had the same channel, a device of one could meet a device of
+the other. So a function with any of these is written once per call, as XLA itself would copy it,
+each time with new numbers.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _CHANNEL = 26
 
 
 class Program(NamedTuple):
-    """What a whole program has besides its graph.
+    """The parts of a whole program other than its graph.
 
     Attributes:
-        meaning: what the stamped name of an operation stands for: its name, with the scopes around
-            it; its file and line.
+        meaning: the origin for the stamped name of an operation: its name with its scopes, its file
+            and line.
         lines: whether instructions carry the user's files and lines.
         tiles: how each parameter is sharded; None if unspecified.
         keeps_automatic: whether to keep the ties that xfunc made automatically.
@@ -160,7 +160,7 @@ class _Search:
         self._known: dict[Graph, bool] = {}
 
     def wanted(self, n: Node) -> bool:
-        """Whether this is what is looked for."""
+        """Whether the node matches."""
         raise NotImplementedError
 
     def among(self, graph: Graph) -> bool:

@@ -16,7 +16,7 @@ def holding(contents: Contents, wanted: Callable[[pb.HloInstructionProto], bool]
 
 
 def with_callers(contents: Contents, computations: Iterable[int]) -> set[int]:
-    """Ids of computations, and of those that call them, directly or not."""
+    """Ids of computations, and of their direct and indirect callers."""
     found = set(computations)
     for c in contents.proto.computations if found else ():  # callees come first
         if not found.isdisjoint(contents.called(c)):

@@ -21,7 +21,7 @@ class Instruction:
         proto: the protobuf it is a view of.
         id: unique in the module.
         computation: the computation it belongs to.
-        operands: the instructions whose results it takes.
+        operands: the instructions of its inputs.
     """
 
     __slots__ = ("_shape", "computation", "id", "opcode", "operands", "proto")
@@ -154,7 +154,7 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """The instruction whose result is the computation's."""
+        """The instruction with the computation's result."""
         try:
             return self.by_id[self.proto.root_id]
         except KeyError as e:
@@ -179,8 +179,8 @@ class Computation:
 class Module:
     """An HLO module, read; compared by identity.
 
-    The views are made on first access, so the protobuf must not change afterwards. Nothing is
-    checked when it is read: that is what `verify` is for.
+    The views are made on first access, so the protobuf must not change afterwards. Reading checks
+    nothing; `verify` does.
 
     Attributes:
         proto: the protobuf it is a view of. It keeps fields that xfunc does not know.

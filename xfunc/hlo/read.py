@@ -31,7 +31,7 @@ def read(module: pb.HloModuleProto) -> Graph:
 
     Raises:
         UnreadableError: its instructions run in an order of their own, have types that torch does
-            not have, or custom calls whose results have a layout of their own.
+            not have, or custom calls that set the layout of their results.
     """
     reader = _Reader(module)
     try:
@@ -140,7 +140,7 @@ class _Reader:
         return found
 
     def _fields(self, i: pb.HloInstructionProto) -> tuple[Any, bytes]:
-        """The parameters of a node, as bytes if no pass looks at them; and what else it carries."""
+        """The parameters of a node, as bytes if no pass reads them, and its further data."""
         rest = self._scratch
         rest.CopyFrom(i)
         for name in (*_STRUCTURE, *_MORE):

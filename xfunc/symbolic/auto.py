@@ -1,8 +1,7 @@
 """``buckets="auto"``: powers of 2 at first, then the best ladder for the sizes that occur.
 
-NOTE [no compilation beside calls]: a compilation takes the processor from the calls. So nothing is
-compiled in the background. Instead, the benefit of a compilation is weighed: see NOTE [when a new
-ladder pays] in `adaptive_buckets`.
+NOTE [no background compilation]: a compilation would take the processor from the calls. Instead,
+the benefit of a compilation is weighed: see NOTE [when a new ladder pays] in `adaptive_buckets`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The program of a bucket: made from traces, for all sizes in the bucket.
 
-NOTE [what is compared]: the HLO at the probes shows whether a function is one program for all
-sizes. Its HLO at the bucket's own sizes, and at the smallest that use the bucket, must be that
-program as well; otherwise the probes are chosen among the bucket's sizes. So a function that takes
-another path from some size on is noticed, wherever that size is. A function that differs at a
-single size in between is not.
+NOTE [compared sizes]: the HLO at the probes shows whether a function is one program for all sizes.
+Its HLO at the bucket's own sizes, and at the smallest that use the bucket, must be that program as
+well; otherwise the probes are chosen among the bucket's sizes. So a function that takes another
+path from some size on is detected for every such size. A function that differs at a single size in
+between is not.
 
 NOTE [small sizes]: where a dimension would be 0 or 1, functions and torch itself take other paths:
 they squeeze, broadcast, clip a slice, or refuse. So each size is compared up to the first at which
@@ -46,7 +46,7 @@ from xfunc.trace.lowering import HloProgram
 
 Ends = Mapping[str, tuple[int, int]]  # the smallest and the largest sizes of a bucket
 
-_MOST_SMALL = 8  # sizes of a symbol that are compared below those that surely agree
+_MOST_SMALL = 8  # sizes of a symbol to compare below the sizes that surely agree
 _MOST_OTHER = 4  # sizes without small dimensions that may differ before the others agree
 
 
@@ -77,7 +77,7 @@ class Bucket:
     ends: Ends = dataclasses.field(default_factory=dict)
 
     def holds(self, ends: Ends) -> bool:
-        """Whether what was found out about it is true for a bucket between given sizes."""
+        """Whether the results of the comparison hold for a bucket between given sizes."""
         if self.entry is None or self.ends == ends:
             return self.ends == ends
         return all(
@@ -94,10 +94,10 @@ class Bucket:
         }
 
     def is_watched(self, held: Sequence[torch.Tensor]) -> bool:
-        """Whether autograd watches a tensor that the function holds.
+        """Whether a tensor in the function's closure requires a gradient.
 
         Args:
-            held: those that the program is not tied to.
+            held: the tensors that are no fixed part of the program.
         """
         if not torch.is_grad_enabled():
             return False
@@ -107,7 +107,7 @@ class Bucket:
 
     @functools.cached_property
     def _varying(self) -> list[int]:
-        """The results whose shapes vary."""
+        """The results with varying shapes."""
         return [
             k for k, dims in enumerate(self.outputs) if any(isinstance(s, Polynomial) for s in dims)
         ]
@@ -193,7 +193,9 @@ class Maker:
         return bucket
 
     def _fitted_to(self, ends: Ends) -> tuple[SymbolicModule, Env, str, bool]:
-        """The program for a bucket, what `_checked` says of it, and whether it is for it alone."""
+        """The program for a bucket, the result of `_checked`, and whether it is for this bucket
+        only.
+        """
         high = {n: high for n, (_, high) in ends.items()}
         error: NoFit | None = None
         for sizes in (None, ends, self._upper(ends)):
@@ -289,7 +291,7 @@ class Maker:
         return folded(lowering.module)
 
     def _check_held(self, source: Entry, symbolic: SymbolicModule) -> None:
-        """Refuse tensors from outside whose sizes vary: nothing pads them."""
+        """Refuse captured tensors with varying sizes: nothing pads them."""
         inputs, n = source.program.lowering.inputs, len(self._avals)
         for p in symbolic.module.entry.parameters:
             varies = any(isinstance(s, Polynomial) for s in symbolic.dims(p))

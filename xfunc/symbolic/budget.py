@@ -55,7 +55,7 @@ class Target:
 
     @property
     def device(self) -> Device:
-        """What the devices are."""
+        """The kind of the devices."""
         return device_of(self.name)
 
     def compile(self, lowered: stages.Lowered) -> Compiled:
@@ -98,7 +98,7 @@ class Planned(stages.Lowered):
 
 
 class Planning(NamedTuple):
-    """What a function is to be planned for.
+    """The target to plan a function for.
 
     Attributes:
         bytes: the memory that a program may use on a device.
@@ -110,7 +110,7 @@ class Planning(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What a function is traced for.
+    """The call to trace a function for.
 
     Attributes:
         args: positional arguments.
@@ -151,8 +151,8 @@ class Limit:
         """The override of the function's policies for a call, if one is needed.
 
         Args:
-            call: what it is traced for.
-            target: what it is compiled for; None: the running device.
+            call: the call to trace.
+            target: the device to compile for; None: the running device.
 
         Raises:
             OutOfMemoryError: no plan fits.
@@ -219,7 +219,7 @@ def plans_of(
 ) -> Plans:
     """The plans for a target, or for the device in use.
 
-    What is compiled for the device in use to measure them is counted.
+    Programs compiled for the device in use to measure them are counted.
     """
 
     def counted(measure: Measure) -> Measure:
@@ -242,7 +242,7 @@ T = TypeVar("T")
 
 
 def within_here(f: Callable[[Target | None], T]) -> Callable[[Target | None], T]:
-    """A function that will run in the surroundings of now, such as the mesh in use."""
+    """A function bound to the current context, such as the mesh in use."""
     here = ambient.key()
 
     def run(target: Target | None) -> T:

@@ -30,11 +30,11 @@ class CachedCall:
 
     Attributes:
         declared: the dimensions of its arguments.
-        bucket: whose program it is.
+        bucket: the bucket of the program.
         override: the plan for the memory limit, if there is one.
         env: the sizes of the call.
         rung: the smallest and the largest sizes of the bucket.
-        ends: those that its program is for; others may have their own.
+        ends: the ends of the bucket that its program is for; others may have their own.
         wide: the arguments that are padded, and their shapes then.
         avals: of the padded arguments.
     """
@@ -90,7 +90,7 @@ class Memory:
     def key(
         self, leaves: Sequence[object], structure: tree.Structure, options: Options
     ) -> Hashable:
-        """What two calls must have in common to be alike."""
+        """The key of a call: equal for calls that may share a program."""
         kinds = tuple([(getattr(x, "shape", None), getattr(x, "dtype", type(x))) for x in leaves])
         return structure, kinds, options.static, ambient.context_key()
 

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class CompiledRange:
     """A function compiled for a range of shapes: takes arguments of any of these.
 
-    What is asked without sizes is about the program of the largest bucket, which takes the most
-    memory and time; `at` gives that of another.
+    Queries without sizes are about the program of the largest bucket, which takes the most memory
+    and time; `at` gives that of another.
 
     Attributes:
         lowered: the lowered function that was compiled.
@@ -76,7 +76,7 @@ class CompiledRange:
         """The programs as bytes, for another process: see `xfunc.export.serialize`.
 
         Raises:
-            ValueError: it was compiled for an absent device, whose format holds one program.
+            ValueError: it was compiled for an absent device; that format holds one program.
         """
         if self.topology is not None:
             fail(

@@ -114,7 +114,7 @@ def _with_sizes(symbolic: SymbolicModule) -> Module:
 
 
 class _Shape(Shape):
-    """A shape whose dimensions are `_Size`."""
+    """A shape with dimensions of type `_Size`."""
 
     @classmethod
     def of(cls, shape: SymbolicShape, env: Env) -> _Shape:

@@ -50,7 +50,7 @@ class _Given(NamedTuple):
 
 
 class Dynamic:
-    """The programs of a function whose arguments have symbolic dimensions.
+    """The programs of a function with symbolic dimensions in its arguments.
 
     Args:
         staged: the function.

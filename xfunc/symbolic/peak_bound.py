@@ -1,10 +1,10 @@
 """The peak of a program's memory over all sizes at once.
 
 The memory held at each step, in one order of the steps, is a polynomial in the symbols, and the
-peak is the upper envelope of these: the largest of them at each size. The order of the
-steps, and which buffers share memory, depend on comparisons, so there is one such envelope for each
-of a few parts of the box; see NOTE [an analysis of one shape, for many]. The peak is exactly what
-`xfunc.hlo.estimate.liveness.peak` finds at each size.
+peak is the upper envelope of these: the largest of them at each size. The order of the steps, and
+which buffers share memory, depend on comparisons, so there is one such envelope for each of a few
+parts of the box; see NOTE [an analysis of one shape, for many]. At each size the peak equals that
+of `xfunc.hlo.estimate.liveness.peak`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SymbolicPeak:
 
     Args:
         symbolic: the program, as `prepared` makes it.
-        donated: the parameters whose memory results may take over.
+        donated: the parameters with memory that results may reuse.
         orders: the candidates; the best is taken at each size.
     """
 
@@ -115,7 +115,7 @@ class SymbolicPeak:
         return [self._piece(k, env, monomials) for k in range(len(self._orders))]
 
     def envelopes(self, env: Env) -> list[list[Polynomial]]:
-        """For each order, the polynomials whose maximum is the peak around there."""
+        """For each order, the polynomials that have the peak as their maximum nearby."""
         return [
             [self.basis.polynomial(tuple(map(int, t))) for t in p.terms] for p in self.pieces(env)
         ]

@@ -28,7 +28,7 @@ class Polynomial:
 
     @classmethod
     def of(cls, terms: Iterable[tuple[Monomial, Number]]) -> Polynomial:
-        """The sum of terms, several of which may have the same monomial."""
+        """The sum of terms; several may have the same monomial."""
         found: dict[Monomial, Number] = {}
         for m, c in terms:
             found[m] = found.get(m, 0) + c
@@ -44,7 +44,7 @@ class Polynomial:
         """A constant polynomial."""
         return cls.of([((), value)])
 
-    # -- what it is ---------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------
 
     @functools.cached_property
     def symbols(self) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 A comparison answers True, False, or None if it gives up: it never guesses.
 
 NOTE [how it decides]: a polynomial in which no symbol has a higher power than 1 has its extremes at
-corners of the box, so their values decide. Any other is written in the Bernstein basis of the box,
-whose coefficients enclose its values; if they do not decide, the box is halved. Corners are
+corners of the box, so their values decide. Any other is written in the Bernstein basis of the box:
+its coefficients enclose its values; if they do not decide, the box is halved. Corners are
 themselves sizes, so a corner where the claim fails refutes it. In a symbol without a largest size,
 the polynomial is written in powers of the excess over the smallest size: if no coefficient is ever
 negative, neither is the polynomial.
@@ -50,7 +50,7 @@ class ShapeDomain:
     ranges: Mapping[str, Range]
 
     def within(self, **ends: tuple[int, int]) -> ShapeDomain:
-        """The part of the box in which symbols lie between two sizes, inclusive."""
+        """The part of the box in which symbols are between two sizes, inclusive."""
         found = dict(self.ranges)
         for name, (low, high) in ends.items():
             found[name] = Range(low, high, self.ranges[name].step)

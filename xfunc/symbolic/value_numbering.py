@@ -1,12 +1,12 @@
-"""Whether two programs compute the same, where they differ by how they treat dimensions of size 1.
+"""Equality of programs up to their treatment of dimensions of size 1.
 
-NOTE [dimensions of size 1]: where a dimension has size 1, torch reshapes what it broadcasts
-elsewhere, leaves out a transpose or a slice, and so on. So the HLO at a small size is often not
-literally the one for all sizes. Here both are numbered by value: two instructions have one number
-if they surely compute the same elements in row-major order. A reshape, a broadcast that repeats
-nothing, and a transpose that only moves dimensions of size 1 have the number of their operand;
-operations on each element know their operands by number only; everything else knows also their
-dimensions. Equal numbers are a proof, different ones are none.
+NOTE [dimensions of size 1]: where a dimension has size 1, torch reshapes instead of broadcasting,
+omits a transpose or a slice, and so on. So the HLO at a small size is often not literally the one
+for all sizes. Here both are numbered by value: two instructions have one number if they surely
+compute the same elements in row-major order. A reshape, a broadcast that repeats nothing, and a
+transpose that only moves dimensions of size 1 have the number of their operand; operations on each
+element know their operands by number only; everything else knows also their dimensions. Equal
+numbers are a proof, different ones are none.
 """
 
 from __future__ import annotations

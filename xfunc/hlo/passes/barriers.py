@@ -9,9 +9,9 @@ def outline_barriers(proto: pb.HloModuleProto, *, partitioned: bool) -> None:
     """Turn computations after a barrier into functions that XLA does not inline, in place.
 
     XLA's CPU target removes barriers before it merges equal instructions for the last time;
-    recomputed values would be merged with those of the forward pass, and be kept. What is to be
-    computed once would be computed again in other fusions. It neither merges nor fuses the
-    instructions of two computations.
+    recomputed values would be merged with those of the forward pass, and be kept. Values to compute
+    once would be computed again in other fusions. It neither merges nor fuses the instructions of
+    two computations.
 
     Args:
         partitioned: whether the module is for several devices. XLA then heeds barriers when it

@@ -1,15 +1,15 @@
-"""Scatters that XLA's partitioner computes rightly for every sharding of their operands.
+"""Scatters that XLA's partitioner handles correctly for every sharding of their operands.
 
-`hide_positions`: the partitioner does not see what the indices of a scatter are made of.
+`hide_positions`: hides from the partitioner how the indices of a scatter are computed.
 
 Where one of the indices is the position along a dimension, as in torch's scatters along a
 dimension, XLA (torch_xla 2.9, jaxlib 0.7.1) divides arrays and updates along that dimension
 together. For some shardings the result is wrong, by GSPMD and by Shardy. `.at` of JAX hides
 positions too, behind a reshape; its scatters with batching dimensions are wrong. Gathers are right.
 
-`divide_evenly`: where devices divide updates unevenly, a scatter takes in the numbers that fill the
-last part: zeros, or what has been computed of zeros, such as a comparison with zero. So the updates
-of products, minima and maxima, and their indices, are extended to sizes that the devices divide
+`divide_evenly`: where devices divide updates unevenly, a scatter includes the padding of the last
+part: zeros, or values computed from zeros, such as a comparison with zero. So the updates of
+products, minima and maxima, and their indices, are extended to sizes that the devices divide
 evenly, at a place out of bounds, where nothing is written. Sums, which are more frequent, take in
 zeros: all updates beyond the size are, by a choice that XLA makes for each element where it is.
 """

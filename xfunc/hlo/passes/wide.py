@@ -34,7 +34,7 @@ class _Widening:
         by_id = self._contents.by_id(c)
         places = [(k, i) for k, i in enumerate(c.instructions) if i.id in chosen]
         wide: dict[int, int] = {}
-        shift = 0  # of the places, by what was inserted before
+        shift = 0  # of the positions, by earlier insertions
         for place, i in places:
             made: list[pb.HloInstructionProto] = []
             for k in i.operand_ids:

@@ -101,12 +101,12 @@ def _listed(sharding: pb.OpSharding) -> _Devices:
 
 
 def _runs(sharding: pb.OpSharding, ndim: int, count: int) -> list[list[_Run]] | None:
-    """The devices along each dimension of a value, and those that are manual, the slowest first.
+    """The devices along each dimension of a value, and the manual ones, the slowest first.
 
     None: they are not evenly spaced, it is another number of devices, or one runs it alone.
     """
     if sharding.type in (pb.OpSharding.TUPLE, pb.OpSharding.MAXIMAL):
-        return None  # Shardy ignores it where it is said of a custom call that it does not know.
+        return None  # Shardy ignores it on a custom call that it does not know.
     if sharding.type != pb.OpSharding.OTHER:
         return [[] for _ in range(ndim + 1)]
     sizes = [*sharding.tile_assignment_dimensions]
@@ -124,7 +124,7 @@ def _runs(sharding: pb.OpSharding, ndim: int, count: int) -> list[list[_Run]] | 
     if kinds == [pb.OpSharding.REPLICATED, pb.OpSharding.MANUAL]:
         grid = grid.swapaxes(-1, -2)
     grid = grid.reshape(*sizes[:ndim], manual, -1)
-    # Devices with equal parts may be listed in any order, and so may those that are manual.
+    # Devices with equal parts may be listed in any order, and so may manual devices.
     grid = np.sort(grid, -1)
     grid = np.take_along_axis(grid, np.argsort(grid[..., 0], -1)[..., None], -2)
     found: list[list[_Run]] = []

@@ -1,4 +1,4 @@
-"""`per_chip`: an estimate of the module that one chip of a mesh runs, as far as shapes go.
+"""`per_chip`: an estimate of the shapes in the module that one chip of a mesh runs.
 
 Parameters state their shardings. These are propagated forward, operation by operation, through
 calls, loops and branches: elementwise operations keep the shardings of their operands, and a matrix
@@ -7,8 +7,8 @@ give the sharding of one value to the other. Values of unknown sharding count as
 
 Each dimension of a value is sharded over some *axes* of the mesh, and no value over an axis twice.
 HLO does not name axes. Here one is a prime factor of the number of devices, known by its stride:
-devices whose numbers differ by multiples of the stride lie along it. Constants and values computed
-from them have no sharding (None) until something gives them one.
+devices with numbers that differ by multiples of the stride are along it. Constants and values
+computed from them have no sharding (None) until something gives them one.
 
 Results of XLA's partitioner differ in detail: it may shard more, and communication between chips
 takes additional memory.
@@ -158,7 +158,7 @@ def _reshaped(old: Sequence[int], new: Sequence[int], axes: Sequence[Axes]) -> l
     return found
 
 
-"""Operations that keep the sharding of every dimension whose size they keep."""
+"""Operations that keep the sharding of every dimension of unchanged size."""
 
 
 class _Walk:

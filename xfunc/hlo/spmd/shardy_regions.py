@@ -82,7 +82,7 @@ def split_region(
 
 
 def _needed(c: pb.HloComputationProto, ids: Iterable[int]) -> set[int]:
-    """The parameters, and what these values are computed from."""
+    """The parameters, and the operands of these values."""
     found = {*ids, *(i.id for i in c.instructions if i.opcode == "parameter")}
     for i in reversed(c.instructions):
         if i.id in found:
@@ -91,7 +91,7 @@ def _needed(c: pb.HloComputationProto, ids: Iterable[int]) -> set[int]:
 
 
 def _depending(c: pb.HloComputationProto, ids: Iterable[int]) -> set[int]:
-    """The result, and what is computed from these values."""
+    """The result, and the users of these values."""
     found = {*ids, c.root_id}
     for i in c.instructions:
         if not found.isdisjoint(i.operand_ids):

@@ -1,10 +1,10 @@
-"""Along which axes of a mesh the values of a manual region differ from device to device.
+"""The axes of a mesh along which values of a manual region differ between devices.
 
-Devices that run one program on different data get different values; a collective gives the same one
-to all of its group. The analysis may report too much, but never too little. It answers three
+Devices that run one program on different data get different values; a collective gives all devices
+of a group the same value. The analysis may report too much, but never too little. It answers three
 questions: whether an output is the same on all devices; whether all devices of a group take the
-same path to a collective (if not, those that do would wait for the others forever); and which sums
-are of equal values, and need no communication.
+same path to a collective (otherwise some would wait for the others forever); and which sums are of
+equal values, and need no communication.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SAME: Axes = frozenset()
 
 
 class DivergenceError(Exception):
-    """A collective that some devices of a group may reach and others not.
+    """A collective that only some devices of a group may reach.
 
     Attributes:
-        opcode: of the collective; empty for those that XLA might insert there.
+        opcode: of the collective; empty for one that XLA might insert there.
         axes: along which its devices communicate.
         choice: the opcode of the branch or loop that it is in.
         varies: the axes along which the devices choose differently there.
@@ -40,12 +40,12 @@ class DivergenceError(Exception):
 
 
 class ControlContext(NamedTuple):
-    """What is around a graph.
+    """The context of a graph.
 
     Attributes:
         choice: the opcode of the branch or loop.
         varies: the axes along which the devices choose differently there.
-        is_inner: whether it is an inner region, whose axes are not among this region's own.
+        is_inner: whether it is an inner region: its axes are not among this region's own.
     """
 
     choice: str = ""
@@ -126,7 +126,7 @@ class Walk:
     def calls(
         self, n: Node, operands: tuple[Axes, ...], ctx: ControlContext
     ) -> list[tuple[tuple[Axes, ...], ControlContext]]:
-        """How the inputs of the graphs that a node runs differ, and what is around them."""
+        """How the inputs of the graphs that a node runs differ, and the graphs' contexts."""
         if n.opcode == "call":
             inner = ctx.is_inner or is_region_graph(n.calls[0].graph)
             return [(operands, ctx._replace(is_inner=inner))]

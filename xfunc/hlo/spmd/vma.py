@@ -1,7 +1,7 @@
-"""Varying types: along which axes of a mesh a value of a manual region counts as varying.
+"""Varying types: the axes of a mesh along which a value of a manual region counts as varying.
 
 Whether devices hold equal values is one question (`varying`); the type of the values is another,
-which decides what a gradient means. All devices share a value whose type names no axis, so its
+which defines the meaning of a gradient. All devices share a value with no axis in its type, so its
 gradient is the sum of their contributions. Types follow JAX's rules.
 
 They are only known when a whole region has been traced. Until then *marks* represent the operations
@@ -85,7 +85,7 @@ def types(graph: Graph, inputs: Sequence[Axes], every: Axes) -> tuple[Axes, ...]
 
 
 def has_vma_ops(graph: Graph) -> bool:
-    """Whether there are marks in a graph, or in what it calls."""
+    """Whether a graph, or one that it calls, contains such operations."""
     return _Marked().holds(graph)
 
 
@@ -204,7 +204,7 @@ class _Settling:
 
 
 def _inside(vma_op: Node, x: Node, result: Node) -> Node:
-    """What was computed from a value, as part of the region that a mark is in."""
+    """The value computed from another one in the region of an operation."""
 
     def change(n: Node, operands: tuple[Node, ...]) -> Node:
         return _scalar(vma_op, n) if n.opcode == "constant" else moved(n, operands)

@@ -309,7 +309,7 @@ class _Body:
         if self.is_whole(i, operands):
             ids = [self.packed_up(x) for x in operands]
             return self.taken_apart(whole(i.shape), remade(self.movers, i, ids))
-        if is_pair(callee.proto):  # It returns what it takes.
+        if is_pair(callee.proto):  # It returns its argument.
             ids = [self.packed_up(x) for x in operands]
             return self.taken_apart(list(operands), remade(self.movers, i, ids))
         if is_region(callee.proto):

@@ -20,7 +20,7 @@ PRED = Shape(torch.bool).element_type
 F64 = Shape(torch.float64).element_type
 
 _Mask = tuple[tuple[int, ...], str | None]
-"""The selects of `Emitter.note_mask`, and what they fill in."""
+"""The selects of `Emitter.note_mask`, and their fill values."""
 
 
 def array(element_type: int, dims: Sequence[int]) -> pb.ShapeProto:
@@ -227,7 +227,7 @@ class Emitter:
     def note_mask(self, x: int, selects: Sequence[int], fill: str | None) -> None:
         """Record that a value was masked, by selects one after the other.
 
-        `fill`: with what, if others may take the masked one.
+        `fill`: the fill value, if others may use the masked value.
         """
         self._masked.setdefault(x, []).append((tuple(selects), fill))
 

@@ -1,4 +1,4 @@
-"""Manual regions (`shard_map`) of arrays whose shapes vary, and communication in them.
+"""Manual regions (`shard_map`) of arrays with varying shapes, and communication in them.
 
 NOTE [parts of a padded dimension]: the exact dimension is divided equally among the devices. The
 padding of a bucket is at the end, so the last devices would have nothing else. At the border of a

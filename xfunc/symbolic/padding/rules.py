@@ -185,10 +185,9 @@ def elementwise(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> Pad
     return found
 
 
-# NOTE [masks of operands]
-# XLA computes a mask again wherever its result is read element by element, so that it keeps the
-# value without the mask as well. What comes before a function that takes long is not computed
-# again. So the operand of such a function is masked, with the number at which the function is 0.
+# NOTE [masks of operands] XLA computes a mask again wherever its result is read element by element,
+# and so keeps the value without the mask as well. It does not recompute the operand of a slow
+# function. So the operand of such a function is masked, with the number at which the function is 0.
 _ZERO_AT = {
     **dict.fromkeys("cbrt erf exponential-minus-one log-plus-one sine sqrt tan tanh".split(), 0.0),
     **dict.fromkeys(("exponential", "logistic"), -math.inf),
@@ -220,7 +219,7 @@ def _zeroed(
 
 
 def _softened(m: Relayout, i: Instruction, operands: Sequence[PaddedValue]) -> dict[int, float]:
-    """What is known by NOTE [softmax] about the padding of an elementwise operation's result.
+    """The known padding of an elementwise operation's result, by NOTE [softmax].
 
     NOTE [softmax]: with -inf in the padding, ``exp(x - max(x))`` has 0 there, unless the maximum is
     infinite or NaN: but then all elements along that line are NaN, or the padding is 0 after all.

@@ -43,14 +43,14 @@ def signature(x: State) -> object:
 
 
 def forgotten(x: State) -> State:
-    """The value without what is known about its contents, which a loop may change."""
+    """The value without knowledge about its contents, which a loop may change."""
     if isinstance(x, list):
         return [forgotten(e) for e in x]
     return dataclasses.replace(x, pad_values={}, nan_lines={}, const=None)
 
 
 def joined(a: State, b: State) -> State:
-    """What is known about a value that is one of the two."""
+    """The knowledge common to two values."""
     if isinstance(a, list):
         assert isinstance(b, list)
         return [joined(x, y) for x, y in zip(a, b, strict=True)]

@@ -1,4 +1,4 @@
-"""What the padding pass knows about a value, and how it rearranges values."""
+"""The padding pass's knowledge about values, and its moves of values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GATHER_NUMBERS, _GATHER_SIZES = 33, 34
 
 
 class Inexact(Exception):
-    """An instruction whose result would not be that of the exact shape.
+    """An instruction with a result that would differ from that of the exact shape.
 
     Attributes:
         reason: why.
@@ -70,7 +70,7 @@ State = PaddedValue | list["State"]  # an array, or a tuple
 
 
 class Line(NamedTuple):
-    """What was computed of all elements along a dimension of a value: a maximum, or a sum.
+    """A reduction of a value along a dimension: a maximum, or a sum.
 
     Attributes:
         opcode: of the reduction.
@@ -94,7 +94,7 @@ class Line(NamedTuple):
         return self._replace(at=tuple(None if n == 1 else next(left) for n in want))
 
     def fits(self, x: PaddedValue, other: PaddedValue) -> bool:
-        """Whether `other` holds, at each element of a value, what was computed of its line."""
+        """Whether `other` holds, at each element of a value, the reduction of its line."""
         at = [None if d == self.along else d for d in range(len(x.dims))]
         return self.of == x.id and x.dims == other.dims and [*self.at] == at
 
@@ -124,11 +124,11 @@ class Relayout:
 
     def __init__(self, emit: Emitter, symbolic: SymbolicModule, divided: bool = False) -> None:
         self.emit, self.symbolic, self._divided = emit, symbolic, divided
-        self.lines: dict[int, Line] = {}  # by what holds them
+        self.lines: dict[int, Line] = {}  # by their holders
         self.pushed: dict[int, Callable[[Sequence[int]], PaddedValue]] = {}  # see NOTE [softmax]
         self._given = {i.id for i in emit.instructions}
         self._masked: dict[object, PaddedValue] = {}
-        self._moves: dict[int, _Move] = {}  # by what they return
+        self._moves: dict[int, _Move] = {}  # by their results
 
     # -- masks --------------------------------------------------------------------------------
 
@@ -145,14 +145,14 @@ class Relayout:
         Args:
             x: the value.
             over: the dimensions.
-            fill: what is put there.
+            fill: the value there.
             lines: all elements along these are used together, and one NaN makes the result NaN.
             after: an S32 scalar that is to be computed before the mask.
         """
         if x.const is not None and _same(x.const, fill):
             return x
         over = [d for d in over if x.padded(d) and not self._holds(x, d, fill, lines)]
-        # What waits must not be used where others do not.
+        # A delayed value must not be used in code that does not wait.
         key = (x.id, tuple(over), repr(fill), after is not None)
         if over and key not in self._masked:
             self._masked[key] = self._with_fill(x, over, fill, lines, after)

@@ -225,7 +225,7 @@ def dynamic_update_slice(m: Relayout, i: Instruction, operands: list[PaddedValue
         layouts.append(x.layouts[d])
     if not padded:
         return result(m, i, [x.id, update.id, *ids], layouts)
-    # With room for the padding of the update, which is at its end, and replaced by what was there.
+    # With room for the update's padding at its end, which is then replaced by the old contents.
     room = [n + update.dims[d] if d in padded else n for d, n in enumerate(x.dims)]
     wide = _resized(m, x, room)
     id = m.emit.add("dynamic-update-slice", x.element_type, room, [wide, update.id, *ids])
