@@ -351,7 +351,7 @@ def reduce(
 def partition(
     tree: PyTree, choose: Callable[[Leaf], bool], is_leaf: IsLeaf | None = None
 ) -> tuple[PyTree, PyTree]:
-    """The leaves of a tree in two trees: those that `choose` is true for, and the others.
+    """Split the leaves of a tree into two trees: those with a true `choose`, and the others.
 
     Where the other one has a leaf, a tree has None: the first may be differentiated, or trained,
     and the second closed over. `combine` puts them together.
@@ -410,10 +410,10 @@ def transpose(outer: Structure, inner: Structure | None, tree: PyTree) -> PyTree
     Args:
         outer: structure of the outer level of `tree`.
         inner: structure of the subtrees at its leaves; by default, that of the first one.
-        tree: a tree of structure `outer` whose leaves are trees of structure `inner`.
+        tree: a tree of structure `outer` with trees of structure `inner` as leaves.
 
     Returns:
-        A tree of structure `inner` whose leaves are trees of structure `outer`.
+        A tree of structure `inner` with trees of structure `outer` as leaves.
 
     Raises:
         TreeMismatchError: `tree` does not have these structures.

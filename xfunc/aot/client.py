@@ -48,7 +48,7 @@ def result_of(
     """libtpu's result for a program, or its refusal; from the cache if it is there.
 
     Args:
-        request: what to compile.
+        request: the program to compile.
         name: the program's, for messages.
         compiler: the libtpu to ask.
         timeout: seconds after which its process is ended; None: there is no limit.

@@ -63,7 +63,7 @@ def using_runtime(where: Runtime, run: Callable[..., R], *args: object) -> R:
 
 
 def _unchosen() -> str:
-    """The runtime that is used if nobody chooses one."""
+    """The default runtime."""
     name = os.environ.get("XFUNC_BACKEND") or AUTO
     return _DEFAULT if name == AUTO else name
 
@@ -103,7 +103,7 @@ def use(name: str) -> Runtime:
     with lock:  # A call in another thread ends on the runtime that it began on.
         _runtime = found
         lock.is_shared = may_share(found)
-        # What was traced before the first choice is for the runtime that nobody has to choose.
+        # Functions traced before the first choice are for the default runtime.
         ambient.note_backend(None if name == _unchosen() else name)
     return found
 

@@ -1,7 +1,7 @@
 """The placement of tensors' data on the devices.
 
-A compiled program depends on the `Placement`s of its inputs besides their shapes. There is one
-object for each way to shard an array, so that programs are found by identity.
+A compiled program depends on the shapes and the `Placement`s of its inputs. There is one object for
+each way to shard an array, so that programs are found by identity.
 """
 
 from __future__ import annotations

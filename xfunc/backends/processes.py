@@ -148,7 +148,7 @@ def gathered(value: object, count: int | None = None) -> list[object]:
     """The value of each process, in the order of processes.
 
     Args:
-        count: how many they are; by default those whose devices run programs together.
+        count: their number; by default that of the processes that run programs together.
     """
     count = active.runtime().process_count() if count is None else count
     if count == 1:
@@ -171,7 +171,7 @@ def agreed(
     count: int | None = None,
     differ: Callable[[str, Any, Any, int], NoReturn] | None = None,
 ) -> _T:
-    """What a function prepares, if all processes describe it alike.
+    """The value that a function prepares, if all processes describe it alike.
 
     Otherwise all of them raise, also if only one of them failed: the others would wait forever.
 

@@ -1,4 +1,4 @@
-"""The seam between programs and what runs them.
+"""The protocol between programs and runtimes.
 
 There are two: JAX's runtime in `xfunc.backends.pjrt.backend`, and torch_xla's in
 `xfunc.backends.torch_xla.backend`.
@@ -74,7 +74,7 @@ class Runtime(Protocol):
         ...
 
     def process_index(self) -> int:
-        """The number of this process among those that run programs together."""
+        """The index of this process in the group that runs programs together."""
         ...
 
     def memory_stats(self, device: int, /) -> dict[str, int] | None:
@@ -86,7 +86,7 @@ class Runtime(Protocol):
         ...
 
     def profile(self, folder: str) -> contextlib.AbstractContextManager[None]:
-        """Record what runs in a block into a folder, until everything launched has run.
+        """Record the programs of a block into a folder, until all launched ones have run.
 
         Raises:
             RuntimeError: something is being recorded already.
@@ -101,7 +101,7 @@ class Runtime(Protocol):
         ...
 
     def block(self) -> None:
-        """Wait until everything that was launched has run."""
+        """Wait for all launched programs."""
         ...
 
     def avals(self, leaves: Sequence[object], /) -> tuple[AvalKey, ...] | None:
@@ -175,7 +175,7 @@ class Runtime(Protocol):
             module: its HLO, which may be changed in place.
             inputs: the flat input that each parameter of the module takes.
             avals: of the flat inputs.
-            donated: flat inputs whose buffers the program may take over.
+            donated: flat inputs with buffers that the program may reuse.
             placements: of the flat inputs.
             options: of the compiler, by name.
             shardy: whether to partition it by Shardy, if the runtime has it.

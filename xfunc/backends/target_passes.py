@@ -111,7 +111,7 @@ def _list_devices(sharding: pb.OpSharding) -> None:
 
 
 UNUSED = Aval((), torch.bool)
-"""What `add_parameter` lets a program take."""
+"""The additional parameters of a program, by `add_parameter`."""
 
 
 def add_parameter(proto: pb.HloModuleProto) -> None:

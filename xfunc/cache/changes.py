@@ -18,7 +18,7 @@ K = TypeVar("K")
 
 
 class Changed(enum.Flag):
-    """What kinds of places were changed."""
+    """The kinds of changed places."""
 
     NOTHING = 0
     VOLATILE = enum.auto()

@@ -65,7 +65,7 @@ class ClassState:
         self._all: list[ClassState] = []
 
     def __call__(self) -> State:
-        """The state of the class, and of all classes that it names or whose instances it holds."""
+        """The state of the class, of the classes that it names, and of those of its values."""
         state = self._state
         return state if state is not None and self._watch_all.same() else self._look()
 
@@ -99,12 +99,12 @@ class ClassState:
         return [c for c in (self.cls, type(self.cls)) if can_change(c)]
 
     def contents(self) -> dict[tuple[type, str], Hashable]:
-        """The value of each attribute by itself."""
+        """The separate value of each attribute."""
         self.own()
         return self._contents
 
     def note_changes(self, before: dict[tuple[type, str], Hashable]) -> Changed:
-        """Ignore from now on what has changed since then; returns the kinds of changes."""
+        """Ignore the places changed since then from now on; returns the kinds of changes."""
         now = self.contents()
         if now is before:
             return Changed.NOTHING
@@ -205,7 +205,7 @@ def _value_in(walk: ContentWalk, cls: type, x: object) -> Hashable:
 
 
 def _own(walk: ContentWalk, x: object, *built_in: type) -> Hashable:
-    """The class of a descriptor, and what it has of its own if that is not one of these."""
+    """The class of a descriptor, and its own attributes if the class is not one of these."""
     if type(x) in built_in:
         return type(x)
     walk.things.append(x)

@@ -1,4 +1,4 @@
-"""Functions as they were: copies that do not see later changes to what they hold.
+"""Snapshots of functions: copies that do not see later changes to captured values.
 
 A program runs its function again for each derived program, perhaps when the enclosing function has
 long given other values to the variables that it closes over, or to the entries of a dict; or when
@@ -65,7 +65,7 @@ def _refuse(name: str, error: Exception, *_: object, **__: object) -> NoReturn:
 
 
 class AsItWas:
-    """What `as_it_was` returns."""
+    """The result of `as_it_was`."""
 
     def __init__(self, fun: Callable[..., Any], copied: Callable[..., Any], copies: _Copies):
         self._fun, self._copied, self._copies = fun, copied, copies
@@ -84,7 +84,7 @@ class AsItWas:
 
 
 class _Copies:
-    """Copies of what a function holds, each made once.
+    """Copies of a function's values, each made once.
 
     Tensors are not copied: they are inputs of the program, by identity. Nor are objects that count
     by identity, those without attributes, which stand for themselves, and those with a `__del__`,

@@ -1,6 +1,6 @@
 """The value of a function, which distinguishes it from others.
 
-A function's *value* is its code together with everything that it holds: closure cells, defaults,
+A function's *value* is its code together with all values that it holds: closure cells, defaults,
 arguments of a partial, the object of a bound method. Tensors among these do not count by value:
 they become inputs of the program, keyed by shape and dtype only. So a lambda that closes over the
 newest batch hits, and a changed number, dtype or shape misses. `xfunc.cache.fingerprint` defines
@@ -62,10 +62,10 @@ def class_contents(fun: object) -> dict[classes.ClassState, dict[tuple[type, str
 def detached(
     captures: list[torch.Tensor], fun: object, others: Iterable[object]
 ) -> list[torch.Tensor]:
-    """Captures, copied where they are the memory of an array, which counts by its content.
+    """Captures, copied if they share memory with an array, which counts by its content.
 
-    `torch.from_numpy` makes such: an equal array finds the program, whatever was written into this
-    one since. `others`: what the function reaches besides what it holds.
+    `torch.from_numpy` makes such tensors: an equal array finds the program even if this one has
+        been written to since. `others`: objects that the function reaches without holding them.
     """
     if not any(t.device.type == "cpu" for t in captures):
         return captures
@@ -115,7 +115,7 @@ def let_change(fun: object) -> bool:
 
 def function_value(fun: object) -> tuple[Hashable, list[torch.Tensor]]:
     """A function's value, and the tensors that it holds."""
-    with lock.unless_refused():  # It looks at classes, whose states are shared.
+    with lock.unless_refused():  # It reads the states of classes, which are shared.
         return _walked(fun, Fingerprinter())
 
 
@@ -134,7 +134,7 @@ def _walked(fun: object, walk: Fingerprinter) -> tuple[Hashable, list[torch.Tens
 def values_beside(
     given: Iterable[tuple[Hashable, object]], held: list[torch.Tensor]
 ) -> tuple[tuple[tuple[Hashable, Hashable], ...], list[torch.Tensor]]:
-    """The values of labelled objects that a program depends on besides its function.
+    """The values of labelled objects that a program depends on in addition to its function.
 
     And the tensors held by these and, first, by the function: see NOTE [aliases].
     """
@@ -158,7 +158,7 @@ class FunctionValue:
         self._looks = 0
 
     def check(self) -> Callable[[], bool] | None:
-        """A function that tells whether the value is still the same; None if it must be taken."""
+        """A function that returns whether the value is unchanged; None if it must be computed."""
         if self._found is None or self._watch is None or not self._watch.same():
             return None
         return self._watch.same

@@ -17,15 +17,15 @@ _MOST_LINES, _MOST_CHARACTERS = 6, 100
 
 
 class Key(NamedTuple):
-    """The key of a program, besides the skeleton of its function.
+    """The key of a program, next to the `code_key` of its function.
 
     Attributes:
-        values: of what the function holds.
+        values: of the function's captures.
         tree: structure of the arguments.
-        avals: of those that are arrays.
+        avals: of the array arguments.
         static: arguments that were taken out: ``(where, type, value)`` of each.
         modes: global settings.
-        beside: values of everything else that counts; leaves that are not arrays, by position.
+        beside: further dependencies by label; leaves that are not arrays, by position.
     """
 
     values: Hashable

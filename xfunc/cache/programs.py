@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MAX_ENTRIES = 256  # per function; the least recently used is dropped
 MAX_FUNCTIONS = 1024
-LOG = logging.getLogger("xfunc")  # tells of traces and compilations, at the level INFO
+LOG = logging.getLogger("xfunc")  # reports traces and compilations, at the level INFO
 
 
 class CacheInfo(NamedTuple):
@@ -39,7 +39,7 @@ class CacheInfo(NamedTuple):
 
 
 class LastHit:
-    """What a cache found last.
+    """The last hit of a cache.
 
     Attributes:
         key: its key.
@@ -58,7 +58,7 @@ class FunctionCache:
     """The programs of one function.
 
     Attributes:
-        latest: what was found last.
+        latest: the last hit.
         globals: the guards of its globals, once it has been traced.
     """
 
@@ -87,7 +87,7 @@ class FunctionCache:
         return entry
 
     def missed(self, key: Key, names: Sequence[str]) -> None:
-        """Count a miss, and note what differed from the nearest key before.
+        """Count a miss, and record the difference from the nearest earlier key.
 
         `names` are those of the function's parameters.
         """
@@ -97,7 +97,7 @@ class FunctionCache:
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Look for programs that nobody called: these are no hits and no misses of the user's."""
+        """Look up programs without counting hits and misses, because the user made no call."""
         before, known = (self.hits, self.misses, self.last_miss), {*self.entries}
         try:
             yield

@@ -58,12 +58,12 @@ _readers: list[ReadShardings] = []
 
 
 def read_shardings_with(read: ReadShardings) -> None:
-    """Let this function read what the writer of `xfunc.export.files` made of shardings."""
+    """Register the reader of the shardings that `xfunc.export.files` writes."""
     _readers[:] = [read]
 
 
 class _Latest:
-    """What the leaves of a call are compared with, so as not to be checked again.
+    """The accepted leaves of an earlier call, so that equal ones are not checked again.
 
     See `xfunc.stages.fast_path`.
     """
@@ -92,10 +92,10 @@ class Exported:
         stablehlo: the program as a portable StableHLO artifact. Its function ``main`` takes the
             leaves of the arguments in order (a boolean, if there are none) and returns those of
             the result. For a range of shapes, it is the program of the largest bucket.
-        buckets: for a range of shapes, the sizes of each bucket and its StableHLO, whose ``main``
-            takes the leaves padded to the bucket's shape, and after them the actual size of each
-            `Dim`, an int64; its results must be cut to their shapes. () for a single shape.
-        donated: the leaves of the arguments, by position, whose memory a call may reuse.
+        buckets: for a range of shapes, the sizes of each bucket and its StableHLO; its ``main``
+            takes the leaves padded to the bucket's shape, then the actual size of each `Dim`, an
+            int64; its results must be cut to their shapes. () for a single shape.
+        donated: positions of the argument leaves with memory that a call may reuse.
     """
 
     def __init__(self, header: Mapping[str, object], hlo: bytes, stablehlo: bytes):
@@ -122,10 +122,10 @@ class Exported:
         self._expected = tree.unflatten(decode(header["inputs"]), avals)
         self._leaves = avals
         args, kwargs = self._expected
-        # As it is called: what was static is part of the program.
+        # In the form of a call: static arguments are part of the program.
         self._args = tuple(a for i, a in enumerate(args) if i not in self._static)
         self._kwargs = dict(sorted(kwargs.items()))
-        # Of the structures that it was called with, whose named tuples are of the caller's classes.
+        # Structures of earlier calls; their named tuples are of the caller's classes.
         self._leaves_of: Callable[[PyTree], list[Leaf] | None] | None = None
         self._latest: _Latest | None = None
         self._labels = tuple(self._by_path(self._args, self._kwargs))
@@ -179,7 +179,7 @@ class Exported:
         return tensors
 
     def _is_right(self, x: object, want: Aval, label: str) -> bool:
-        """Whether a leaf is surely what the program takes."""
+        """Whether a leaf certainly fits the program."""
         if not isinstance(x, torch.Tensor):
             return False
         values.check_array(x, None, f"{label} of {self.name}")
@@ -290,7 +290,7 @@ class Exported:
 def _other_nodes(
     args: PyTree, kwargs: PyTree, want_args: PyTree, want_kwargs: PyTree
 ) -> Iterator[str]:
-    """What differs in trees with the same paths of leaves: classes of nodes, and empty ones.
+    """The differences of trees with equal paths of leaves: classes of nodes, and empty nodes.
 
     Classes of named tuples are compared by name and fields: a file has no others.
     """

@@ -1,4 +1,4 @@
-"""`memory_report`: what a gradient keeps and recomputes, and its peak memory, under each policy.
+"""`memory_report`: a gradient's kept and recomputed values and its peak memory, by policy.
 
 Nothing is compiled and nothing runs. The numbers are read from the HLO of the forward and the
 backward pass together: bytes kept from the residuals of the joint program, operations from
@@ -48,7 +48,7 @@ DEFAULT: dict[str, Policy] = {
     "dots": cp.dots_saveable,
     "min_cut()": cp.min_cut(),
 }
-_SHOWN = 4  # how many of the lines whose arrays are held at the peak
+_SHOWN = 4  # the number of lines, of those with arrays at the peak
 _ARGUMENT = ("parameter", "xla__device_data")
 
 
@@ -122,7 +122,7 @@ class MemoryReport:
 
 
 def memory_report(f: Callable[..., object], *args: object, policies: object = None) -> MemoryReport:
-    """What the gradient of a function keeps and recomputes, and its peak memory, under each policy.
+    """Report the kept and recomputed values and the peak memory of a gradient, by policy.
 
     The first row is the unmodified function. In the others, every `checkpoint` and `scan` in it
     gets the policy of that row; a function that has neither is wrapped in ``checkpoint(f,
@@ -304,7 +304,7 @@ def _columns(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _largest(held: Sequence[Held]) -> list[str]:
-    """The lines whose arrays take the most memory."""
+    """The lines with the largest arrays."""
     sums: dict[str, int] = {}
     for h in held:
         what = ARGUMENTS if h.name in _ARGUMENT else shown_line(h.line) or h.name

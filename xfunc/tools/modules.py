@@ -4,10 +4,10 @@ NOTE [a module on loan]: a call lends the module the tensors that it was given, 
 back every attribute of every submodule. Working on a copy would miss other references to the
 module: bound methods, hooks, parametrizations, plain lists of layers.
 
-NOTE [what a trace depends on]: besides its tensors, a module depends on its attributes: its mode, a
-dropout rate, hooks. Each call inside a trace leaves a guard (see `xfunc.core.guards`). It compares
-the attributes with their previous values by identity (see `xfunc.cache.mutation_guard`); only if
-one differs are they all evaluated.
+NOTE [dependencies of a trace]: a call of a module depends on its tensors and on its attributes: its
+mode, a dropout rate, hooks. Each call inside a trace leaves a guard (see `xfunc.core.guards`). It
+compares the attributes with their previous values by identity (see `xfunc.cache.mutation_guard`);
+only if one differs are they all evaluated.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Apply(Wrapper):
 
 
 class _Guard:
-    """A guard for the attributes of a module: see NOTE [what a trace depends on]."""
+    """A guard for the attributes of a module: see NOTE [dependencies of a trace]."""
 
     def __init__(self, module: nn.Module):
         self._module = module
@@ -148,7 +148,7 @@ class _Guard:
         self._state: guards.State | None = None
 
     def __call__(self) -> Hashable:
-        # What is on loan has values of a trace, which a watch would hold.
+        # Swapped modules hold values of a trace, which a guard would keep.
         if lent and not lent.keys().isdisjoint(self._module.modules()):
             return self._look()[0]
         if self._watch is None or not self._watch.same():
@@ -224,7 +224,7 @@ def _swap_state(module: nn.Module) -> Iterator[None]:
 
 
 def _detach(modules: Iterable[nn.Module]) -> None:
-    """Let what is assigned to modules leave what they held as it was."""
+    """Copy the modules' containers, so that assignments do not change the old ones."""
     for part in modules:
         now = vars(part)
         for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):

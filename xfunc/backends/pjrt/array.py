@@ -1,4 +1,4 @@
-"""`Array`: a tensor whose data a ``jax.Array`` holds.
+"""`Array`: a tensor with its data in a ``jax.Array``.
 
 A program takes and returns ``jax.Array``s. To the user each is an `Array`: a CPU tensor, by its
 shape, dtype and device. Nothing is copied until torch computes with it: then torch reads a separate
@@ -58,7 +58,7 @@ class Data:
     def __init__(self, array: jax.Array | None):
         self._array = array
         self._copy: torch.Tensor | None = None
-        self._sharding: jax.sharding.Sharding | None = None  # of what torch has written to
+        self._sharding: jax.sharding.Sharding | None = None  # of tensors that torch has written to
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Data:
@@ -107,7 +107,7 @@ class Data:
         return found
 
     def replicate(self) -> None:
-        """Forget the placement of what torch has written to, as it is of another shape now."""
+        """Forget the placement of a tensor that torch has written to: it has another shape now."""
         self._sharding = sharding(None)
 
     @property
@@ -176,7 +176,7 @@ class Array(torch.Tensor):
             found = func(*args, **kwargs)
         memories = {_memory(x._data.read()): x for x in held.values()}
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        # The schemas of collectives do not say what they write to.
+        # The schemas of collectives do not declare their writes.
         writes = {a.name for a in func._schema.arguments if a.is_write or func.namespace == "c10d"}
         for x in pytree.tree_leaves([given[name] for name in writes & given.keys()]):
             if id(x) in held:
@@ -212,7 +212,7 @@ class Array(torch.Tensor):
             with contextlib.suppress(AttributeError):
                 delattr(self, name)
 
-    # What reads memory, which is the copy's.
+    # Functions that read memory, which is the copy's.
 
     @_unless_traced
     def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -270,7 +270,7 @@ class Array(torch.Tensor):
             return f"tensor(<parts in several processes>, size={tuple(self.shape)})"
         return repr(self._plain() if self.grad_fn is None else self.clone())
 
-    # What changes the tensor and not its data; see NOTE [untouched].
+    # Functions that change the tensor and not its data; see NOTE [untouched].
 
     @_unless_traced
     def requires_grad_(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -334,13 +334,13 @@ class Array(torch.Tensor):
     def _plain(self) -> torch.Tensor:
         """The tensor as torch makes it: a leaf that requires a gradient, if it does."""
         found = self._data.read().clone()
-        if isinstance(self, torch.nn.Parameter):  # torch says so of what `Parameter` made of it.
+        if isinstance(self, torch.nn.Parameter):  # torch sets it on the result of `Parameter`.
             return torch.nn.Parameter(found, self.requires_grad)
         return found.requires_grad_(self.requires_grad)
 
 
 def _memory(tensor: torch.Tensor) -> int | None:
-    """Where a tensor of torch's lies; None: in those of its parts, like a sparse one."""
+    """The device of a torch tensor; None: that of its parts, as for a sparse tensor."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     return tensor.untyped_storage().data_ptr()

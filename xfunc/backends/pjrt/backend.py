@@ -89,14 +89,14 @@ class Pjrt:
             profile.stop()
 
     def mark(self, name: str, step_num: int | None) -> contextlib.AbstractContextManager[object]:
-        """Show what the host does in a block under a name."""
+        """Show the host's work in a block under a name."""
         profiler = client.jax().profiler
         if step_num is None:
             return profiler.TraceAnnotation(name)
         return profiler.StepTraceAnnotation(name, step_num=step_num)
 
     def block(self) -> None:
-        """Wait until everything that was launched has run."""
+        """Wait for all launched programs."""
         for array in client.jax().live_arrays():
             # If its program failed, or has taken it over, others need not know.
             with contextlib.suppress(RuntimeError):
@@ -140,7 +140,7 @@ class Pjrt:
             where = sharding(None)
             shared = gpu_arrays.put(tensor, where)
             return _made(client.put(tensor.detach(), where) if shared is None else shared, tensor)
-        # What a trace made, and a program holds: it never changes.
+        # A constant of a program: it never changes.
         found = self._moved.get(tensor)
         if found is None:
             found = self._moved[tensor] = self._uploaded(tensor.detach().cpu())
@@ -219,7 +219,7 @@ class Pjrt:
             ask_for_float32(proto)
         # JAX pairs donated parameters with results of their shape, in the order of both.
         numbers = sorted(range(len(inputs)), key=inputs.__getitem__)
-        is_empty = not inputs and self._count > 1  # JAX takes the devices of what it is given.
+        is_empty = not inputs and self._count > 1  # JAX uses the devices of its arguments.
         if is_empty:
             add_parameter(proto)
         else:

@@ -1,9 +1,9 @@
-"""Donated tensors, and what becomes of them.
+"""Donated tensors, and their reuse.
 
 NOTE [tensors used again]: for a small array, torch takes longer to make and free a tensor than XLA
-to compute it. A step that donates its state has tensors to spare, though: those that the previous
-step took over, and that the caller has dropped since. They become the results of this step, unless
-something could tell them from new ones.
+to compute it. But a step that donates its state has spare tensors: those donated to the previous
+step and dropped by the caller since. They become the results of this step, unless they could be
+distinguished from new ones.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class Results:
     def __init__(self, avals: Sequence[AvalKey]):
         self._avals, self._makers = tuple(avals), makers(avals)
         self.tensors = self._only if len(self._avals) == 1 else self._all
-        # What the last call took over, at most one, and which of it becomes each result.
+        # The tensors donated to the last call (one call at most), and the one reused for each
+        # result.
         self._spare: list[tuple[list[Array], list[int | None]]] = []
         self._given: tuple[tuple[AvalKey, ...], list[int | None]] = (), []
 
     def mark_donated(self, tensors: Sequence[Any]) -> None:
-        """Make tensors unusable whose buffers the program has taken over."""
+        """Make donated tensors unusable."""
         try:
             for t in tensors:
                 del t._jax_array
@@ -53,7 +54,9 @@ class Results:
                     t.mark_donated()
             mark_donated(tensors)
             return
-        if _are_noted(tensors):  # What holds them, and what they hold, is to end with them.
+        if _are_noted(
+            tensors
+        ):  # Their holders, and the objects that they hold, must end with them.
             return
         avals = tuple([t._jax_aval for t in tensors])
         given = self._given  # Other threads may change it.
@@ -99,7 +102,7 @@ def _places(given: Sequence[AvalKey], wanted: Sequence[AvalKey]) -> list[int | N
 _ATTRIBUTES: Callable[[Any], Any] = operator.attrgetter("__dict__")
 _USE_COUNT: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
 _ALONE = next(map(sys.getrefcount, [object()]))
-"""What ``getrefcount`` returns for the entry of a list that nothing else refers to."""
+"""The value of ``getrefcount`` for the entry of a list without other references."""
 
 
 def _are_noted(tensors: Sequence[torch.Tensor]) -> bool:

@@ -56,7 +56,7 @@ class Executable:
         module: its HLO.
         inputs: the flat input that each parameter takes.
         avals: of the parameters, of which there is one if `inputs` are none on several devices.
-        donated: parameters whose buffers the program may reuse.
+        donated: parameters with buffers that the program may reuse.
         calls_host: whether it calls Python functions; then its last output is not a result.
         upload: makes an `Array` of any other tensor.
         placements: the placement of each parameter; (): there is one device.
@@ -125,7 +125,7 @@ class Executable:
                     if place is not None:
                         self._sizes = _sizes(found)
                         executable_cache.keep(place, found, self._sizes)
-            except Exception as error:  # of many classes, by what goes wrong
+            except Exception as error:  # of many classes, by cause
                 raise compile_error(name, str(error)) from error
         self._compiled = found
         described = avals, placements, tuple(donated), options, mesh
@@ -198,7 +198,7 @@ class Executable:
 
 
 def _peak(memory: MemoryAnalysis) -> int | None:
-    """What is allocated at once; newer jaxlib leaves temporaries out of what it says for a CPU."""
+    """The bytes allocated at once; newer jaxlib omits temporaries from its figure for a CPU."""
     used = memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes
     said, shared = memory.peak_memory_in_bytes, memory.alias_size_in_bytes
     if said is None or shared is None or None in used:

@@ -1,4 +1,4 @@
-"""Arrays that torch and JAX both have on a GPU: what one takes of the other stays there."""
+"""Arrays shared by torch and JAX on a GPU, without copies to the host."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def put(tensor: torch.Tensor, sharding: jax.sharding.Sharding) -> jax.Array | No
 
 
 def copied(tensor: torch.Tensor, sharding: jax.sharding.Sharding) -> jax.Array:
-    """The values of a tensor that lies where they shall be."""
+    """The values of a tensor that is already in the right place."""
     held = tensor.detach().resolve_conj().resolve_neg().contiguous()
     jax = client.jax()
     with client.x64()(True):
-        # A copy, as torch may write to its own, and a program reuses what is donated to it.
+        # A copy, as torch may write to its own, and a program reuses donated arrays.
         copy = jax.numpy.array(jax.numpy.from_dlpack(held), copy=True)
         return jax.block_until_ready(jax.device_put(copy, sharding))
 

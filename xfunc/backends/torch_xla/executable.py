@@ -41,7 +41,7 @@ class Executable:
         name: shown by profilers.
         computation: torch_xla's handle to the HLO.
         avals: of the module's parameters, in order.
-        donated: parameters whose buffers the program may reuse.
+        donated: parameters with buffers that the program may reuse.
         shardings: the placement of each parameter on the devices, as torch_xla's ``OpSharding``;
             needed if there are several.
         calls_host: whether it calls Python functions, and has the output that
@@ -162,7 +162,7 @@ class Executable:
 
 @functools.cache
 def _unused() -> list[torch.Tensor]:
-    """What a program takes that takes nothing: torch_xla runs no others."""
+    """The argument of a program without arguments, which torch_xla cannot run."""
     return [to_device(torch.zeros((), dtype=UNUSED.dtype))]
 
 
