@@ -1,6 +1,6 @@
 """Applying primitives, so that every transform of torch.func finds its rule.
 
-A `Primitive` is something that has HLO and can be differentiated and batched: a `Program`
+A `Primitive` is something that has HLO and can be differentiated and batched: a `TracedProgram`
 (`xfunc.program.call.Call`), or a loop over one, or a choice. `bind` applies one. If nothing watches
 the arguments, that is one HLO call; otherwise it goes through one of three
 ``torch.autograd.Function`` classes (`xfunc.program.autograd_functions`), whose rules apply
