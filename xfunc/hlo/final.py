@@ -31,7 +31,7 @@ from xfunc.hlo.write import Style
 _CHANNEL = 26
 
 
-class Program(NamedTuple):
+class WholeProgram(NamedTuple):
     """The parts of a whole program other than its graph.
 
     Attributes:
@@ -48,7 +48,7 @@ class Program(NamedTuple):
     keeps_automatic: bool = True
 
 
-def written(graph: Graph, program: Program) -> bytes:
+def written(graph: Graph, program: WholeProgram) -> bytes:
     """The serialised module of a whole program.
 
     Names that the user gave to values are left out. Scopes and lines replace the stamps. If nothing
@@ -58,7 +58,7 @@ def written(graph: Graph, program: Program) -> bytes:
 
 
 class _Writer(write.Writer):
-    def __init__(self, graph: Graph, program: Program) -> None:
+    def __init__(self, graph: Graph, program: WholeProgram) -> None:
         super().__init__()
         self._meaning, self._lines, self._tiles = program.meaning, program.lines, program.tiles
         self._resolved: dict[bytes, bytes] = {}
