@@ -6,7 +6,7 @@ How a choice is differentiated and batched is in `switch_primitive`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple, overload
 
 import torch
 
@@ -27,12 +27,33 @@ from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
 from xfunc.transforms.select_primitive import constant_unless
 from xfunc.transforms.switch_primitive import Switch
-from xfunc.tree import Leaf, PyTree
+from xfunc.tree import Leaf, NumberTree, PyTree
 
 R = TypeVar("R")
+Operands = TypeVarTuple("Operands")
 S = TypeVar("S")
 
 
+@overload  # See NOTE [types of lambdas] in `xfunc.tree`.
+def cond(
+    pred: ArrayLike,
+    true_fun: Callable[..., R],
+    false_fun: Callable[..., R],
+    operand: NumberTree,
+    /,
+    *operands: PyTree,
+) -> R: ...
+@overload
+def cond(
+    pred: ArrayLike,
+    true_fun: Callable[[*Operands], R],
+    false_fun: Callable[[*Operands], R],
+    *operands: *Operands,
+) -> R: ...
+@overload
+def cond(
+    pred: ArrayLike, true_fun: Callable[..., R], false_fun: Callable[..., R], *operands: PyTree
+) -> R: ...
 def cond(
     pred: ArrayLike, true_fun: Callable[..., R], false_fun: Callable[..., R], *operands: PyTree
 ) -> R:
@@ -59,6 +80,20 @@ def cond(
     return Choice((false_fun, true_fun), "cond")(pred, *operands)
 
 
+@overload
+def switch(
+    index: ArrayLike,
+    branches: Sequence[Callable[..., R]],
+    operand: NumberTree,
+    /,
+    *operands: PyTree,
+) -> R: ...
+@overload
+def switch(
+    index: ArrayLike, branches: Sequence[Callable[[*Operands], R]], *operands: *Operands
+) -> R: ...
+@overload
+def switch(index: ArrayLike, branches: Sequence[Callable[..., R]], *operands: PyTree) -> R: ...
 def switch(index: ArrayLike, branches: Sequence[Callable[..., R]], *operands: PyTree) -> R:
     """``branches[index](*operands)``, the index clamped into range.
 

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, overload
 
+import numpy as np
 import optree
 import torch
 from torch.utils import _pytree as torch_pytree
@@ -46,6 +47,21 @@ and the result of a caller's function is used without checking it. For a value t
 on or inspected with `isinstance`, write `object`."""
 TensorTree: TypeAlias = "torch.Tensor | Sequence[TensorTree] | Mapping[str, TensorTree] | None"
 """A tree that a type checker knows to have no leaves but tensors."""
+_Number: TypeAlias = complex | np.ndarray[Any, Any] | np.generic
+NumberTree: TypeAlias = (
+    _Number
+    | Sequence[_Number]
+    | Mapping[str, _Number]
+    | tuple["NumberTree", *tuple[object, ...]]
+    | tuple[object, "NumberTree", *tuple[object, ...]]
+    | tuple[object, object, "NumberTree", *tuple[object, ...]]
+)
+"""A tree that a type checker knows to have a number, or an array of NumPy, among its leaves.
+
+NOTE [types of lambdas]: overloads of the loops give the parameters of a lambda the type of the
+first value. They come after an overload for numbers, because loops turn these into tensors, and
+before one that accepts any function.
+"""
 
 
 class Unknown:

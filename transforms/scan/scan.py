@@ -7,7 +7,7 @@ How a scan is differentiated and batched is in `xfunc.transforms.scan.primitive`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import torch
 
@@ -37,12 +37,43 @@ from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import effects
 from xfunc.transforms.scan.primitive import Scan
-from xfunc.tree import PyTree
+from xfunc.tree import NumberTree, PyTree
 
 C = TypeVar("C")
+X = TypeVar("X")
 Y = TypeVar("Y")
 
 
+@overload  # See NOTE [types of lambdas] in `xfunc.tree`.
+def scan(
+    f: Callable[[PyTree, PyTree], tuple[C, Y]],
+    init: NumberTree,
+    xs: PyTree = ...,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    checkpoint_policy: Policy | None = None,
+) -> tuple[C, Y]: ...
+@overload
+def scan(
+    f: Callable[[C, X], tuple[C, Y]],
+    init: C,
+    xs: X = ...,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    checkpoint_policy: Policy | None = None,
+) -> tuple[C, Y]: ...
+@overload
+def scan(
+    f: Callable[[PyTree, PyTree], tuple[C, Y]],
+    init: PyTree,
+    xs: PyTree = ...,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    checkpoint_policy: Policy | None = None,
+) -> tuple[C, Y]: ...
 def scan(
     f: Callable[[PyTree, PyTree], tuple[C, Y]],
     init: PyTree,
