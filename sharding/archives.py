@@ -27,11 +27,11 @@ class Archives:
         for form in forms:
             if archive.startswith(form.before):
                 return form.read(archive)
-        found = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
-        form = _form_of(archive, found)
+        result = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
+        form = _form_of(archive, result)
         if form is not None:
             forms.append(form)
-        return found
+        return result
 
 
 class _Form(NamedTuple):

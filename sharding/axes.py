@@ -65,10 +65,10 @@ class Axes:
     def place(self) -> Tensor:
         """The position of the device, or the example, among all of them."""
         first, *rest = self.parts
-        found = first.place()
+        result = first.place()
         for p in rest:
-            found = found * p.size + p.place()
-        return found
+            result = result * p.size + p.place()
+        return result
 
     def combine(self, exchange: CollectiveOp, x: Tensor) -> Tensor:
         """The sum or the maximum."""

@@ -101,9 +101,9 @@ def place(region: Region, axes: tuple[str, ...]) -> Tensor:
     trace = tracing.current()
     assert trace is not None
     with functorch.bottom_level():
-        (found,) = _place(region, axes).apply([])
-    trace.register([found])
-    return found
+        (result,) = _place(region, axes).apply([])
+    trace.register([result])
+    return result
 
 
 @functools.lru_cache(maxsize=1024)

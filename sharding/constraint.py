@@ -114,15 +114,15 @@ def _constrained(x: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
 
 def _checked(x: torch.Tensor, sharding: object, label: str) -> NamedSharding:
     what = f"{_NAME}: {label}"
-    found = resolve_sharding(sharding, f"{_NAME}: the sharding of {label}")
-    check_shape(found, aval_of(x).shape, what)
+    result = resolve_sharding(sharding, f"{_NAME}: the sharding of {label}")
+    check_shape(result, aval_of(x).shape, what)
     if ambient.region() is not None and not is_eager():
         fail(
             ShardingError,
             f"{what} is resharded inside a shard_map, where it is one device's part",
             "shard it with the shard_map's in_specs and out_specs, or outside the shard_map.",
         )
-    return found
+    return result
 
 
 def device_put(x: PyTree, sharding: object = None) -> PyTree:

@@ -126,10 +126,10 @@ def assemble(parts: Mapping[Start, torch.Tensor], target: Target) -> torch.Tenso
         return parts[boxes[0][0]]
     with lock:
         if target.placement is None:
-            found = to_device(parts[boxes[0][0]])
+            result = to_device(parts[boxes[0][0]])
         else:
             shards = [parts[start] for start, _ in boxes]
-            found = runtime().from_shards(shards, target.placement, target.shape)
+            result = runtime().from_shards(shards, target.placement, target.shape)
     if target.sharding is not None:
-        placement.record_sharding(found, target.sharding)
-    return found
+        placement.record_sharding(result, target.sharding)
+    return result

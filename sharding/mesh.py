@@ -107,9 +107,9 @@ class AbstractMesh:
     def devices(self) -> np.ndarray:
         """The numbers of the devices, an array of the shape of the mesh."""
         order = self._layout.order(range(self.ndim)).devices()
-        found = order.reshape(self._sizes)
-        found.flags.writeable = False
-        return found
+        result = order.reshape(self._sizes)
+        result.flags.writeable = False
+        return result
 
     @functools.cached_property
     def _value(self) -> tuple[Hashable, ...]:

@@ -75,9 +75,9 @@ def make_array_from_process_local_data(
         ]
         index = tuple(slice(i * n, (i + 1) * n) for i, n in zip(at, size, strict=True))
         parts[box] = data[index]
-    found = assemble(parts, target)
-    record_sharding(found, given)
-    return found
+    result = assemble(parts, target)
+    record_sharding(result, given)
+    return result
 
 
 def process_local_indices(

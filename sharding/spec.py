@@ -277,12 +277,12 @@ def _search(tiles: HloSharding, mesh: AbstractMesh) -> list[tuple[str, ...]] | N
     def choices(n: int, left: tuple[str, ...]) -> list[tuple[str, ...]]:
         if n == 1:
             return [()]
-        found = []
+        result = []
         for name in left:
             if sizes[name] > 1 and n % sizes[name] == 0:
                 rest = tuple(a for a in left if a != name)
-                found += [(name, *more) for more in choices(n // sizes[name], rest)]
-        return found
+                result += [(name, *more) for more in choices(n // sizes[name], rest)]
+        return result
 
     def every(d: int, left: tuple[str, ...]) -> Iterator[list[tuple[str, ...]]]:
         if d == len(tiles.dims):

@@ -83,9 +83,9 @@ def _reading_failed(folder: Path, cause: BaseException) -> BaseException:
         return manifest.damaged(folder, Path(cause.filename).name, "is missing")
     if isinstance(cause, (OSError, DamagedCheckpointError)) or not isinstance(cause, Exception):
         return cause
-    found = manifest.damaged(folder, "", f"its files cannot be read ({cause})")
-    found.__cause__ = cause
-    return found
+    result = manifest.damaged(folder, "", f"its files cannot be read ({cause})")
+    result.__cause__ = cause
+    return result
 
 
 def silence() -> None:

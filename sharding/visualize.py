@@ -72,14 +72,14 @@ def _of_tensor(x: object) -> NamedSharding:
             f"visualize_sharding was given {shown(x)} without a sharding",
             "pass a tensor on the devices, or a shape and a sharding.",
         )
-    found = sharding_of(x)
-    if found is None:
+    result = sharding_of(x)
+    if result is None:
         fail(
             ShardingError,
             f"visualize_sharding was given {short(x)}, which is not on a mesh",
             "put it on one: xf.device_put(x, NamedSharding(mesh, spec)).",
         )
-    return found
+    return result
 
 
 def _shape(x: object) -> tuple[int, ...]:

@@ -289,11 +289,11 @@ class _SolvePair:
         p, n = self.primitive, self.primitive.n
         given = list(map(or_zeros, cts[:n], p.outputs))
         ys = p.transposed().emit([*given, *args[n:]])[:n]
-        found = [ys[i] for i in self.own]
+        result = [ys[i] for i in self.own]
         if self.through is None:
-            return found
+            return result
         inputs = [*residuals, *(args[i] for i in p.held), *(-y for y in ys)]
-        return [*found, *self.through.lowering.apply(inputs)]
+        return [*result, *self.through.lowering.apply(inputs)]
 
     def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:
         p = self.primitive

@@ -159,14 +159,14 @@ class CustomVjp(CustomFunction[P, R]):
                 f"{name} returned {what}, for {len(like)} arguments",
                 "return a tuple with one entry for each argument; None means zero.",
             )
-        found: list[Tensor] = []
+        result: list[Tensor] = []
         for i, (arg, ct) in enumerate(zip(like, cts, strict=True)):
             leaves = tree.leaves(arg)
             smooth = [a for a in leaves if differentiable(a)]
             ct = as_results(_filled(ct, arg), name, f"gradient[{i}]")
             given = tree.leaves(ct)
             if len(given) == len(smooth) < len(leaves):  # None for arguments that are not floating.
-                found += given
+                result += given
                 continue
             want = leaves
             if len(given) == len(leaves):  # Gradients given for integers do not matter.
@@ -180,8 +180,8 @@ class CustomVjp(CustomFunction[P, R]):
                 root=f"gradient[{i}]",
                 hint="return gradients of the shapes and dtypes of the arguments.",
             )
-            found += [c for a, c in zip(leaves, given, strict=True) if differentiable(a)]
-        return found
+            result += [c for a, c in zip(leaves, given, strict=True) if differentiable(a)]
+        return result
 
 
 def _filled(ct: PyTree, arg: PyTree) -> PyTree:

@@ -380,10 +380,10 @@ class Jit(Transform[P, R]):
                 plans = self._dynamic or self._limit
                 assert plans is not None
                 planned = budget.Planning(self._bytes, plans.note)
-            found: Any = lowered.lower(
+            result: Any = lowered.lower(
                 self._staged, given, named, options, self._buckets, wanted, planned
             )
-            return found
+            return result
         if self._limit is not None:
             given, named, options = self._split(args, kwargs)
             wanted = self._wanted_by_all(given, named)

@@ -99,13 +99,13 @@ def use(name: str) -> Runtime:
             f"the backend was to change to {name!r} inside of a call that runs on another",
             "call xf.config.set_backend outside of functions that xfunc traces or runs.",
         )
-    found: Runtime = importlib.import_module(f"xfunc.backends.{name}.backend").make_runtime()
+    result: Runtime = importlib.import_module(f"xfunc.backends.{name}.backend").make_runtime()
     with lock:  # A call in another thread ends on the runtime that it began on.
-        _runtime = found
-        lock.is_shared = may_share(found)
+        _runtime = result
+        lock.is_shared = may_share(result)
         # Functions traced before the first choice are for the default runtime.
         ambient.note_backend(None if name == _unchosen() else name)
-    return found
+    return result
 
 
 def may_share(where: Runtime) -> bool:

@@ -140,8 +140,8 @@ class Heartbeat:
         """How the programs that processes ran differ, if they do."""
         latest = [Call.read(text[1:]) for text in said]
         for k, call in enumerate(latest[1:], 1):
-            if found := self._calls.mismatch(k, call):
-                return found
+            if result := self._calls.mismatch(k, call):
+                return result
         return calls.unanswered(latest, [k for k, text in enumerate(said) if text[0] == _LEFT])
 
     def _follow(self) -> str:

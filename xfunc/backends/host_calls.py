@@ -195,12 +195,12 @@ def _has_effects(i: pb.HloInstructionProto) -> bool:
 
 def _in_regions(proto: pb.HloModuleProto) -> set[int]:
     """The computations that run inside a manual region (`shard_map`)."""
-    found = set[int]()
+    result = set[int]()
     for c in reversed(proto.computations):  # callers before callees
-        if c.id in found or is_region(c):
-            found.add(c.id)
-            found.update(k for i in c.instructions for k in i.called_computation_ids)
-    return found
+        if c.id in result or is_region(c):
+            result.add(c.id)
+            result.update(k for i in c.instructions for k in i.called_computation_ids)
+    return result
 
 
 def has_host_calls(proto: pb.HloModuleProto) -> bool:

@@ -77,8 +77,8 @@ def placement_of_tensor(tensor: torch.Tensor) -> Placement | None:
     where = runtime()
     if where.device_count() == 1 or not _holds(where, tensor):
         return None
-    (found,) = where.placements_of([tensor])
-    return found
+    (result,) = where.placements_of([tensor])
+    return result
 
 
 def shard(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
@@ -91,7 +91,7 @@ def shard(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
         where = runtime()
         count = where.device_count()
         if count == 1:
-            found = where.to_device(tensor.detach())
+            result = where.to_device(tensor.detach())
         else:
             tiles = sharding.tiles(tensor.ndim)
             n = math.prod(tiles.dims) * tiles.manual * tiles.replicated
@@ -102,9 +102,9 @@ def shard(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
                     "use a mesh of available devices (xf.sharding.make_mesh); an AbstractMesh is "
                     "only for lowering.",
                 )
-            found = where.put(tensor.detach(), placement_of(tiles))
-    record_sharding(found, sharding)
-    return found
+            result = where.put(tensor.detach(), placement_of(tiles))
+    record_sharding(result, sharding)
+    return result
 
 
 def as_argument(x: Leaf, sharding: Sharding, function: str, label: str) -> Leaf:

@@ -160,9 +160,9 @@ def gathered(value: object, count: int | None = None) -> list[object]:
             "call xf.distributed.initialize() at the start, or on a TPU with torch_xla "
             "torch.distributed.init_process_group('gloo', init_method='xla://').",
         )
-    found: list[object] = [None] * count
-    distributed.all_gather_object(found, value)
-    return found
+    result: list[object] = [None] * count
+    distributed.all_gather_object(result, value)
+    return result
 
 
 def agreed(

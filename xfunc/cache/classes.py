@@ -217,12 +217,12 @@ _classes: collections.OrderedDict[int, ClassState] = collections.OrderedDict()
 
 def known(cls: type) -> ClassState:
     """The states of a class that can change."""
-    found = _classes.get(id(cls))
-    if found is None:
-        found = _classes[id(cls)] = ClassState(cls)
+    result = _classes.get(id(cls))
+    if result is None:
+        result = _classes[id(cls)] = ClassState(cls)
         if len(_classes) > _MAX_CLASSES:
             _classes.popitem(last=False)
-    return found
+    return result
 
 
 def forget_changes() -> None:

@@ -264,12 +264,12 @@ class _Step(NamedTuple):
 
 @functools.lru_cache(1024)
 def _steps(code: types.CodeType) -> list[_Step]:
-    found: list[_Step] = []
+    result: list[_Step] = []
     for i in dis.get_instructions(code):
         line = (i.positions and i.positions.lineno) or code.co_firstlineno
         name = i.argval if i.opname.startswith("LOAD_") and isinstance(i.argval, str) else ""
         back: Any = i.argval if "JUMP_BACKWARD" in i.opname else None
         calls = i.opname.startswith("CALL")
         arguments = i.arg if i.opname in ("CALL", "CALL_KW") and i.arg else 0
-        found.append(_Step(i.offset, line, calls, arguments, name, back))
-    return found
+        result.append(_Step(i.offset, line, calls, arguments, name, back))
+    return result

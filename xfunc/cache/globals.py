@@ -184,13 +184,13 @@ class Guards:
         }
         modules = {id(m): m for m in (*walk.modules, *_modules_of(walk.classes), *beside.modules)}
         key = (tuple(functions), tuple(modules), kinds)
-        found = self._known.get(key)
-        if found is None:
+        result = self._known.get(key)
+        if result is None:
             starts = [(code, namespace) for (code, _), namespace in functions.items()]
-            found = self._known[key] = Globals(starts, modules.values(), kinds)
+            result = self._known[key] = Globals(starts, modules.values(), kinds)
             if len(self._known) > MAX_STATES:
                 del self._known[next(iter(self._known))]
-        return found
+        return result
 
 
 def _functions_of(kinds: Iterable[type]) -> list[types.FunctionType]:

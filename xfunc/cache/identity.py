@@ -165,22 +165,22 @@ class FunctionValue:
 
     def __call__(self) -> tuple[Hashable, list[torch.Tensor]]:
         """See `function_value`."""
-        found = self._found
-        if found is not None and self._watch is not None:
+        result = self._found
+        if result is not None and self._watch is not None:
             if self._watch.same():
-                return found
+                return result
             self._found = self._watch = None
         walk = Fingerprinter()
-        found = _walked(self._fun, walk)
+        result = _walked(self._fun, walk)
         if walk.tensors or walk.skipped:
-            return found
+            return result
         # A watch costs more than a look: it pays for functions that are called again, unchanged.
         self._looks += 1
         if self._watch is None and self._looks > 1 and self._looks & (self._looks - 1) == 0:
             self._watch = walk.watch()
         if self._watch is not None:
-            self._found = found
-        return found
+            self._found = result
+        return result
 
 
 class Constants:

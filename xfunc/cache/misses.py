@@ -77,11 +77,11 @@ def _by_path(key: Key, names: Sequence[str]) -> dict[str, object]:
     paths = [path_of(a, names) for a in key.tree.accessors()]
     fixed = {i: value for i, value in key.beside if isinstance(i, int)}
     avals = iter(key.avals)
-    found: dict[str, object] = {
+    result: dict[str, object] = {
         p: fixed[i] if i in fixed else Aval(*next(avals)) for i, p in enumerate(paths)
     }
-    found.update((label, value) for label, value in key.beside if isinstance(label, str))
-    return found
+    result.update((label, value) for label, value in key.beside if isinstance(label, str))
+    return result
 
 
 def _nodes(old: tree.Structure, new: tree.Structure, names: Sequence[str]) -> Iterator[str]:

@@ -158,18 +158,18 @@ def cache_of(fun: object) -> FunctionCache:
     """The cache of a function, shared by all functions of the same skeleton."""
     key = code_key(fun)
     with _guard:
-        found = _functions.get(key)
-        if found is None:
-            found = _dropped.pop(key, None)
-            if found is None:
-                found = FunctionCache(function_name(root_of(fun)), _code(root_of(fun)))
-            _functions[key] = found
+        result = _functions.get(key)
+        if result is None:
+            result = _dropped.pop(key, None)
+            if result is None:
+                result = FunctionCache(function_name(root_of(fun)), _code(root_of(fun)))
+            _functions[key] = result
             while len(_functions) > MAX_FUNCTIONS:
                 oldest, cache = _functions.popitem(last=False)
                 _dropped[oldest] = cache
         else:
             _functions.move_to_end(key)
-        return found
+        return result
 
 
 def _all() -> list[FunctionCache]:

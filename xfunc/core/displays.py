@@ -29,7 +29,7 @@ def is_debugger(kind: type) -> bool:
 
 def debuggers() -> list[type]:
     """The classes of debuggers, to which their instances refer."""
-    found: list[type] = [bdb.Bdb]
-    for kind in found:
-        found += type.__subclasses__(kind)
-    return found
+    result: list[type] = [bdb.Bdb]
+    for kind in result:
+        result += type.__subclasses__(kind)
+    return result

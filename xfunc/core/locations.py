@@ -117,13 +117,13 @@ def in_autograd_function(frame: types.FrameType | None) -> bool:
 
 def raised_at(error: BaseException) -> Location | None:
     """The user's innermost line in the traceback of an exception."""
-    found, entry = None, error.__traceback__
+    result, entry = None, error.__traceback__
     while entry is not None:
         if in_user_code(entry.tb_frame.f_code):
             code = entry.tb_frame.f_code
-            found = Location(code.co_filename, entry.tb_lineno, code.co_name)
+            result = Location(code.co_filename, entry.tb_lineno, code.co_name)
         entry = entry.tb_next
-    return found
+    return result
 
 
 def function_name(fun: object) -> str:

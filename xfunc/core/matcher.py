@@ -18,10 +18,10 @@ def matcher(structure: Structure) -> Callable[[PyTree], list[Leaf] | None]:
 
     def leaves_of(tree: PyTree) -> list[Leaf] | None:
         if dicts is None:
-            found, other = flatten(tree)
-            return found if other == structure else None
+            result, other = flatten(tree)
+            return result if other == structure else None
         try:
-            found = structure.flatten_up_to(tree)
+            result = structure.flatten_up_to(tree)
         except (ValueError, TypeError):
             return None
         # An OrderedDict passes, too, and may have another order.
@@ -31,7 +31,7 @@ def matcher(structure: Structure) -> Callable[[PyTree], list[Leaf] | None]:
                 node = node[key]
             if type(node) is not dict:
                 return None
-        return found
+        return result
 
     return leaves_of
 
@@ -43,14 +43,14 @@ def _dicts_in(structure: Structure) -> list[tuple[Any, ...]] | None:
         return []
     if kind not in (dict, tuple, list) and not _is_named(kind):
         return None
-    found: list[tuple[Any, ...]] = [()] if kind is dict else []
+    result: list[tuple[Any, ...]] = [()] if kind is dict else []
     keys = structure.entries() if kind is dict else range(len(structure.children()))
     for key, child in zip(keys, structure.children(), strict=True):
         inside = _dicts_in(child)
         if inside is None:
             return None
-        found += [(key, *path) for path in inside]
-    return found
+        result += [(key, *path) for path in inside]
+    return result
 
 
 _TUPLE: Any = tuple  # Checkers would take a class that is compared with it for one of its own.

@@ -256,11 +256,11 @@ class Exported:
             fail(TreeMismatchError, problem, self._without_static(hint))
 
     def _by_path(self, args: PyTree, kwargs: PyTree) -> dict[str, Leaf]:
-        found = {}
+        result = {}
         for root, t in (*((f"argument {i}", a) for i, a in enumerate(args)), *kwargs.items()):
             for path, x in tree.leaves_with_path(t):
-                found[f"{root}{path}"] = self._as_array(x, f"{root}{path}")
-        return found
+                result[f"{root}{path}"] = self._as_array(x, f"{root}{path}")
+        return result
 
     def _as_array(self, x: object, label: str) -> object:
         if isinstance(x, (torch.Tensor, ShapeDtypeStruct)):

@@ -27,10 +27,10 @@ class _Summaries:
         self._made: dict[Graph, Masks] = {}
 
     def of(self, graph: Graph) -> Masks:
-        found = self._made.get(graph)
-        if found is None:
-            found = self._made[graph] = self._summary(graph)
-        return found
+        result = self._made.get(graph)
+        if result is None:
+            result = self._made[graph] = self._summary(graph)
+        return result
 
     def _summary(self, graph: Graph) -> Masks:
         known: dict[int, int] = {}
@@ -83,10 +83,10 @@ class _Summaries:
 
 
 def _union(masks: Sequence[int]) -> int:
-    found = 0
+    result = 0
     for m in masks:
-        found |= m
-    return found
+        result |= m
+    return result
 
 
 def _bits(mask: int) -> Iterator[int]:
@@ -97,7 +97,7 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def _substituted(mask: int, atoms: Sequence[int]) -> int:
-    found = 0
+    result = 0
     for k in _bits(mask):
-        found |= atoms[k]
-    return found
+        result |= atoms[k]
+    return result

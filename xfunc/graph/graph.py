@@ -170,8 +170,8 @@ def is_pair(graph: Graph) -> bool:
 
 def used_by(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
     """The users of each node among some."""
-    found: dict[Node, list[Node]] = {}
+    result: dict[Node, list[Node]] = {}
     for n in nodes:
         for o in dict.fromkeys(n.operands):
-            found.setdefault(o, []).append(n)
-    return found
+            result.setdefault(o, []).append(n)
+    return result

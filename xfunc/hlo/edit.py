@@ -109,12 +109,12 @@ def unused(uses: dict[int, list[int]], root: int, candidates: Collection[int]) -
         candidates: the ids of the instructions.
     """
     times = Counter(chain((root,), *uses.values()))
-    found: set[int] = set()
+    result: set[int] = set()
     for k in [k for k in reversed(uses) if k in candidates]:  # users before their operands
         if not times[k]:
-            found.add(k)
+            result.add(k)
             times.subtract(uses[k])
-    return found
+    return result
 
 
 def remove(

@@ -165,10 +165,10 @@ class _Search:
 
     def among(self, graph: Graph) -> bool:
         """Whether it is in a graph."""
-        found = self._known.get(graph)
-        if found is None:
-            found = self._known[graph] = any(map(self._holds, graph.nodes))
-        return found
+        result = self._known.get(graph)
+        if result is None:
+            result = self._known[graph] = any(map(self._holds, graph.nodes))
+        return result
 
     def _holds(self, n: Node) -> bool:
         return self.wanted(n) or any(map(self._called, n.calls))

@@ -128,18 +128,18 @@ class Computation:
     @functools.cached_property
     def by_id(self) -> dict[int, Instruction]:
         """Its instructions by id, in order."""
-        found: dict[int, Instruction] = {}
+        result: dict[int, Instruction] = {}
         for proto in self.proto.instructions:
             key = proto.id
             try:
-                operands = tuple([found[k] for k in proto.operand_ids[:]])
+                operands = tuple([result[k] for k in proto.operand_ids[:]])
             except KeyError as e:
                 raise InvalidHloError(
                     f"instruction {proto.name!r} in computation {self.name!r}: "
                     f"operand {e} is not defined before it"
                 ) from None
-            found[key] = Instruction(proto, key, self, operands)
-        return found
+            result[key] = Instruction(proto, key, self, operands)
+        return result
 
     @functools.cached_property
     def instructions(self) -> tuple[Instruction, ...]:
@@ -166,11 +166,11 @@ class Computation:
 
     @functools.cached_property
     def _users(self) -> dict[int, dict[Instruction, None]]:
-        found: dict[int, dict[Instruction, None]] = {}
+        result: dict[int, dict[Instruction, None]] = {}
         for i in self.instructions:
             for operand in i.operands:
-                found.setdefault(operand.id, {})[i] = None
-        return found
+                result.setdefault(operand.id, {})[i] = None
+        return result
 
     def __repr__(self) -> str:
         return f"<computation {self.name}: {len(self.proto.instructions)} instructions>"

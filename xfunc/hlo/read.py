@@ -133,11 +133,11 @@ class _Reader:
 
     def _operation(self, i: pb.HloInstructionProto) -> Operation:
         key = i.metadata.SerializeToString() if i.HasField("metadata") else b""
-        found = self._operations.get(key)
-        if found is None:
-            found = Operation(i.metadata.op_type, wire.message_of(7, key) if key else b"")
-            self._operations[key] = found
-        return found
+        result = self._operations.get(key)
+        if result is None:
+            result = Operation(i.metadata.op_type, wire.message_of(7, key) if key else b"")
+            self._operations[key] = result
+        return result
 
     def _fields(self, i: pb.HloInstructionProto) -> tuple[Any, bytes]:
         """The parameters of a node, as bytes if no pass reads them, and its further data."""

@@ -16,10 +16,10 @@ def reached(reads: Sequence[Collection[int]], carries: int, given: Collection[in
         carries: how many of the first outputs become the first inputs of the next step.
         given: the inputs to start from.
     """
-    found = set(given)
-    while new := {i for i in range(carries) if i not in found and not found.isdisjoint(reads[i])}:
-        found |= new
-    return found
+    result = set(given)
+    while new := {i for i in range(carries) if i not in result and not result.isdisjoint(reads[i])}:
+        result |= new
+    return result
 
 
 def read_by(

@@ -61,9 +61,9 @@ class NamedAxis:
 
     def place(self) -> Tensor:
         """The number of the example, an int64 scalar."""
-        found = self.numbers()
-        assert found is not None, "whatever uses the axis holds its numbers"
-        return found
+        result = self.numbers()
+        assert result is not None, "whatever uses the axis holds its numbers"
+        return result
 
     def apply(self, exchange: CollectiveOp, x: Tensor) -> Tensor:
         """The exchange applied to `x` of all examples."""

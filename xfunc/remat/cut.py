@@ -203,12 +203,12 @@ def verify(problem: CutProblem, plan: Plan, budget_bytes: int | None = None) -> 
 def _forced(problem: CutProblem) -> set[int]:
     """Ids of the nodes that every plan recomputes, because they are used and cannot be kept."""
     used = set(problem.needed)
-    found: set[int] = set()
+    result: set[int] = set()
     for n in reversed(problem.nodes):
         if n.id in used and not n.keepable and not n.available:
-            found.add(n.id)
+            result.add(n.id)
             used.update(n.operands)
-    return found
+    return result
 
 
 def _solved(

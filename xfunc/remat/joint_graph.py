@@ -79,14 +79,14 @@ class JointGraph:
 
     def _holding(self, wanted: Callable[[Node], bool]) -> set[Node]:
         holds = holding(wanted)
-        found: set[Node] = set()
+        result: set[Node] = set()
         for n in self.nodes:
             if n.opcode == "get-tuple-element":
-                if n.operands[0] in found:
-                    found.add(n)
+                if n.operands[0] in result:
+                    result.add(n)
             elif holds(n):
-                found.add(n)
-        return found
+                result.add(n)
+        return result
 
 
 def holding(wanted: Callable[[Node], bool]) -> Callable[[Node], bool]:
@@ -166,11 +166,11 @@ def _backward(graph: Graph, params: dict[Node, int], n_inputs: int) -> set[Node]
 
 def _depending(graph: Graph, inputs: Iterable[Node]) -> set[Node]:
     """Some inputs, and the values that depend on them."""
-    found = set(inputs)
+    result = set(inputs)
     for n in graph.nodes:
-        if n not in found and not found.isdisjoint(n.operands):
-            found.add(n)
-    return found
+        if n not in result and not result.isdisjoint(n.operands):
+            result.add(n)
+    return result
 
 
 def _without_ties(graph: Graph, leave_out: Callable[[Node], bool]) -> Graph:

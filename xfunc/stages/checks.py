@@ -90,7 +90,7 @@ def no_result(name: str, leaf: object, path: str) -> NoReturn:
 
 def arrays(leaves: Sequence[object], name: str, labels: Sequence[str]) -> list[Tensor]:
     """The leaves, all of which must be tensors."""
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for x, label in zip(leaves, labels, strict=True):
         if not isinstance(x, Tensor):
             fail(
@@ -98,8 +98,8 @@ def arrays(leaves: Sequence[object], name: str, labels: Sequence[str]) -> list[T
                 f"{name} was given {shown(x)} ({kind_of(x)}) at {label}",
                 instead_of(x, label),
             )
-        found.append(x)
-    return found
+        result.append(x)
+    return result
 
 
 def select(
@@ -115,14 +115,14 @@ def select(
                 "arguments",
                 f"pass the arguments of {option} by position.",
             )
-    found = tuple(i % len(args) for i in nums)
-    if len(set(found)) < len(found):
+    result = tuple(i % len(args) for i in nums)
+    if len(set(result)) < len(result):
         fail(
             ValueError,
             f"{name} has {option}={argnums}, in which an argument occurs twice",
             f"name each argument once in {option}.",
         )
-    return found
+    return result
 
 
 def chosen(

@@ -75,9 +75,9 @@ class Transform(Wrapper, Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            found = fast_path.call(self._staged, args, kwargs)
-            if found is not fast_path.MISSED:
-                return found
+            result = fast_path.call(self._staged, args, kwargs)
+            if result is not fast_path.MISSED:
+                return result
             if tracing.current() is None and not is_eager():
                 return self.run(args, kwargs)
         except Exception as error:

@@ -114,10 +114,10 @@ class Bucket:
 
     def cut(self, outs: Sequence[torch.Tensor], env: Env) -> list[torch.Tensor]:
         """The results of a run without their padding."""
-        found = list(outs)
+        result = list(outs)
         for k in self._varying:
-            found[k] = unpad(found[k], tuple(value(s, env) for s in self.outputs[k]))
-        return found
+            result[k] = unpad(result[k], tuple(value(s, env) for s in self.outputs[k]))
+        return result
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -352,11 +352,11 @@ class _Small:
 
     def _plain(self) -> dict[str, int]:
         """The smallest sizes at which all dimensions are larger than 1, if there are such."""
-        found = {n: low for n, (low, _) in self._ends.items()}
-        while names := {n for n in self._symbolic.small_at(found) if found[n] < self._high[n]}:
+        result = {n: low for n, (low, _) in self._ends.items()}
+        while names := {n for n in self._symbolic.small_at(result) if result[n] < self._high[n]}:
             for n in names:
-                found[n] = min(found[n] + self._maker.step(n), self._high[n])
-        return found
+                result[n] = min(result[n] + self._maker.step(n), self._high[n])
+        return result
 
     def _start(self, name: str, plain: int) -> int:
         """The first size of a symbol at which the program agrees, with the largest of others."""

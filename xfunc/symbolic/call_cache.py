@@ -75,10 +75,10 @@ def padded_leaves(
     leaves: Sequence[Leaf], wide: Iterable[tuple[int, tuple[int, ...]]]
 ) -> list[Leaf]:
     """The leaves, some of them padded to the shapes given by position."""
-    found = list(leaves)
+    result = list(leaves)
     for k, shape in wide:
-        found[k] = pad(found[k], shape)
-    return found
+        result[k] = pad(result[k], shape)
+    return result
 
 
 class Memory:

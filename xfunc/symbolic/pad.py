@@ -39,9 +39,9 @@ def unpad(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     (where,) = running.placements_of([x])
     if where is not None and any(n % k for n, k in zip(shape, where.tiles.dims, strict=True)):
         where = None
-    found = running.put(cut, where)
-    hand_on_mesh([x], [found])
-    return found
+    result = running.put(cut, where)
+    hand_on_mesh([x], [result])
+    return result
 
 
 _MOST = 4096
@@ -60,13 +60,13 @@ class Scalars:
             return [_scalar(n) for n in sizes]
         if len(self._known) > _MOST:
             self._known.clear()
-        found = []
+        result = []
         for n in sizes:
             known = self._known.get(n)
             if known is None:
                 known = self._known[n] = _scalar(n)
-            found.append(known)
-        return found
+            result.append(known)
+        return result
 
 
 def _scalar(n: int) -> torch.Tensor:

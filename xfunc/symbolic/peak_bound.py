@@ -183,11 +183,11 @@ def upper(points: Sequence[Terms], basis: Basis, box: ShapeDomain) -> list[Terms
 
 def samples(box: ShapeDomain) -> list[Env]:
     """The corners of a box, and sizes inside: a third and a thirtieth of the way up."""
-    found = list(box.corners())
+    result = list(box.corners())
     for part in (1 / 3, 1 / 30):
         inner = {}
         for name, r in box.ranges.items():
             top = r.min + 4096 * r.step if r.max is None else r.max
             inner[name] = r.min + int((top - r.min) * part) // r.step * r.step
-        found.append(inner)
-    return found
+        result.append(inner)
+    return result

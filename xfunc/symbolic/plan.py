@@ -189,9 +189,9 @@ class Plan:
         donated: list[tuple[int, ...]] = []
 
         def module(env: Env) -> Module:
-            found, numbers = self.traced(env)
+            result, numbers = self.traced(env)
             donated[:] = [numbers]
-            return found
+            return result
 
         try:
             known = [dict(zip(self._box.ranges, k, strict=True)) for k in self._known]

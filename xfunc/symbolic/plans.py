@@ -112,10 +112,10 @@ class Plans:
             OutOfMemoryError: none does; the error gives the smallest limit that would suffice.
         """
         key = (self.limit, padded, tuple(env.values()))
-        found = self._chosen.get(key)
-        if found is None:
-            found = self._chosen[key] = self._fastest(env, padded)
-        return found
+        result = self._chosen.get(key)
+        if result is None:
+            result = self._chosen[key] = self._fastest(env, padded)
+        return result
 
     def misfit(self, env: Env, padded: bool = False) -> Exception | None:
         """Why no plan fits, or why the function cannot be traced at these sizes; None if one does.

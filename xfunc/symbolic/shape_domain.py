@@ -129,7 +129,7 @@ class ShapeDomain:
             p = _shift(p, name, r.min)
             p = Polynomial.of((m, c * (r.max - r.min) ** dict(m).get(name, 0)) for m, c in p.terms)
         degrees = {n: p.degree(n) for n in self.ranges}
-        found = []
+        result = []
         for index in itertools.product(*(range(d + 1) for d in degrees.values())):
             at = dict(zip(degrees, index, strict=True))
             total: Number = 0
@@ -137,8 +137,8 @@ class ShapeDomain:
                 for n, e in m:
                     c *= Fraction(math.comb(at[n], e), math.comb(degrees[n], e))
                 total += c
-            found.append(total)
-        return found
+            result.append(total)
+        return result
 
     def _halves(self) -> list[ShapeDomain]:
         """The box cut in two, with no size left out; [] if it cannot be halved.

@@ -53,12 +53,12 @@ class Solver:
             return values[0]
         if any(math.isinf(v) or math.isnan(v) for v in values):
             return None
-        for found in self._ratios(values, digits(element_type)):
+        for result in self._ratios(values, digits(element_type)):
             if all(
-                is_close(found.at(env), v, element_type)
+                is_close(result.at(env), v, element_type)
                 for env, v in zip(self._points, values, strict=True)
             ):
-                return found
+                return result
         return None
 
     def _ratios(self, values: tuple[float, ...], precision: int) -> Iterable[Ratio]:

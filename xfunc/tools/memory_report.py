@@ -165,13 +165,13 @@ def _named(policies: object) -> dict[str, Policy]:
     if policies is None:
         return DEFAULT
     if isinstance(policies, Mapping):
-        found: dict[Any, Any] = dict(policies)
+        result: dict[Any, Any] = dict(policies)
     elif isinstance(policies, Sequence) and not isinstance(policies, str):
         names = {policy: name for name, policy in DEFAULT.items()}
-        found = {names.get(p) or _name_of(p): p for p in policies}
+        result = {names.get(p) or _name_of(p): p for p in policies}
     else:
-        found = {"policies": policies}
-    for name, policy in found.items():
+        result = {"policies": policies}
+    for name, policy in result.items():
         if not isinstance(name, str) or not callable(policy) or policy is policies:
             problem = f"memory_report was given {shown(policy)} as policy {shown(name)}"
             hint = (
@@ -179,7 +179,7 @@ def _named(policies: object) -> dict[str, Policy]:
                 "[xf.checkpoint_policies.dots_saveable]."
             )
             fail(TypeError, problem, hint)
-    return found
+    return result
 
 
 def _name_of(policy: object) -> str:
@@ -289,18 +289,18 @@ def _flat(lowering: HloProgram, tiles: Sequence[HloSharding | None]) -> Module:
 
 
 def _columns(rows: Sequence[Row]) -> list[list[str]]:
-    found = [
+    result = [
         ["policy", *(r.policy for r in rows)],
         ["kept", *(size(r.kept_bytes) for r in rows)],
         ["recomputed FLOPs", *(f"{r.recomputed_flops:.3g}" for r in rows)],
         ["peak", *(size(r.peak_bytes) for r in rows)],
     ]
     if any(r.host_bytes for r in rows):
-        found.insert(2, ["on the host", *(size(r.host_bytes) for r in rows)])
+        result.insert(2, ["on the host", *(size(r.host_bytes) for r in rows)])
     if any(r.peak_per_chip for r in rows):
-        found.append(["kept per chip", *(size(r.kept_bytes_per_chip or 0) for r in rows)])
-        found.append(["peak per chip", *(size(r.peak_bytes_per_chip or 0) for r in rows)])
-    return found
+        result.append(["kept per chip", *(size(r.kept_bytes_per_chip or 0) for r in rows)])
+        result.append(["peak per chip", *(size(r.peak_bytes_per_chip or 0) for r in rows)])
+    return result
 
 
 def _largest(held: Sequence[Held]) -> list[str]:

@@ -269,13 +269,13 @@ def _check_output(out: object, name: str) -> None:
 def _places(module: nn.Module, kind: str) -> Places:
     """The locations of a module's tensors, by the first name of each."""
     names: dict[int, str] = {}
-    found: Places = {}
+    result: Places = {}
     for prefix, owner in module.named_modules():
         for attribute, tensor in vars(owner)[kind].items():
             if tensor is not None:
                 name = f"{prefix}.{attribute}" if prefix else attribute
-                found.setdefault(names.setdefault(id(tensor), name), []).append((owner, attribute))
-    return found
+                result.setdefault(names.setdefault(id(tensor), name), []).append((owner, attribute))
+    return result
 
 
 def _beside(tensors: object, args: object, kwargs: object) -> Any:

@@ -107,10 +107,10 @@ def _wrapping(trace: Trace, x: Tensor) -> Callable[..., Any]:
 
 def take_back(trace: Trace, x: Tensor) -> bool:
     """End the loan of a stand-in for `x`; whether there was one."""
-    found = any(t is x for t in trace.lent)
+    result = any(t is x for t in trace.lent)
     trace.lent[:] = [t for t in trace.lent if t is not x]
     vars(x).pop("__array_wrap__", None)
-    return found
+    return result
 
 
 def take_back_all(trace: Trace) -> None:

@@ -124,13 +124,13 @@ def _snapshots() -> list[int]:
     """
     if sys.gettrace() is None and sys.getprofile() is None:
         return []
-    found: list[int] = []
+    result: list[int] = []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_locals is not frame.f_globals:
-            found.append(id(frame.f_locals))
+            result.append(id(frame.f_locals))
         frame = frame.f_back
-    return found
+    return result
 
 
 def _of_debuggers() -> list[int]:

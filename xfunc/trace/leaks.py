@@ -149,9 +149,9 @@ class TracedValues:
     def end(self, collect: bool) -> list[Leak]:
         """End the trace: forget everything, and return the leaked values."""
         self._empty_tokens()
-        found = self._survivors(collect)
+        result = self._survivors(collect)
         self.entries.clear()
-        return found
+        return result
 
     def _empty_tokens(self) -> None:
         """See NOTE [stale captures] in `tracing`."""
@@ -172,24 +172,24 @@ class TracedValues:
             ]
 
         with torch._C.DisableTorchFunction():
-            found = alive()
-            if found and self._cached:  # values a cached function now holds are tokens
-                del found[:]
+            result = alive()
+            if result and self._cached:  # values a cached function now holds are tokens
+                del result[:]
                 for fun in self._cached:
                     self._tokens.update(map(id, function_value(fun)[1]))
                 self._empty_tokens()
-                found = alive()
+                result = alive()
             self._cached.clear()
-            if found and collect:
-                found = _uncollected(found, alive)
-                if found:  # Their holders may be older.
+            if result and collect:
+                result = _uncollected(result, alive)
+                if result:  # Their holders may be older.
                     gc.unfreeze()
-                    tensors = [t for t, *_ in found]
-                    self._has_owner = owner_of(tensors, (found, *found)) is not None
+                    tensors = [t for t, *_ in result]
+                    self._has_owner = owner_of(tensors, (result, *result)) is not None
                     del tensors
                     if self._has_owner:  # unless that is garbage: to look at all takes long
-                        found = _uncollected(found, alive)
-        return found
+                        result = _uncollected(result, alive)
+        return result
 
     def defuse(self, leaks: list[Leak], quiet: bool) -> None:
         """Make any use of leaked values raise; unless `quiet`, raise for finding them."""

@@ -129,11 +129,11 @@ class HloProgram:
         key = (where, donated, options)
         if placements or not self.inputs:
             key = (*key, placements, config.shard_as_in_scan, config.use_shardy_partitioner)
-        found = self._executables.get(key)
-        if found is None:
+        result = self._executables.get(key)
+        if result is None:
             with turn((id(self), key)), lock.let_go():
-                found = self._executables.get(key) or self._made(key, donated, placements, options)
-        return found
+                result = self._executables.get(key) or self._made(key, donated, placements, options)
+        return result
 
     def _made(
         self,
@@ -156,12 +156,12 @@ class HloProgram:
             compiled()
             return loaded
 
-        found = load(made())
+        result = load(made())
         if self.recompiled and where.platform() == "cpu" and where.device_count() == 1:
             numbers = [k for k, i in enumerate(self.inputs) if i in donated]
-            found = self.recompiled(found, made, numbers, load)
-        self._executables[key] = found
-        return found
+            result = self.recompiled(result, made, numbers, load)
+        self._executables[key] = result
+        return result
 
 
 class _Thread(threading.local):

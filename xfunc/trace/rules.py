@@ -125,10 +125,10 @@ def beside_array(trace: Trace, func: Callable[..., object], args: tuple[Any, ...
             return x.reciprocal() * args[1]  # as in torch
     if not _is_traced(trace, trace.lift(x) if isinstance(x, Leaked) else x):
         return NotImplemented
-    found = array_operands.stand_in(trace, x)
-    if found is None:
+    result = array_operands.stand_in(trace, x)
+    if result is None:
         refuse_read(trace, operation_name(func), x)
-    return found
+    return result
 
 
 _BINCOUNT = (

@@ -147,10 +147,10 @@ class Stamps:
 
 
 def _learn(code: types.CodeType) -> dict[tuple[int, str], str] | None:
-    found: dict[tuple[int, str], str] | None = {} if in_user_code(code) else None
-    _stamps[id(code)] = found
+    result: dict[tuple[int, str], str] | None = {} if in_user_code(code) else None
+    _stamps[id(code)] = result
     _kept.append(code)
-    return found
+    return result
 
 
 def forget() -> None:

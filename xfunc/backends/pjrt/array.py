@@ -63,9 +63,9 @@ class Data:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Data:
         """The memory of a tensor of torch's."""
-        found = cls(None)
-        found._copy, found._sharding = tensor, sharding(None)
-        return found
+        result = cls(None)
+        result._copy, result._sharding = tensor, sharding(None)
+        return result
 
     def array(self) -> jax.Array:
         """The data as a ``jax.Array``."""
@@ -95,16 +95,16 @@ class Data:
 
     def written(self) -> torch.Tensor:
         """The data as a plain tensor, which takes its place from now on."""
-        found = self.read()
+        result = self.read()
         if self._array is not None:
             self._sharding, self._array = self._array.sharding, None
-        return found
+        return result
 
     def alias(self) -> Data:
         """The same memory, which torch may write to, as another tensor."""
-        found = Data(None)
-        found._copy, found._sharding = self.written().detach(), self._sharding
-        return found
+        result = Data(None)
+        result._copy, result._sharding = self.written().detach(), self._sharding
+        return result
 
     def replicate(self) -> None:
         """Forget the placement of a tensor that torch has written to: it has another shape now."""
@@ -319,9 +319,9 @@ class Array(torch.Tensor):
 
     def _another(self) -> Array:
         """A tensor of the same data."""
-        found = _wrapper(self._jax_aval)
-        found._looked_at = self._data
-        return found
+        result = _wrapper(self._jax_aval)
+        result._looked_at = self._data
+        return result
 
     def _follow(self, copy: torch.Tensor) -> None:
         """Have the shape of the copy, which an operation may have changed."""
@@ -352,9 +352,9 @@ never_compile(Data.read)
 
 def make(array: jax.Array, aval: AvalKey) -> Array:
     """A tensor of this data, which is of this shape and dtype."""
-    found = _wrapper(aval)
-    found._jax_array = array
-    return found
+    result = _wrapper(aval)
+    result._jax_array = array
+    return result
 
 
 _refuse_reads = refusing_reads(Array, _ELSEWHERE)
@@ -362,10 +362,10 @@ _refuse_reads = refusing_reads(Array, _ELSEWHERE)
 
 def _wrapper(aval: AvalKey) -> Array:
     # By position: with keywords it takes a fifth longer.
-    found = _new(Array, aval[0], None, None, None, aval[1], _STRIDED, _CPU)
-    _refuse_reads(found)
-    found._jax_aval = aval
-    return found
+    result = _new(Array, aval[0], None, None, None, aval[1], _STRIDED, _CPU)
+    _refuse_reads(result)
+    result._jax_aval = aval
+    return result
 
 
 def makers(avals: Sequence[AvalKey]) -> list[Callable[[jax.Array], Array]]:
@@ -378,10 +378,10 @@ def _maker(aval: AvalKey) -> Callable[[jax.Array], Array]:
     size, dtype = aval
 
     def make(array: jax.Array) -> Array:
-        found = new(cls, size, None, None, None, dtype, strided, cpu)
-        refuse_reads(found)
-        found._jax_aval, found._jax_array = aval, array
-        return found
+        result = new(cls, size, None, None, None, dtype, strided, cpu)
+        refuse_reads(result)
+        result._jax_aval, result._jax_array = aval, array
+        return result
 
     cls, new, strided, cpu = Array, _new, _STRIDED, _CPU
     refuse_reads = _refuse_reads

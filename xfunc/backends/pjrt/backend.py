@@ -141,10 +141,10 @@ class Pjrt:
             shared = gpu_arrays.put(tensor, where)
             return _made(client.put(tensor.detach(), where) if shared is None else shared, tensor)
         # A constant of a program: it never changes.
-        found = self._moved.get(tensor)
-        if found is None:
-            found = self._moved[tensor] = self._uploaded(tensor.detach().cpu())
-        return found
+        result = self._moved.get(tensor)
+        if result is None:
+            result = self._moved[tensor] = self._uploaded(tensor.detach().cpu())
+        return result
 
     def all_to_device(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """`to_device` of each."""

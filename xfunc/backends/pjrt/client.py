@@ -39,13 +39,13 @@ def jax() -> ModuleType:
     Raises:
         ImportError: it is not installed.
     """
-    found = library()
+    result = library()
     count = os.environ.get("CPU_NUM_DEVICES", "")
-    if count.isdecimal() and int(count) > 1 and found.config.jax_platforms == "cpu":
-        _make_cpu_devices(found, int(count))
+    if count.isdecimal() and int(count) > 1 and result.config.jax_platforms == "cpu":
+        _make_cpu_devices(result, int(count))
         with _patient():
-            _check_cpu_devices(found, int(count))
-    return found
+            _check_cpu_devices(result, int(count))
+    return result
 
 
 def has_started() -> bool:

@@ -73,15 +73,15 @@ class Results:
         spare, places = _taken(self._spare)
         if not spare or not _are_forgotten(spare):
             return [make(array) for make, array in zip(self._makers, arrays, strict=True)]
-        found: list[torch.Tensor] = []
+        result: list[torch.Tensor] = []
         for place, array, make in zip(places, arrays, self._makers, strict=True):
             if place is None:
-                found.append(make(array))
+                result.append(make(array))
                 continue
             tensor = spare[place]
             tensor._jax_array = array
-            found.append(tensor)
-        return found
+            result.append(tensor)
+        return result
 
 
 def _taken(spare: list[tuple[list[Array], list[int | None]]]) -> Any:

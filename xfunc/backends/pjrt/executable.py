@@ -176,14 +176,14 @@ class Executable:
     def _run_to_end(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         failures.clear()
         try:
-            found = client.jax().block_until_ready(self._run(*arrays))
+            result = client.jax().block_until_ready(self._run(*arrays))
         except (RuntimeError, ValueError) as error:
             if failures:
                 raise failures[0] from None
             raise self._named(error) from error
         if self._calls_host and failures:  # on several devices: see NOTE [a call that fails]
             raise failures[0]
-        return found
+        return result
 
     def optimised(self) -> CompilerOutput:
         """XLA's analysis of the program."""

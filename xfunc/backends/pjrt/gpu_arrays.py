@@ -49,6 +49,6 @@ def get(array: jax.Array, device: torch.device) -> torch.Tensor | None:
     """The values of an array in a new tensor on this GPU; None: they are not there."""
     if not array.size or not _is_shared(array.dtype.name, device, array.sharding):
         return None
-    found = torch.from_dlpack(array).clone()
+    result = torch.from_dlpack(array).clone()
     torch.cuda.current_stream(device).synchronize()  # Then JAX may use the memory again.
-    return found
+    return result

@@ -114,7 +114,7 @@ class TorchXLA:
             if self.device_count() > 1:
                 call_once(proto)
         flat = [inputs[k] for k in numbers]
-        found = Executable(
+        result = Executable(
             name,
             runtime.computation(name, Module(proto).to_bytes()),
             [avals[i] for i in flat] or [UNUSED],
@@ -123,8 +123,8 @@ class TorchXLA:
             or [placement.op_sharding(None)],
             calls_host,
         )
-        found.inputs = tuple(flat[k] for k in found.order) if flat else ()
-        return found
+        result.inputs = tuple(flat[k] for k in result.order) if flat else ()
+        return result
 
 
 # NOTE [donated buffers]

@@ -236,12 +236,12 @@ _TAKES_EXCHANGED = frozenset(("dot", "reshape", "transpose"))
 
 def _fused(computation: Computation) -> set[int]:
     """Ids of the instructions that their users compute. See NOTE [the model of fusion]."""
-    found: set[int] = set()
+    result: set[int] = set()
     for i in computation.instructions:
         if i.opcode not in _FUSES or i is computation.root:
             continue
         users = ["copy" if is_placement(u, DEVICE) else u.opcode for u in i.users]
         once = len(users) == 1 and users[0] != "broadcast"
         if _JOINS.issuperset(users) and (once or i.opcode not in opcodes.SLOW):
-            found.add(i.id)
-    return found
+            result.add(i.id)
+    return result

@@ -79,7 +79,7 @@ def running(module: Module) -> list[tuple[Instruction, Cost, int]]:
     loops, calls and conditionals themselves.
     """
     known = _known(module)
-    found: list[tuple[Instruction, Cost, int]] = []
+    result: list[tuple[Instruction, Cost, int]] = []
 
     def add(c: Computation, times: int) -> None:
         for i in c.instructions:
@@ -90,10 +90,10 @@ def running(module: Module) -> list[tuple[Instruction, Cost, int]]:
                 for inner in i.called_computations:
                     add(inner, times)
             else:
-                found.append((i, _instruction(i, known), times))
+                result.append((i, _instruction(i, known), times))
 
     add(module.entry, 1)
-    return found
+    return result
 
 
 class Chip(NamedTuple):

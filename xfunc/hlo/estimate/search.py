@@ -128,9 +128,9 @@ def _order(state: _State) -> list[int]:
 
 def _bits(x: int) -> list[int]:
     """The positions of the ones."""
-    found: list[int] = []
+    result: list[int] = []
     while x:
         low = x & -x
-        found.append(low.bit_length() - 1)
+        result.append(low.bit_length() - 1)
         x ^= low
-    return found
+    return result

@@ -51,14 +51,14 @@ def keep_space_whole(proto: pb.HloModuleProto) -> None:
 
 def _regions(proto: pb.HloModuleProto) -> dict[int, pb.OpSharding]:
     """By the id of each computation in a manual region, the sharding of the region's values."""
-    found: dict[int, pb.OpSharding] = {}
+    result: dict[int, pb.OpSharding] = {}
     for c in reversed(proto.computations):  # callees come first
-        manual = manual_of(c) or found.get(c.id)
+        manual = manual_of(c) or result.get(c.id)
         if manual is not None:
-            found[c.id] = manual
+            result[c.id] = manual
             for i in c.instructions:
-                found.update((k, manual) for k in i.called_computation_ids)
-    return found
+                result.update((k, manual) for k in i.called_computation_ids)
+    return result
 
 
 def _constrained(

@@ -167,14 +167,14 @@ _OF_ALL = frozenset(["all-reduce", "all-gather", "all-to-all", "reduce-scatter"]
 
 def exchanges(module: Module, count: int) -> list[Sequence[int]]:
     """The groups of so many devices that exchange data in a partitioned module."""
-    found: list[Sequence[int]] = []
+    result: list[Sequence[int]] = []
     for i in (i for c in module.proto.computations for i in c.instructions):
         groups = _groups(i)
         if not groups and i.opcode.removesuffix("-start") in _OF_ALL:
-            found.append(range(count))
-        found += groups
-        found += [(pair.source, pair.target) for pair in i.source_target_pairs]
-    return found
+            result.append(range(count))
+        result += groups
+        result += [(pair.source, pair.target) for pair in i.source_target_pairs]
+    return result
 
 
 def is_sum(n: Node) -> bool:

@@ -143,7 +143,7 @@ def _runs(sharding: pb.OpSharding, ndim: int, count: int) -> list[list[_Run]] | 
 
 def _evenly(line: _Devices) -> list[_Run] | None:
     """Numbers that begin with 0 as sums of evenly spaced ones, the slowest first."""
-    found: list[_Run] = []
+    result: list[_Run] = []
     done = 1
     while done < len(line):
         stride, size = int(line[done]), 1
@@ -153,14 +153,14 @@ def _evenly(line: _Devices) -> list[_Run] | None:
             size -= 1
         if stride < 1 or size == 1:
             return None
-        found.insert(0, (stride, size))
+        result.insert(0, (stride, size))
         done *= size
-    return found
+    return result
 
 
 def _spread(runs: Sequence[_Run]) -> _Devices:
     """The sums: the reverse of `_evenly`."""
-    found = np.zeros(1, dtype=np.int64)
+    result = np.zeros(1, dtype=np.int64)
     for stride, size in runs:
-        found = (found[:, None] + stride * np.arange(size)).ravel()
-    return found
+        result = (result[:, None] + stride * np.arange(size)).ravel()
+    return result

@@ -97,15 +97,15 @@ def axes_of(sharding: pb.OpSharding, ndim: int) -> tuple[Axes, ...]:
 def _primes(sizes: Sequence[int], d: int) -> list[Axis]:
     """The prime axes of dimension d of the numbers of the devices, the slowest first."""
     stride, n = math.prod(sizes[d:]), sizes[d]
-    found: list[Axis] = []
+    result: list[Axis] = []
     p = 2
     while n > 1:
         while n % p:
             p += 1
         n //= p
         stride //= p
-        found.append((stride, p))
-    return found
+        result.append((stride, p))
+    return result
 
 
 # -- how operations divide their results ----------------------------------------------------------
@@ -138,9 +138,9 @@ def _fitting(axes: Sequence[Axes], dims: Sequence[int]) -> tuple[Axes, ...]:
 
 def _reshaped(old: Sequence[int], new: Sequence[int], axes: Sequence[Axes]) -> list[Axes]:
     """When dimensions are merged or split, the leading one keeps the axes."""
-    found: list[Axes] = [() for _ in new]
+    result: list[Axes] = [() for _ in new]
     if 0 in old:
-        return found
+        return result
     sources = [d for d, n in enumerate(old) if n > 1]
     targets = [d for d, n in enumerate(new) if n > 1]
     while sources:
@@ -151,11 +151,11 @@ def _reshaped(old: Sequence[int], new: Sequence[int], axes: Sequence[Axes]) -> l
             b, n = b * new[d], new[d]
             while leading and left and n % left[0][1] == 0:
                 n //= left[0][1]
-                found[d] = (*found[d], left.pop(0))
+                result[d] = (*result[d], left.pop(0))
             leading = leading and n == 1
             while a < b:
                 a *= old[sources.pop(0)]
-    return found
+    return result
 
 
 """Operations that keep the sharding of every dimension of unchanged size."""
@@ -309,10 +309,10 @@ def _kept(i: Instruction, of: list[DimSharding], dims: tuple[int, ...]) -> Seque
 
 
 def _broadcast(i: Instruction, of: _Of) -> list[Axes]:
-    found: list[Axes] = [()] * len(i.shape.dims)
+    result: list[Axes] = [()] * len(i.shape.dims)
     for d, axes in zip(i.proto.dimensions, _axes(i, of, 0), strict=True):
-        found[d] = axes
-    return found
+        result[d] = axes
+    return result
 
 
 def _reshape(i: Instruction, of: _Of) -> list[Axes]:
@@ -366,11 +366,11 @@ def _scatter(i: Instruction, of: _Of) -> list[Axes] | None:
     numbers = wire.message(wire.fields(i.proto.SerializeToString()), 48)
     window, inserted = wire.integers(numbers, 1), wire.integers(numbers, 2)
     updates = _axes(i, of, len(of) - 1)
-    found: list[Axes] = [()] * len(i.shape.dims)
-    in_row = [d for d in range(len(found)) if d not in inserted]
+    result: list[Axes] = [()] * len(i.shape.dims)
+    in_row = [d for d in range(len(result)) if d not in inserted]
     for d, w in zip(in_row, window, strict=False):
-        found[d] = updates[w]
-    return found
+        result[d] = updates[w]
+    return result
 
 
 _RULES = {

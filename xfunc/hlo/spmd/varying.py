@@ -133,12 +133,12 @@ class Walk:
         if n.opcode == "while":
             return [self._loop(n, operands, ctx)] * 2
         inside = self._inside("conditional", operands[0], ctx)
-        found: list[tuple[tuple[Axes, ...], ControlContext]] = []
+        result: list[tuple[tuple[Axes, ...], ControlContext]] = []
         at = 1
         for count in n.params:
-            found.append((operands[at : at + count], inside))
+            result.append((operands[at : at + count], inside))
             at += count
-        return found
+        return result
 
     def _several(
         self, n: Node, operands: tuple[Axes, ...], ctx: ControlContext

@@ -245,12 +245,12 @@ class _Body:
         """The value, as computed by an instruction."""
         if isinstance(x, PaddedValue):
             return dataclasses.replace(x, id=id)
-        found: list[State] = []
+        result: list[State] = []
         for k, e in enumerate(x):
             made = instruction("get-tuple-element", self.emit.new_id(), shape_of(e), [id])
             made.tuple_index = k
-            found.append(self.taken_apart(e, self.emit.put(made)))
-        return found
+            result.append(self.taken_apart(e, self.emit.put(made)))
+        return result
 
     # -- instructions ---------------------------------------------------------------------------
 

@@ -67,12 +67,16 @@ def reduce(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     _, layouts = m.alike(arrays)
     left = [layout for d, layout in enumerate(layouts) if d not in over]
     ids = [*(x.id for x in arrays), *(x.id for x in operands[half:])]
-    found = results(m, i, ids, left, pad_values)
+    result = results(m, i, ids, left, pad_values)
     whole = neutral(opcode, i.shape.element_type) if not i.shape.is_tuple else None
-    if isinstance(found, PaddedValue) and len(over) == 1 and operands[1].const == whole is not None:
+    if (
+        isinstance(result, PaddedValue)
+        and len(over) == 1
+        and operands[1].const == whole is not None
+    ):
         at = tuple(d for d in range(len(arrays[0].dims)) if d not in over)
-        m.lines[found.id] = Line(opcode, operands[0].id, arrays[0], over[0], at)
-    return found
+        m.lines[result.id] = Line(opcode, operands[0].id, arrays[0], over[0], at)
+    return result
 
 
 def _holds(x: PaddedValue, d: int, fill: float) -> bool:

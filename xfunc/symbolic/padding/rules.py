@@ -301,11 +301,11 @@ def is_float(element_type: int) -> bool:
 def reshape(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """See `Relayout.reshaped`."""
     (x,) = operands
-    found = m.reshaped(x, i, i.shape.dims, m.symbolic.dims(i))
-    line = x.id in m.lines and m.lines[x.id].reshaped(x.dims, found.dims)
+    result = m.reshaped(x, i, i.shape.dims, m.symbolic.dims(i))
+    line = x.id in m.lines and m.lines[x.id].reshaped(x.dims, result.dims)
     if line:
-        m.lines[found.id] = line
-    return found
+        m.lines[result.id] = line
+    return result
 
 
 def transpose(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:

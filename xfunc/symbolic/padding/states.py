@@ -80,8 +80,8 @@ def whole(shape: Shape) -> State:
 def reachable(proto: pb.HloModuleProto) -> pb.HloModuleProto:
     """The module with only the computations its entry runs, callees before their callers."""
     by_id = {c.id: c for c in proto.computations}
-    found = pb.HloModuleProto()
-    found.CopyFrom(proto)
-    del found.computations[:]
-    found.computations.extend(by_id[k] for k in called_from(proto, proto.entry_computation_id))
-    return found
+    result = pb.HloModuleProto()
+    result.CopyFrom(proto)
+    del result.computations[:]
+    result.computations.extend(by_id[k] for k in called_from(proto, proto.entry_computation_id))
+    return result

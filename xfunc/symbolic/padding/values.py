@@ -206,9 +206,9 @@ class Relayout:
         # select, for which it would write the moved array as well.
         move = self._moves.get(x.id)
         if move is not None:
-            found = move.again(self.masked(move.of, move.back(over), fill, lines, after))
-            if all(self._holds(found, d, fill, lines) for d in over):
-                return found
+            result = move.again(self.masked(move.of, move.back(over), fill, lines, after))
+            if all(self._holds(result, d, fill, lines) for d in over):
+                return result
         push = self.pushed.pop(x.id, None)
         if push is not None and fill == 0 and x.nan_lines.keys().isdisjoint(over):
             return push(over)
@@ -393,17 +393,17 @@ class Relayout:
         if moved:
             x = self._moved(x, groups, moved)
         id = self.emit.add("reshape", x.element_type, dims, [x.id])
-        found = PaddedValue(
+        result = PaddedValue(
             id, x.element_type, tuple(dims), tuple(sizes), tuple(layouts), pad_values, x.const
         )
         if moved:
-            return found
-        found = dataclasses.replace(found, nan_lines=nan_lines)
+            return result
+        result = dataclasses.replace(result, nan_lines=nan_lines)
 
         def back(over: Sequence[int]) -> list[int]:
             return [d for old, new in groups if not set(new).isdisjoint(over) for d in old]
 
-        return self.note_move(found, source, back, lambda y: self.reshaped(y, i, dims, sizes))
+        return self.note_move(result, source, back, lambda y: self.reshaped(y, i, dims, sizes))
 
     def _moved(
         self,
@@ -416,15 +416,15 @@ class Relayout:
         dims = [math.prod(x.dims[d] for d in old) for old, _ in groups]
         sizes = [product(x.sizes[d] for d in old) for old, _ in groups]
         id = self.emit.add("reshape", x.element_type, dims, [x.id])
-        found = PaddedValue(
+        result = PaddedValue(
             id, x.element_type, tuple(dims), tuple(sizes), tuple(map(tuple, flat)), {}, x.const
         )
         for k, (old, new) in enumerate(groups):
             for old_dims, new_dims, dealt in moved:
                 if (old, new) == (old_dims, new_dims):
                     layout: list[Factor] = [f for part in dealt for f in part]
-                    found = self.relaid(found, k, tuple(layout), dims[k])
-        return found
+                    result = self.relaid(result, k, tuple(layout), dims[k])
+        return result
 
 
 def _groups(
