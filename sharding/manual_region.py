@@ -181,13 +181,13 @@ class _Sources:
             return rerun(n, operands, self.manual)
         is_mark = marks.vma_op_of(n)  # It may become a constant.
         if is_mark and n.params.sharding is None:
-            made = n.changed(operands)
-            made.params = n.params._replace(sharding=self._region.manual(len(n.dims)).wire)
-            return made
+            result = n.changed(operands)
+            result.params = n.params._replace(sharding=self._region.manual(len(n.dims)).wire)
+            return result
         if n.opcode in ("constant", "iota") and not has_sharding(n):
-            made = n.changed(operands)
-            made.more += message_of(40, self._region.manual(len(n.dims)).wire)
-            return made
+            result = n.changed(operands)
+            result.more += message_of(40, self._region.manual(len(n.dims)).wire)
+            return result
         return moved(n, operands)
 
 

@@ -316,9 +316,9 @@ def _unflatten(static: _Static, children: Iterable[Tensor]) -> Pullback:
     def pull(cts: tuple[Tensor, ...]) -> list[Tensor]:
         return bind(Call(program), [*tensors, *cts])
 
-    made = like.with_pull(pull)
-    made.parts = lambda: (program, tensors)
-    return made
+    result = like.with_pull(pull)
+    result.parts = lambda: (program, tensors)
+    return result
 
 
 tree.register(Pullback, Pullback.flatten, _unflatten)

@@ -530,10 +530,10 @@ def register_dataclass(
         return [getattr(x, n) for n in data], tuple(getattr(x, n) for n in meta), data
 
     def put_together(static: tuple[object, ...], children: Iterable[object]) -> object:
-        made = object.__new__(cls)  # Not __init__: leaves may be anything while trees are mapped.
+        result = object.__new__(cls)  # Not __init__: leaves may be anything while trees are mapped.
         for name, value in [*zip(data, children, strict=True), *zip(meta, static, strict=True)]:
-            object.__setattr__(made, name, value)
-        return made
+            object.__setattr__(result, name, value)
+        return result
 
     _optree.register_pytree_node(
         cls, take_apart, put_together, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE

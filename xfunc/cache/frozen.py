@@ -155,21 +155,21 @@ class _Copies:
         if not old and not self._objects:
             return x
         cells = [self._made.get(id(c)) or self._note(c, types.CellType()) for c in old]
-        made = types.FunctionType(
+        result = types.FunctionType(
             x.__code__, x.__globals__, x.__name__, x.__defaults__, closure=tuple(cells)
         )
-        made.__kwdefaults__, made.__qualname__ = x.__kwdefaults__, x.__qualname__
-        made.__dict__.update(x.__dict__)
-        self._note(x, made)
+        result.__kwdefaults__, result.__qualname__ = x.__kwdefaults__, x.__qualname__
+        result.__dict__.update(x.__dict__)
+        self._note(x, result)
         for cell, new in zip(old, cells, strict=True):
             with contextlib.suppress(ValueError):  # Not bound yet, or copied before.
                 content = cell.cell_contents
                 if id(new) not in self._made:
                     self._note(new, new)
                     new.cell_contents = self.of(content)
-        if self._objects and not self._give_parts(x, made) and not old:
+        if self._objects and not self._give_parts(x, result) and not old:
             return self._note(x, x)
-        return made
+        return result
 
     def _give_parts(self, x: types.FunctionType, made: types.FunctionType) -> bool:
         """Give a copy what `snapshot_closure` shares: defaults and attributes; returns whether it

@@ -127,10 +127,10 @@ class Graph:
         def copied(n: Node, operands: tuple[Node, ...]) -> Node:
             if n.opcode == "constant":
                 return n
-            made = n.changed(operands)
+            result = n.changed(operands)
             if operation is not None and not (n.operation.name or n.operation.wire):
-                made.operation = operation
-            return made
+                result.operation = operation
+            return result
 
         made = self.rewritten(copied, dict(zip(self.inputs, args, strict=True)))
         return [*made.outputs], [*made.effects]

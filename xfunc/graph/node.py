@@ -153,9 +153,9 @@ class Node:
     def changed(self, operands: tuple[Node, ...], calls: tuple[Any, ...] | None = None) -> Node:
         """The same instruction with other operands, and other computations if they are given."""
         calls = self.calls if calls is None else calls
-        made = Node(self.opcode, self.type, operands, self.params, calls, self.more)
-        made.operation = self.operation
-        return made
+        result = Node(self.opcode, self.type, operands, self.params, calls, self.more)
+        result.operation = self.operation
+        return result
 
     @property
     def dims(self) -> tuple[int, ...]:

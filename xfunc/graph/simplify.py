@@ -92,14 +92,14 @@ class _Simpler:
         self._fills: dict[Node, scalars.Number] = {}  # the value of all elements, where known
 
     def change(self, n: Node, operands: tuple[Node, ...]) -> Node:
-        made = moved(n, operands, self._pass.callees(n))
-        if not made.more:  # See NOTE [nodes that stay unchanged].
-            before, made = made, self._plain(made)
-            if made.number > before.number and made.opcode != "constant":
-                made.operation = n.operation
-        if made.opcode not in opcodes.PURE:
-            return made
-        return self._first.setdefault(self._pass.same.key(made, made.operands), made)
+        result = moved(n, operands, self._pass.callees(n))
+        if not result.more:  # See NOTE [nodes that stay unchanged].
+            before, result = result, self._plain(result)
+            if result.number > before.number and result.opcode != "constant":
+                result.operation = n.operation
+        if result.opcode not in opcodes.PURE:
+            return result
+        return self._first.setdefault(self._pass.same.key(result, result.operands), result)
 
     def _plain(self, n: Node) -> Node:
         rule = _RULES.get(n.opcode)

@@ -104,10 +104,10 @@ class _Spread:
             replaced = {n: build.full(0, n.type) for n in known}
 
         def change(n: Node, operands: tuple[Node, ...]) -> Node:
-            made = absent.change(n, operands)
+            result = absent.change(n, operands)
             if known.get(n) is True and n not in absent.results:
                 return build.full(0, n.type)
-            return made
+            return result
 
         made = graph.rewritten(change, replaced)
         if replaced:
@@ -155,9 +155,9 @@ class _Absent:
         elif opcode == "subtract" and known[1]:
             return operands[0]
         elif opcode == "subtract" and known[0]:
-            made = Node("negate", n.type, operands[1:])
-            made.operation = n.operation
-            return made
+            result = Node("negate", n.type, operands[1:])
+            result.operation = n.operation
+            return result
         return moved(n, operands)
 
     def _calling(self, n: Node, operands: tuple[Node, ...], known: Flags) -> Node:

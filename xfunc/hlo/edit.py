@@ -48,11 +48,11 @@ def instruction(
     of: pb.HloInstructionProto | None = None,
 ) -> pb.HloInstructionProto:
     """A new instruction; `of`, which it is a part of, counts as its source."""
-    made = pb.HloInstructionProto(opcode=opcode, id=id, operand_ids=operands, shape=shape)
-    made.name = f"{opcode}.{id}"
+    result = pb.HloInstructionProto(opcode=opcode, id=id, operand_ids=operands, shape=shape)
+    result.name = f"{opcode}.{id}"
     if of is not None:
-        made.metadata.CopyFrom(of.metadata)
-    return made
+        result.metadata.CopyFrom(of.metadata)
+    return result
 
 
 def constant(
@@ -62,9 +62,9 @@ def constant(
     of: pb.HloInstructionProto | None = None,
 ) -> pb.HloInstructionProto:
     """A new scalar; see `instruction`."""
-    made = instruction("constant", id, Shape(dtype).proto, of=of)
-    made.literal.CopyFrom(scalar_literal(value, dtype))
-    return made
+    result = instruction("constant", id, Shape(dtype).proto, of=of)
+    result.literal.CopyFrom(scalar_literal(value, dtype))
+    return result
 
 
 def add_copies(field: Any, messages: Iterable[Any]) -> None:
@@ -75,10 +75,10 @@ def add_copies(field: Any, messages: Iterable[Any]) -> None:
 
 def with_id(i: pb.HloInstructionProto, id: int) -> pb.HloInstructionProto:
     """A copy of an instruction with another id."""
-    made = pb.HloInstructionProto()
-    made.CopyFrom(i)
-    made.id, made.name = id, renamed(i.name, id)
-    return made
+    result = pb.HloInstructionProto()
+    result.CopyFrom(i)
+    result.id, result.name = id, renamed(i.name, id)
+    return result
 
 
 def bypass(c: pb.HloComputationProto, stands_for: Mapping[int, int]) -> None:

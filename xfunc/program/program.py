@@ -252,9 +252,9 @@ class TracedProgram:
         On the first run `wrt` covers the arguments; captures are differentiated if they are being
         watched. Inputs in `zeros` get a gradient of zeros where they have none.
         """
-        made = self.memo(("joint", wrt, zeros), lambda: self._trace_joint(wrt, zeros))
-        self._memo["joint", self._extend(wrt), zeros] = made
-        return made
+        result = self.memo(("joint", wrt, zeros), lambda: self._trace_joint(wrt, zeros))
+        self._memo["joint", self._extend(wrt), zeros] = result
+        return result
 
     def _extend(self, wrt: tuple[bool, ...]) -> tuple[bool, ...]:
         """`wrt` for the captures too, if it covers the arguments only."""

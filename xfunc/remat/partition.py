@@ -160,9 +160,9 @@ def _behind(graph: Graph, away: Mapping[Node, Offload], barrier: bool) -> Graph:
 
 
 def _fresh(n: Node) -> Node:
-    made = Node("parameter", n.type, more=n.more if n.opcode == "parameter" else b"")
-    made.operation = n.operation
-    return made
+    result = Node("parameter", n.type, more=n.more if n.opcode == "parameter" else b"")
+    result.operation = n.operation
+    return result
 
 
 def primal(joint: HloProgram, *, n_inputs: int, n_outputs: int, name: str) -> HloProgram:

@@ -80,23 +80,23 @@ def prepare(
 
 def as_outputs(name: str, outs: Sequence[object], structure: tree.Structure) -> list[torch.Tensor]:
     """The leaves that a traced function returned, as traced tensors."""
-    made: list[torch.Tensor] = []
+    result: list[torch.Tensor] = []
     for i, o in enumerate(outs):
         if isinstance(o, torch.Tensor):
             trace = tracing.current()
             if trace is not None:
                 o = trace.lift(o)
                 o = literal(o) if o.device.type == "cpu" else o
-            made.append(o)
+            result.append(o)
         elif isinstance(o := from_numpy(o), torch.Tensor):
-            made.append(literal(o))
+            result.append(literal(o))
         elif type(o) in NUMBERS and not (type(o) is int and abs(o) >= 2**63):
-            made.append(
+            result.append(
                 torch.full((), o, dtype=dtype_of(type(cast(complex, o))), device=recorder.device())
             )
         else:
             no_result(name, o, structure.accessors()[i].codify("output"))
-    return made
+    return result
 
 
 def avals_of(leaves: Sequence[Shaped]) -> tuple[AvalKey, ...]:

@@ -111,9 +111,9 @@ class Transform(Wrapper, Generic[P, R]):
         return [n for n in dir(type(self)) if n[0] != "_" and n not in _INTERNAL]
 
     def __copy__(self) -> Self:
-        made = object.__new__(type(self))
-        vars(made).update(vars(self))
-        return made
+        result = object.__new__(type(self))
+        vars(result).update(vars(self))
+        return result
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Transform[P, R]: ...
@@ -135,9 +135,9 @@ def _made_anew(
     state: Mapping[str, Any] | None = None,
 ) -> T:
     """Rebuild a transform from the arguments of `Transform.__reduce__`."""
-    made = kind(*args, **kwargs)
-    vars(made).update(state or {})
-    return made
+    result = kind(*args, **kwargs)
+    vars(result).update(state or {})
+    return result
 
 
 def own(result: T) -> T:

@@ -71,7 +71,7 @@ _plans: dict[object, _Plan] = {}
 
 
 def _planned(func: Callable[..., Any]) -> _Plan:
-    made = _plans[func] = _Plan(
+    result = _plans[func] = _Plan(
         torch_functions.kind_of(func),
         REPLACEMENTS.get(func) or func,
         bounds.checks(func),
@@ -81,7 +81,7 @@ def _planned(func: Callable[..., Any]) -> _Plan:
         func not in _SAME_VALUE,
         torch_functions.is_in_place_elementwise(func),
     )
-    return made
+    return result
 
 
 class Mode(TorchFunctionMode):

@@ -152,11 +152,11 @@ def _noted(plain: Callable[..., torch.Tensor], array: np.ndarray[Any, Any]) -> t
     torch shows no mode these calls. Such a tensor is an input of the program; but where its values
     decide a shape, they count as constants, because the cache key holds the contents of arrays.
     """
-    made, trace = plain(array), _thread.trace
+    result, trace = plain(array), _thread.trace
     assert trace is not None
     with torch._C.DisableTorchFunction():
-        trace.known.put(made, made.clone())
-    return made
+        trace.known.put(result, result.clone())
+    return result
 
 
 def _drawn_at_once(plain: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:

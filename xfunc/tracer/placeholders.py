@@ -102,9 +102,9 @@ def refuse_other_devices(func: object, args: Sequence[Any], kwargs: Mapping[str,
 def placeholder(node: Node) -> Placeholder:
     """The value of a node."""
     type = node.type
-    made = _make(Placeholder, type.dims, dtype=type.dtype, device=DEVICE)
-    made.node, made.number = node, next_number()
-    return made
+    result = _make(Placeholder, type.dims, dtype=type.dtype, device=DEVICE)
+    result.node, result.number = node, next_number()
+    return result
 
 
 def new_input(dims: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

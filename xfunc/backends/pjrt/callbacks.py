@@ -62,12 +62,12 @@ def _primitive() -> Any:
     from jax.extend.core import Primitive
     from jax.interpreters import mlir
 
-    made = Primitive("call")
-    made.multiple_results = True
-    made.def_abstract_eval(lambda *_, exported: list(exported.out_avals))
+    result = Primitive("call")
+    result.multiple_results = True
+    result.def_abstract_eval(lambda *_, exported: list(exported.out_avals))
     rule: Any = _lowered
-    mlir.register_lowering(made, rule, cacheable=False)
-    return made
+    mlir.register_lowering(result, rule, cacheable=False)
+    return result
 
 
 def _lowered(ctx: Any, *operands: Any, exported: export.Exported) -> Any:
@@ -136,15 +136,15 @@ def _sharding(shown: str) -> Any:
     """On several devices, which of them make a call: the first, or each with its own part."""
     from jaxlib.xla_client import OpSharding
 
-    made: Any = OpSharding()
+    result: Any = OpSharding()
     if _ONE_DEVICE in shown:
-        made.type = OpSharding.Type.MAXIMAL
-        made.tile_assignment_dimensions = [1]
-        made.tile_assignment_devices = [0]
-        return made
+        result.type = OpSharding.Type.MAXIMAL
+        result.tile_assignment_dimensions = [1]
+        result.tile_assignment_devices = [0]
+        return result
     if "manual" in shown:
-        made.type = OpSharding.Type.MANUAL
-        return made
+        result.type = OpSharding.Type.MANUAL
+        return result
     return None
 
 

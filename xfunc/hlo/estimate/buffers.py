@@ -139,17 +139,19 @@ class _Walk:
         return self._step(i, reads, operands)
 
     def _step(self, i: Instruction, reads: tuple[Buffer, ...], operands: Sequence[Value]) -> Value:
-        made: Value = (_on_host(i),) if is_on_host(i) else _written(i.shape, i)
+        result: Value = (_on_host(i),) if is_on_host(i) else _written(i.shape, i)
         places: tuple[Buffer, ...] = ()
         if i.opcode in opcodes.IN_PLACE:
             places = next(leaves(operands[0]))
         elif i.opcode in _ELEMENTWISE or i.opcode == "reshape":
             places = reads
         writes = {
-            b: tuple(p for p in places if p.bytes == b.bytes) for leaf in leaves(made) for b in leaf
+            b: tuple(p for p in places if p.bytes == b.bytes)
+            for leaf in leaves(result)
+            for b in leaf
         }
         self._steps.append(Step(i, reads, writes))
-        return made
+        return result
 
     def _loop(self, i: Instruction, start: Value) -> Value:
         """State that the body passes on unchanged stays where it is; the rest is written."""

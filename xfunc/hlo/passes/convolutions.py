@@ -93,14 +93,14 @@ def _constraint(
     id: int,
     manual: pb.OpSharding | None,
 ) -> pb.HloInstructionProto:
-    made = instruction("custom-call", id, of.shape, [operand], of=of)
-    made.custom_call_target = SHARDING
-    made.custom_call_api_version = 1  # API_VERSION_ORIGINAL
-    made.backend_config = unspecified(sorted(free)).encode()
+    result = instruction("custom-call", id, of.shape, [operand], of=of)
+    result.custom_call_target = SHARDING
+    result.custom_call_api_version = 1  # API_VERSION_ORIGINAL
+    result.backend_config = unspecified(sorted(free)).encode()
     if manual is None:
-        made.sharding.type = pb.OpSharding.REPLICATED
+        result.sharding.type = pb.OpSharding.REPLICATED
     else:
-        made.sharding.CopyFrom(manual)
+        result.sharding.CopyFrom(manual)
         groups = manual.tile_assignment_dimensions[-len(manual.last_tile_dims) :]
-        made.sharding.tile_assignment_dimensions[:] = [1] * len(of.shape.dimensions) + groups
-    return made
+        result.sharding.tile_assignment_dimensions[:] = [1] * len(of.shape.dimensions) + groups
+    return result

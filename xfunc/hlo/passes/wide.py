@@ -55,8 +55,8 @@ class _Widening:
     def _convert(
         self, of: pb.HloInstructionProto, element_type: pb.PrimitiveType
     ) -> pb.HloInstructionProto:
-        made = instruction("convert", next(self._ids), of.shape, [of.id], of=of)
-        made.shape.element_type = element_type
+        result = instruction("convert", next(self._ids), of.shape, [of.id], of=of)
+        result.shape.element_type = element_type
         if of.HasField("sharding") and not of.sharding.is_shard_group:
-            made.sharding.CopyFrom(of.sharding)
-        return made
+            result.sharding.CopyFrom(of.sharding)
+        return result

@@ -53,10 +53,10 @@ def run_on_one_device(i: pb.HloInstructionProto) -> None:
 
 def gathered(x: pb.HloInstructionProto, id: int) -> pb.HloInstructionProto:
     """A new instruction: an array, whole on every device."""
-    made = instruction("custom-call", id, x.shape, [x.id], of=x)
-    made.custom_call_target = SHARDING
-    made.sharding.type = pb.OpSharding.REPLICATED
-    return made
+    result = instruction("custom-call", id, x.shape, [x.id], of=x)
+    result.custom_call_target = SHARDING
+    result.sharding.type = pb.OpSharding.REPLICATED
+    return result
 
 
 def unspecified(dims: Sequence[int]) -> str:

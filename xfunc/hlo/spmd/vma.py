@@ -219,6 +219,6 @@ def _scalar(vma_op: Node, constant: Node) -> Node:
     sharding = pb.OpSharding.FromString(vma_op.params.sharding)
     rank = len(vma_op.dims)
     sharding.tile_assignment_dimensions[:] = sharding.tile_assignment_dimensions[rank:]
-    made = constant.changed(())
-    made.more = message_of(40, sharding.SerializeToString(deterministic=True))
-    return made
+    result = constant.changed(())
+    result.more = message_of(40, sharding.SerializeToString(deterministic=True))
+    return result
