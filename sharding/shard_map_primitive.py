@@ -172,16 +172,16 @@ class ShardMapPair:
         self.n_outputs = len(self.joint.outputs)
 
     @property
-    def halves(self) -> Partition:
+    def partition(self) -> Partition:
         """The body's joint program, cut in two."""
         return self.joint.split(everything_saveable)
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
         def make() -> HloProgram:
-            p, halves = self.forwards, self.halves
-            kept = [Port.row(p.region)] * halves.n_residuals
+            p, partition = self.forwards, self.partition
+            kept = [Port.row(p.region)] * partition.n_residuals
             ins, outs = [*map(Port, p.in_specs)], [*map(Port, p.out_specs), *kept]
-            return across(f"{p.name}.forward", halves.forward, p.region, ins, outs)
+            return across(f"{p.name}.forward", partition.forward, p.region, ins, outs)
 
         return self.joint.memo(("shard_map forward", self.forwards.key), make).apply(args)
 
@@ -189,18 +189,18 @@ class ShardMapPair:
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         joint = self.joint
-        halves = joint.prune_cotangents(self.halves, cts)
-        if not halves.gradients:
+        partition = joint.prune_cotangents(self.partition, cts)
+        if not partition.gradients:
             return [None] * len(self.wrt)
         given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read exist.
-        flat = gathered(halves.sources, args, residuals, given.__getitem__)
-        key = ("shard_map backward", self.forwards.key, self.grad_specs, halves)
-        grads = joint.memo(key, lambda: self._backward(halves)).apply(flat)
-        return list(scatter_to_inputs(len(self.wrt), halves.gradients, grads))
+        flat = gathered(partition.sources, args, residuals, given.__getitem__)
+        key = ("shard_map backward", self.forwards.key, self.grad_specs, partition)
+        grads = joint.memo(key, lambda: self._backward(partition)).apply(flat)
+        return list(scatter_to_inputs(len(self.wrt), partition.gradients, grads))
 
-    def _backward(self, halves: Partition) -> HloProgram:
+    def _backward(self, partition: Partition) -> HloProgram:
         p, region = self.forwards, self.forwards.region
-        differ, varies = ways(halves.forward, region, [*map(Port, p.in_specs)])
+        differ, varies = ways(partition.forward, region, [*map(Port, p.in_specs)])
         rows = zip(differ[self.n_outputs :], varies[self.n_outputs :], strict=True)
 
         def ct(k: int) -> Port:  # See NOTE [gradients across the border].
@@ -208,10 +208,10 @@ class ShardMapPair:
             return Port(spec, share=region.size(region.missing(spec)))
 
         residuals = [Port.row(region, *row) for row in rows]
-        ins = gathered(halves.sources, [*map(Port, p.in_specs)], residuals, ct)
-        specs = [self.grad_specs[self.wrt[k]] for k in halves.gradients]
+        ins = gathered(partition.sources, [*map(Port, p.in_specs)], residuals, ct)
+        specs = [self.grad_specs[self.wrt[k]] for k in partition.gradients]
         outs = [Port(s, sum_over=region.missing(s)) for s in specs]
-        return across(f"{p.name}.backward", halves.backward, region, ins, outs)
+        return across(f"{p.name}.backward", partition.backward, region, ins, outs)
 
     def batched(self, dims: Dims, n: int) -> tuple[ShardMapPair, Dims, Dims, Dims]:
         axes, each = self.forwards.divided(n)

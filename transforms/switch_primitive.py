@@ -222,10 +222,10 @@ class SwitchPair:
         )
         self.cts = _union(j.cts for j in self.joints)
         self.n_outputs = len(self.joints[0].outputs)
-        self._halves = [j.split(everything_saveable) for j in self.joints]
+        self._partition = [j.split(everything_saveable) for j in self.joints]
         self._slots: list[Aval] = []
         self._slots_of: list[tuple[int, ...]] = []
-        for h in self._halves:
+        for h in self._partition:
             free = list(enumerate(self._slots))
             mine: list[int] = []
             for aval in h.forward.outputs[self.n_outputs :]:
@@ -242,7 +242,7 @@ class SwitchPair:
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
         def make() -> HloProgram:
             arms: list[Branch] = []
-            for h, u, slots in zip(self._halves, self.uses, self._slots_of, strict=True):
+            for h, u, slots in zip(self._partition, self.uses, self._slots_of, strict=True):
                 at = {s: self.n_outputs + k for k, s in enumerate(slots)}
                 kept = (at.get(s) for s in range(len(self._slots)))
                 arms.append(Branch(h.forward, u, (*range(self.n_outputs), *kept)))
@@ -269,18 +269,18 @@ class SwitchPair:
         outputs = self.joints[0].outputs
         first_ct = n + n_slots
         avals = [*self.avals, *self._slots, *(outputs[i] for i in present)]
-        halves = [
-            j.prune_cotangents(h, given) for j, h in zip(self.joints, self._halves, strict=True)
+        partition = [
+            j.prune_cotangents(h, given) for j, h in zip(self.joints, self._partition, strict=True)
         ]
         results = [
             {u[j.wrt[g]]: k for k, g in enumerate(h.gradients)}
-            for j, h, u in zip(self.joints, halves, self.uses, strict=True)
+            for j, h, u in zip(self.joints, partition, self.uses, strict=True)
         ]
         found = [k for k, i in enumerate(self.wrt) if any(i in own for own in results)]
         wrt = [self.wrt[k] for k in found]
         arms: list[Branch] = []
         for j, h, u, slots, own in zip(
-            self.joints, halves, self.uses, self._slots_of, results, strict=True
+            self.joints, partition, self.uses, self._slots_of, results, strict=True
         ):
             place = {i: first_ct + k for k, i in enumerate(present)}
             cts = [place.get(i, -1) for i in j.cts]

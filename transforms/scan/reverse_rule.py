@@ -35,7 +35,7 @@ class ScanReverseRule:
         self.n_outputs = len(self.joint.outputs)
 
     @property
-    def halves(self) -> Partition:
+    def partition(self) -> Partition:
         """The body's joint program, cut in two."""
         # The carry of each step is gone by the backward pass; consts are the same at each step.
         c, x = self.scan.n_carry, self.scan.n_carry + self.scan.n_xs
@@ -50,7 +50,7 @@ class ScanReverseRule:
         avals = self.joint.lowering.avals[: self.joint.n_inputs]
         loop = self.joint.memo(
             ("scan forward", self.scan.policy, *self.scan.shape),
-            lambda: forward_loop(self.scan, avals, self.halves.forward),
+            lambda: forward_loop(self.scan, avals, self.partition.forward),
         )
         return loop.apply(args)
 
@@ -79,14 +79,14 @@ class ScanReverseRule:
         carried = {i for i in joint.wrt if i < c and present[i]}
         while True:
             given = [(i in carried if i < c else p) or None for i, p in enumerate(present)]
-            halves = joint.prune_cotangents(self.halves, given)
-            found = {joint.wrt[g] for g in halves.gradients} - joint.unread
+            partition = joint.prune_cotangents(self.partition, given)
+            found = {joint.wrt[g] for g in partition.gradients} - joint.unread
             if not (new := {i for i in found if i < c} - carried):
                 break
             carried |= new
         # A cotangent that is given but computed by no step is zero after the first step.
         left = (g for g, i in enumerate(joint.wrt) if (i in carried if i < c else i in found))
-        return joint.prune_cotangents(self.halves, given, tuple(left)), sorted(carried)
+        return joint.prune_cotangents(self.partition, given, tuple(left)), sorted(carried)
 
     def _backward_loop(
         self, present: tuple[bool, ...]
@@ -97,7 +97,7 @@ class ScanReverseRule:
         it is the gradient of.
         """
         scan, joint = self.scan, self.joint
-        halves, carried = self._present(present)
+        partition, carried = self._present(present)
         c, x = scan.n_carry, scan.n_carry + scan.n_xs
         sources: dict[str, list[Source]] = {
             "carry": [("ct", i) for i in carried],
@@ -116,7 +116,7 @@ class ScanReverseRule:
             return (role, len(sources[role]) - 1)
 
         params: list[Param] = []
-        for (kind, k), aval in zip(halves.sources, halves.backward.avals, strict=True):
+        for (kind, k), aval in zip(partition.sources, partition.backward.avals, strict=True):
             if kind == "ct":
                 i = joint.cts[k]
                 params.append(("carry", carried.index(i)) if i < c else fed("xs", ("ct", i), aval))
@@ -129,8 +129,8 @@ class ScanReverseRule:
         ties: list[Param | None] = []
         behind: list[tuple[int, int]] = []
         carries = self._residual_carries()
-        wrt = [joint.wrt[g] for g in halves.gradients]
-        for k, (i, aval) in enumerate(zip(wrt, halves.backward.outputs, strict=True)):
+        wrt = [joint.wrt[g] for g in partition.gradients]
+        for k, (i, aval) in enumerate(zip(wrt, partition.backward.outputs, strict=True)):
             if i < c:
                 results.append(("carry", carried.index(i)))
             else:
@@ -160,14 +160,14 @@ class ScanReverseRule:
         name = f"{scan.name}.backward"
         if not outputs:
             return HloProgram.empty(name, flat), [], [], []
-        graph = loop_graph(name, halves.backward.graph, spec)
+        graph = loop_graph(name, partition.backward.graph, spec)
         loop = HloProgram.of(name, graph, flat, outputs)
         flat_sources = [*sources["carry"], *sources["xs"], *sources["const"]]
-        return loop, flat_sources, [*halves.gradients], behind
+        return loop, flat_sources, [*partition.gradients], behind
 
     def _residual_carries(self) -> dict[int, Source]:
         """The carries that are themselves residuals, and which residual each one is."""
-        forward = self.halves.forward
+        forward = self.partition.forward
         graph = forward.graph
         places = dict(zip(graph.inputs, forward.inputs, strict=True))
         results = enumerate(graph.outputs[self.n_outputs :])

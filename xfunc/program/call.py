@@ -102,26 +102,26 @@ class CallReverseRule:
         self.n_outputs = len(joint.outputs)
 
     @property
-    def halves(self) -> Partition:
+    def partition(self) -> Partition:
         return self._joint.split(self._policy, barrier=self._barrier)
 
     @property
     def n_residuals(self) -> int:
         """How many results of `forward` are residuals."""
-        return self.halves.n_residuals
+        return self.partition.n_residuals
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        return self.halves.forward.apply(args, options=self._compiler)
+        return self.partition.forward.apply(args, options=self._compiler)
 
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         joint = self._joint
-        halves = joint.prune_cotangents(self.halves, cts)
+        partition = joint.prune_cotangents(self.partition, cts)
         given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read exist.
-        flat = gathered(halves.sources, args, residuals, given.__getitem__)
-        grads = halves.backward.apply(flat, options=self._compiler)
-        return list(scatter_to_inputs(len(self.wrt), halves.gradients, grads))
+        flat = gathered(partition.sources, args, residuals, given.__getitem__)
+        grads = partition.backward.apply(flat, options=self._compiler)
+        return list(scatter_to_inputs(len(self.wrt), partition.gradients, grads))
 
     def batched(self, dims: Dims, n: int) -> tuple[CallReverseRule, Dims, Dims, Dims]:
         joint = self._joint.batched(dims, n)

@@ -107,7 +107,7 @@ class Joint:
 
     def prune_cotangents(
         self,
-        halves: Partition,
+        partition: Partition,
         cts: Sequence[object | None],
         gradients: tuple[int, ...] | None = None,
     ) -> Partition:
@@ -116,10 +116,10 @@ class Joint:
         By default it keeps all gradients that are not absent then.
         """
         absent = tuple(k for k, i in enumerate(self.cts) if cts[i] is None)
-        if not absent and gradients in (None, halves.gradients):
-            return halves
-        key = ("prune_cotangents", halves, absent, gradients)
-        return self.memo(key, lambda: halves.prune_cotangents(absent, gradients))
+        if not absent and gradients in (None, partition.gradients):
+            return partition
+        key = ("prune_cotangents", partition, absent, gradients)
+        return self.memo(key, lambda: partition.prune_cotangents(absent, gradients))
 
     def memo(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returns, made once per key."""
