@@ -96,18 +96,18 @@ class Total(Collective):
         return [out * self.region.size(alone)], out_dims
 
 
-def place(region: Region, axes: tuple[str, ...]) -> Tensor:
+def axis_index(region: Region, axes: tuple[str, ...]) -> Tensor:
     """The position of a device in its group, as an int64 scalar."""
     trace = tracing.current()
     assert trace is not None
     with functorch.bottom_level():
-        (result,) = _place(region, axes).apply([])
+        (result,) = _axis_index(region, axes).apply([])
     trace.register([result])
     return result
 
 
 @functools.lru_cache(maxsize=1024)
-def _place(region: Region, axes: tuple[str, ...]) -> HloProgram:
+def _axis_index(region: Region, axes: tuple[str, ...]) -> HloProgram:
     return _lowered(
         "axis_index",
         (),

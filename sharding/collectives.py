@@ -290,7 +290,7 @@ def axis_index(axis_name: AxisName) -> Tensor:
 
     Source: ``jax.lax.axis_index``.
     """
-    return axes_of("axis_index", axis_name).place()
+    return axes_of("axis_index", axis_name).axis_index()
 
 
 def axis_size(axis_name: AxisName) -> int:

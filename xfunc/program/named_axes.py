@@ -59,7 +59,7 @@ class NamedAxis:
         found = self.numbers()
         return _NOTHING if found is None else found
 
-    def place(self) -> Tensor:
+    def axis_index(self) -> Tensor:
         """The number of the example, an int64 scalar."""
         result = self.numbers()
         assert result is not None, "whatever uses the axis holds its numbers"
@@ -67,7 +67,7 @@ class NamedAxis:
 
     def apply(self, exchange: CollectiveOp, x: Tensor) -> Tensor:
         """The exchange applied to `x` of all examples."""
-        return bind(BatchedCollective(exchange, aval_of(x), self.size), [x, self.place()])[0]
+        return bind(BatchedCollective(exchange, aval_of(x), self.size), [x, self.axis_index()])[0]
 
 
 @contextlib.contextmanager
