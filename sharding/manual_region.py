@@ -13,7 +13,7 @@ from xfunc.graph.build import CustomCall
 from xfunc.graph.graph import Graph, is_pair, moved, rerun
 from xfunc.graph.node import Node, unattributed
 from xfunc.hlo.attributes import has_sharding
-from xfunc.hlo.spmd import marks, vma
+from xfunc.hlo.spmd import vma, vma_ops
 from xfunc.hlo.spmd.annotations import is_region_graph
 from xfunc.hlo.spmd.collectives import all_reduce
 from xfunc.hlo.spmd.varying import DivergenceError, varying, without_sums
@@ -148,7 +148,7 @@ def _check_operations(name: str, graph: Graph) -> None:
             seen.update(new)
             todo += new
             what = n.params.target if isinstance(n.params, CustomCall) else n.opcode
-            if n.opcode in opcodes.PARTITIONABLE or what in _BORDERS or marks.vma_op_of(n):
+            if n.opcode in opcodes.PARTITIONABLE or what in _BORDERS or vma_ops.vma_op_of(n):
                 continue
             fail(
                 ShardingError,
@@ -179,7 +179,7 @@ class _Sources:
     def _change(self, n: Node, operands: tuple[Node, ...]) -> Node:
         if n.opcode in opcodes.RUNS:
             return rerun(n, operands, self.manual)
-        is_mark = marks.vma_op_of(n)  # It may become a constant.
+        is_mark = vma_ops.vma_op_of(n)  # It may become a constant.
         if is_mark and n.params.sharding is None:
             result = n.changed(operands)
             result.params = n.params._replace(sharding=self._region.manual(len(n.dims)).wire)

@@ -25,8 +25,8 @@ from xfunc.core.locations import user_location
 from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import unattributed
-from xfunc.hlo.spmd.marks import CAST, SHARE, SUM, TYPE, VmaOp
 from xfunc.hlo.spmd.vma import vma_op
+from xfunc.hlo.spmd.vma_ops import CAST, SHARE, SUM, TYPE, VmaOp
 from xfunc.program.bind import bind, zeros
 from xfunc.program.custom_reverse_rule import CustomReverseRule
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor

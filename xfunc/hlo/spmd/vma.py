@@ -30,8 +30,8 @@ from xfunc.graph.node import Node
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.attributes import attributes_of, said, with_attributes
 from xfunc.hlo.spmd.collectives import AXES
-from xfunc.hlo.spmd.marks import TARGET, Cast, Operation, Total, Type, VmaOp, vma_op_of
 from xfunc.hlo.spmd.varying import Axes, ControlContext, Run, Walk
+from xfunc.hlo.spmd.vma_ops import TARGET, Cast, Operation, Total, Type, VmaOp, vma_op_of
 from xfunc.hlo.wire import message_of
 
 _AXES, _WEAK, _AT = "xfunc_vma_axes", "xfunc_vma_weak", "xfunc_vma_at"
