@@ -22,8 +22,8 @@ from xfunc.backends.lock import lock, turn
 from xfunc.backends.protocol import Runtime
 from xfunc.cache import draws, frozen, identity, programs
 from xfunc.cache.changes import Changed
+from xfunc.cache.explain import Key
 from xfunc.cache.globals import Guards
-from xfunc.cache.misses import Key
 from xfunc.cache.programs import LOG, FunctionCache
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, AvalKey
