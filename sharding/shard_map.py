@@ -201,8 +201,8 @@ class ShardMapped(Transform[P, R]):
             return out
 
         with inside(region):  # The result of `typeof` is part of the trace.
-            beside = (("in_specs", tuple(s.axes for s in types)),)
-            options = Options(beside=beside, call=typed, effects_allowed=True)
+            extra_deps = (("in_specs", tuple(s.axes for s in types)),)
+            options = Options(extra_deps=extra_deps, call=typed, effects_allowed=True)
             entry, held = self._body.find(structure, avals, wrt, options)
         flat = entry.inputs(leaves, held)
         specs += [PartitionSpec()] * (len(flat) - len(leaves))

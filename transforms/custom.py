@@ -128,7 +128,7 @@ class CustomFunction(Transform[P, R]):
             self._part(self._primal_fun, "primal"),
             diff,
             {},
-            Options(beside=labelled(nondiff), call=primal),
+            Options(extra_deps=labelled(nondiff), call=primal),
             check_captures=lambda captures: check_captures(self.__name__, captures),
         )
 
@@ -208,7 +208,7 @@ class Parts(SharedInputs):
         """Stage a part for arguments: its program, its result's structure, where captures are."""
         leaves, structure = tree.flatten((args, {}))
         avals = tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)
-        options = Options(beside=labelled(nondiff), call=fun)
+        options = Options(extra_deps=labelled(nondiff), call=fun)
         entry, held = staged.find(structure, avals, options=options)
         uses = self.add(entry, leaves, held)
         check_captures(self._name, [self.flat[i] for i in uses])

@@ -12,8 +12,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xfunc.backends.lock import lock
-from xfunc.cache.explain import Key, difference, differences
+from xfunc.cache.explain import difference, differences
 from xfunc.cache.identity import code_key, forget_changes, root_of
+from xfunc.cache.key import Key
 from xfunc.core import locations
 from xfunc.core.guards import Guard, Guarded
 from xfunc.core.locations import function_name

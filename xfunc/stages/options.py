@@ -23,7 +23,7 @@ class Options(NamedTuple):
     Attributes:
         static: arguments that were taken out, as part of the key; see `Static`.
         fixed: leaves that are compared by value; see `Fixed`.
-        beside: other dependencies of the program, by value; tensors in them are treated like
+        extra_deps: other dependencies of the program, by value; tensors in them are treated like
             tensors that the function holds.
         call: traced instead of the function (with static arguments put back).
         donated: returns the flat arguments to donate.
@@ -35,7 +35,7 @@ class Options(NamedTuple):
 
     static: Static | None = None
     fixed: Fixed = ()
-    beside: tuple[tuple[Hashable, object], ...] = ()
+    extra_deps: tuple[tuple[Hashable, object], ...] = ()
     call: Function | None = None
     donated: Callable[[], frozenset[int]] = frozenset
     zeros: frozenset[int] = frozenset()
@@ -46,7 +46,7 @@ class Options(NamedTuple):
     @property
     def is_usual(self) -> bool:
         """Whether they add nothing to the key of a call."""
-        return self.static is None and not self.fixed and not self.beside and self.call is None
+        return self.static is None and not self.fixed and not self.extra_deps and self.call is None
 
 
 PLAIN = Options()

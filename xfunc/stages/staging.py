@@ -22,8 +22,8 @@ from xfunc.backends.lock import lock, turn
 from xfunc.backends.protocol import Runtime
 from xfunc.cache import draws, frozen, identity, programs
 from xfunc.cache.changes import Changed
-from xfunc.cache.explain import Key
 from xfunc.cache.globals import Guards
+from xfunc.cache.key import Key
 from xfunc.cache.programs import LOG, FunctionCache
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, AvalKey
@@ -114,7 +114,7 @@ class Staged:
         self, structure: tree.Structure, avals: tuple[AvalKey, ...], options: Options
     ) -> tuple[KeyParts, list[torch.Tensor]]:
         """The fields of the `Key` of a call, and the tensors that the function holds."""
-        if options.fixed or options.beside or ambient.named_axes() or ambient.global_hooks():
+        if options.fixed or options.extra_deps or ambient.named_axes() or ambient.global_hooks():
             value, others, held = self._values(options)
         else:  # nearly always
             others = ()
@@ -127,8 +127,10 @@ class Staged:
         if ambient.named_axes():  # The function may hold their indices without our knowing.
             held = [*held, *(axis.held() for axis in ambient.named_axes())]
         hooks = [("a hook of all modules", hook) for hook in ambient.global_hooks()]
-        beside = (*options.fixed, *options.beside, *hooks)
-        return (value, *identity.values_beside(beside, held)) if beside else (value, (), held)
+        extra_deps = (*options.fixed, *options.extra_deps, *hooks)
+        return (
+            (value, *identity.values_beside(extra_deps, held)) if extra_deps else (value, (), held)
+        )
 
     def find(
         self,
@@ -226,7 +228,7 @@ class Staged:
         collects = [identity.let_change(f) for e in had for f in e.functions]
         if Changed.VOLATILE in changed or any(collects):
             value, others, held = self._values(options)
-            key = key._replace(values=value, beside=others)
+            key = key._replace(values=value, extra_deps=others)
         run[0] = frozen.as_it_was(later)
         slots = {id(t): i for i, t in enumerate(held)}
         others = [c for c in program.captures if id(c) not in slots]
