@@ -25,7 +25,8 @@ class Executable(Protocol):
 
     Attributes:
         inputs: which of the flat inputs of the program it takes, in order.
-        finds_clashes: whether it raises an error itself if it is to take over a tensor that it is
+        rejects_aliased_donation: whether it raises an error itself if it is to take over a tensor
+        that it is
             also given elsewhere.
     """
 

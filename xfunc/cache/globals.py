@@ -156,7 +156,7 @@ class Globals:
 
 
 class Guards:
-    """The guards of the functions that share a skeleton, by what the functions hold."""
+    """The guards of the functions with one `code_key`, by the values that the functions hold."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Globals] = {}

@@ -156,7 +156,7 @@ os.register_at_fork(after_in_child=_guard._at_fork_reinit)
 
 
 def cache_of(fun: object) -> FunctionCache:
-    """The cache of a function, shared by all functions of the same skeleton."""
+    """The cache of a function, shared by all functions with the same `code_key`."""
     key = code_key(fun)
     with _guard:
         result = _functions.get(key)

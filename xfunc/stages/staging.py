@@ -84,7 +84,7 @@ class Staged:
 
     @functools.cached_property
     def cache(self) -> FunctionCache:
-        """The cache, shared with every function of the same skeleton."""
+        """The cache, shared with every function with the same `code_key`."""
         return programs.cache_of(self.value)
 
     @functools.cached_property
