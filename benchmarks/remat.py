@@ -28,7 +28,7 @@ from xfunc.graph import opcodes
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node
 from xfunc.hlo.estimate.cost import costs, roofline
-from xfunc.program.program import Joint, Program
+from xfunc.program.program import Joint, TracedProgram
 from xfunc.remat.joint_graph import joint_graph
 from xfunc.remat.policies import Policy, everything_saveable
 
@@ -95,7 +95,7 @@ def joint() -> Joint:
     angles = Aval((SEQ, CONFIG.head_dim), torch.float32)
     weights = (Aval(tuple(w.shape[1:]), torch.bfloat16) for w in WEIGHTS.values())
     x = Aval((1, SEQ, CONFIG.hidden), torch.bfloat16)
-    program = Program("layer", layer, [x, angles, angles, *weights])
+    program = TracedProgram("layer", layer, [x, angles, angles, *weights])
     return program.joint((True, False, False, *(True for _ in WEIGHTS)))
 
 

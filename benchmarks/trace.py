@@ -68,7 +68,7 @@ def main(jax_python: str | None) -> None:
         given = recorder.placeholder(tokens)
         value = loss(xf.tree.unflatten(structure, inputs), given)
         grads = torch.autograd.grad(value, inputs)
-        graph, _ = recorder.recorded("bare", [*inputs, given], [value.detach(), *grads])
+        graph, _ = recorder.lower("bare", [*inputs, given], [value.detach(), *grads])
         return len(write(graph))
 
     # Not in turns: make_fx leaves a lot of garbage for the next to collect.

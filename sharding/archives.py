@@ -16,26 +16,26 @@ import torch
 
 
 class Archives:
-    """Reads archives, and remembers what they look like."""
+    """Reads archives, and caches their layouts."""
 
     def __init__(self) -> None:
         self._forms: dict[int, list[_Form]] = {}  # by the archive's length
 
     def tensor(self, archive: bytearray) -> torch.Tensor:
-        """The tensor in an archive, whose memory it may share."""
+        """The tensor in an archive; it may share the archive's memory."""
         forms = self._forms.setdefault(len(archive), [])
         for form in forms:
             if archive.startswith(form.before):
                 return form.read(archive)
-        found = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
-        form = _form_of(archive, found)
+        result = torch.load(io.BytesIO(archive), map_location="cpu", weights_only=True)
+        form = _form_of(archive, result)
         if form is not None:
             forms.append(form)
-        return found
+        return result
 
 
 class _Form(NamedTuple):
-    """What archives of one shape and dtype have in common.
+    """The layout that archives of one shape and dtype share.
 
     Attributes:
         before: all that comes before the data, the tensor's description included.

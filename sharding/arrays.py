@@ -50,10 +50,10 @@ def sharding_of(x: torch.Tensor) -> NamedSharding | None:
         return cast("NamedSharding", known)  # They are the only shardings that users have.
     if not placement.is_on_devices(x):
         return None
-    noted = placement.remembered(x)
+    noted = placement.recorded_sharding(x)
     meshes = ambient.known_meshes() if noted is None else [getattr(noted, "mesh", noted)]
     with lock:
-        where = None if runtime().device_count() == 1 else runtime().lie([x])[0]
+        where = None if runtime().device_count() == 1 else runtime().placements_of([x])[0]
     for mesh in meshes:
         spec = PartitionSpec() if where is None else spec_of(where.tiles, mesh)
         if spec is not None:

@@ -17,7 +17,7 @@ from xfunc.program import vma
 from xfunc.program.bind import bind
 from xfunc.program.collective_ops import CollectiveOp, Gather, Scatter
 from xfunc.program.named_axes import NamedAxis
-from xfunc.sharding.collective_primitive import Collective, place
+from xfunc.sharding.collective_primitive import Collective, axis_index
 from xfunc.sharding.manual import Region
 
 Tensor = torch.Tensor
@@ -34,8 +34,8 @@ class MeshAxes:
     def size(self) -> int:
         return self.region.size(self.names)
 
-    def place(self) -> Tensor:
-        return place(self.region, self.names)
+    def axis_index(self) -> Tensor:
+        return axis_index(self.region, self.names)
 
     def apply(self, exchange: CollectiveOp, x: Tensor) -> Tensor:
         return bind(Collective(exchange, aval_of(x), self.region, self.names), [x])[0]
@@ -62,13 +62,13 @@ class Axes:
         meshes = [p for p in self.parts if isinstance(p, MeshAxes)]
         return tuple(n for p in meshes for n in p.names if n in known)
 
-    def place(self) -> Tensor:
+    def axis_index(self) -> Tensor:
         """The position of the device, or the example, among all of them."""
         first, *rest = self.parts
-        found = first.place()
+        result = first.axis_index()
         for p in rest:
-            found = found * p.size + p.place()
-        return found
+            result = result * p.size + p.axis_index()
+        return result
 
     def combine(self, exchange: CollectiveOp, x: Tensor) -> Tensor:
         """The sum or the maximum."""

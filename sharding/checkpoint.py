@@ -222,7 +222,7 @@ def _count() -> int:
 
 
 def _said(folder: Path, targets: Mapping[str, Target]) -> dict[str, str] | None:
-    """What all processes must agree on."""
+    """The values on which all processes must agree."""
     if _count() == 1:
         return None
     return {"the path": str(folder), **{name: str(target) for name, target in targets.items()}}
@@ -243,8 +243,8 @@ def _json(extra: object) -> bytes:
 @functools.cache
 def _group_beside(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup | None:
     """The same processes as a separate group, because threads must not mix their collectives."""
-    made: Any = distributed.new_group(distributed.get_process_group_ranks(group), backend="gloo")
-    return made
+    result: Any = distributed.new_group(distributed.get_process_group_ranks(group), backend="gloo")
+    return result
 
 
 def _write(

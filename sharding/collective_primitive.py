@@ -25,7 +25,7 @@ from xfunc.sharding.manual import Region
 from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim, axes_of
 from xfunc.trace import tracing
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,18 +96,18 @@ class Total(Collective):
         return [out * self.region.size(alone)], out_dims
 
 
-def place(region: Region, axes: tuple[str, ...]) -> Tensor:
+def axis_index(region: Region, axes: tuple[str, ...]) -> Tensor:
     """The position of a device in its group, as an int64 scalar."""
     trace = tracing.current()
     assert trace is not None
     with functorch.bottom_level():
-        (found,) = _place(region, axes).apply([])
-    trace.register([found])
-    return found
+        (result,) = _axis_index(region, axes).apply([])
+    trace.register([result])
+    return result
 
 
 @functools.lru_cache(maxsize=1024)
-def _place(region: Region, axes: tuple[str, ...]) -> Lowering:
+def _axis_index(region: Region, axes: tuple[str, ...]) -> HloProgram:
     return _lowered(
         "axis_index",
         (),
@@ -117,14 +117,14 @@ def _place(region: Region, axes: tuple[str, ...]) -> Lowering:
 
 
 @functools.lru_cache(maxsize=4096)
-def _lowering(primitive: Collective) -> Lowering:
+def _lowering(primitive: Collective) -> HloProgram:
     return _lowered(primitive.name, (primitive.aval,), primitive.outputs[0], primitive.made)
 
 
 def _lowered(
     name: str, avals: tuple[Aval, ...], output: Aval, made: Callable[..., Node]
-) -> Lowering:
+) -> HloProgram:
     with unattributed():
         given = build.parameters([array_of(a) for a in avals])
         graph = Graph(name, given, [made(*given)])
-    return Lowering.of(name, graph, avals, (output,))
+    return HloProgram.of(name, graph, avals, (output,))

@@ -131,7 +131,7 @@ def all_gather(
 
 
 def all_gather_invariant(x: T, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> T:
-    """`all_gather`, whose result counts as one that all devices share.
+    """`all_gather` with a result that counts as equal on all devices.
 
     Args:
         x: a tree.
@@ -290,7 +290,7 @@ def axis_index(axis_name: AxisName) -> Tensor:
 
     Source: ``jax.lax.axis_index``.
     """
-    return axes_of("axis_index", axis_name).place()
+    return axes_of("axis_index", axis_name).axis_index()
 
 
 def axis_size(axis_name: AxisName) -> int:
@@ -300,7 +300,7 @@ def axis_size(axis_name: AxisName) -> int:
         axis_name: the name of an axis of the mesh or of a `vmap`, or a tuple of names.
 
     Returns:
-        The number; for several axes, the product of theirs.
+        The number; for several axes, the product of their sizes.
 
     Source: ``jax.lax.axis_size``.
     """

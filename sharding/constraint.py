@@ -55,7 +55,7 @@ def with_sharding_constraint(x: T, shardings: object) -> T:
 
     Raises:
         ShardingError: a sharding does not fit its array, no mesh is in use, or the call is inside a
-            `shard_map`, whose function sees one device's shards.
+            `shard_map`, where arrays are one device's shards.
         TreeMismatchError: `shardings` is not a tree prefix of `x`.
 
     Source: ``jax.lax.with_sharding_constraint``.
@@ -84,7 +84,7 @@ class Constraint(Annotation):
 
     @property
     def _tiles_and_free(self) -> tuple[pb.OpSharding, list[int]]:
-        """The sharding, and the dimensions whose sharding XLA chooses."""
+        """The sharding, and the dimensions that XLA shards as it chooses."""
         tiles = self.sharding.tiles(self.avals[0].ndim).to_proto()
         spec = enumerate(self.sharding.spec)
         return tiles, [d for d, e in spec if e is PartitionSpec.UNCONSTRAINED]
@@ -114,15 +114,15 @@ def _constrained(x: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
 
 def _checked(x: torch.Tensor, sharding: object, label: str) -> NamedSharding:
     what = f"{_NAME}: {label}"
-    found = resolve_sharding(sharding, f"{_NAME}: the sharding of {label}")
-    check_shape(found, aval_of(x).shape, what)
+    result = resolve_sharding(sharding, f"{_NAME}: the sharding of {label}")
+    check_shape(result, aval_of(x).shape, what)
     if ambient.region() is not None and not is_eager():
         fail(
             ShardingError,
             f"{what} is resharded inside a shard_map, where it is one device's part",
             "shard it with the shard_map's in_specs and out_specs, or outside the shard_map.",
         )
-    return found
+    return result
 
 
 def device_put(x: PyTree, sharding: object = None) -> PyTree:
@@ -165,7 +165,7 @@ def _put(leaf: object, wanted: tuple[NamedSharding | None, str]) -> torch.Tensor
         )
     if not isinstance(sharding.mesh, Mesh):
         check_devices(sharding.mesh)
-    return _differentiable_put(t, sharding) if t.requires_grad else placement.divided(t, sharding)
+    return _differentiable_put(t, sharding) if t.requires_grad else placement.shard(t, sharding)
 
 
 def _tensor(leaf: object, path: str) -> torch.Tensor:
@@ -189,12 +189,12 @@ class _PutContext(AutogradContext, Protocol):
 
 
 class _Put(torch.autograd.Function):
-    """`placement.divided`, with a gradient that moves back to the tensor's placement."""
+    """`placement.shard`, with a gradient that moves back to the tensor's placement."""
 
     @staticmethod
     def forward(ctx: _PutContext, t: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
         ctx.device = t.device
-        return placement.divided(t, sharding)
+        return placement.shard(t, sharding)
 
     @staticmethod
     def backward(ctx: _PutContext, *cts: torch.Tensor) -> tuple[torch.Tensor, None]:

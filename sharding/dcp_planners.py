@@ -1,4 +1,4 @@
-"""Which parts of which arrays `torch.distributed.checkpoint` writes and reads.
+"""Plans of the parts of arrays that `torch.distributed.checkpoint` writes and reads.
 
 torch_xla 2.9 has planners too, which are not used: its `SPMDSavePlanner` silently omits every array
 that is sharded over some devices and replicated over others.
@@ -36,8 +36,7 @@ from xfunc.sharding.local_parts import Start, Target, assemble
 Parts = Mapping[Start, torch.Tensor]
 
 
-# There is one description for all parts that are alike: pickle writes it to the metadata once, and
-# what it reads stays small.
+# Equal parts share one description, so that pickle writes it once and the metadata stays small.
 @functools.lru_cache(4096)
 def _chunk(start: Start, size: tuple[int, ...]) -> ChunkStorageMetadata:
     return ChunkStorageMetadata(torch.Size(start), torch.Size(size))
@@ -136,7 +135,7 @@ class Load(dcp.DefaultLoadPlanner):
     def _reads(
         self, name: str, stored: TensorStorageMetadata, boxes: dict[Start, tuple[int, ...]]
     ) -> list[ReadItem]:
-        """What to read for a tensor; found once for those that are divided alike."""
+        """The parts to read for a tensor; computed once for tensors that are sharded alike."""
         key = tuple([(c.offsets, c.sizes) for c in stored.chunks]), tuple(boxes.items())
         if key not in self._alike:
             chunks = [_chunk(start, size) for start, size in boxes.items()]
@@ -144,7 +143,7 @@ class Load(dcp.DefaultLoadPlanner):
         return [_renamed(item, name) for item in self._alike[key]]
 
     def give(self, read_item: ReadItem, stored: torch.Tensor) -> None:
-        """Take what an item asks for from a stored part, which nobody else may change."""
+        """Copy the requested slice of a stored part, which no other thread may change."""
         name, start = read_item.dest_index.fqn, read_item.dest_index.offset
         target = self._targets[name]
         assert start is not None

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a jitted function, sharded as `jit` was told."""
+"""The shardings of a jitted function's inputs and outputs."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ def target_of(tensor: torch.Tensor) -> Target:
     if device_count() == 1:
         return Target(shape, dtype)
     with lock:
-        (where,) = runtime().lie([tensor])
-    return Target(shape, dtype, False, where, placement.remembered(tensor))
+        (where,) = runtime().placements_of([tensor])
+    return Target(shape, dtype, False, where, placement.recorded_sharding(tensor))
 
 
 def fetch(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
@@ -115,7 +115,7 @@ def copy(tensor: torch.Tensor, target: Target) -> dict[Start, torch.Tensor]:
 
 
 def _compact(part: torch.Tensor) -> torch.Tensor:
-    """A tensor whose storage holds nothing else, because files contain whole storages."""
+    """A tensor alone in its storage, because files contain whole storages."""
     return part if part.untyped_storage().nbytes() == part.nbytes else part.clone()
 
 
@@ -126,10 +126,10 @@ def assemble(parts: Mapping[Start, torch.Tensor], target: Target) -> torch.Tenso
         return parts[boxes[0][0]]
     with lock:
         if target.placement is None:
-            found = to_device(parts[boxes[0][0]])
+            result = to_device(parts[boxes[0][0]])
         else:
             shards = [parts[start] for start, _ in boxes]
-            found = runtime().from_shards(shards, target.placement, target.shape)
+            result = runtime().from_shards(shards, target.placement, target.shape)
     if target.sharding is not None:
-        placement.remember(found, target.sharding)
-    return found
+        placement.record_sharding(result, target.sharding)
+    return result

@@ -27,7 +27,7 @@ class Sum(NamedTuple):
 
 
 class SummedFile(io.BufferedWriter):
-    """A new file that computes the checksum of what is written to it.
+    """A new file that computes the checksum of its contents as it is written.
 
     The checksum is computed from the bytes as they are written, not read back from disk, so it also
     detects faults on the way there.

@@ -20,7 +20,7 @@ from xfunc.graph.node import Node, array_type
 from xfunc.hlo.attributes import said
 from xfunc.hlo.spmd.annotations import constrained, unspecified
 from xfunc.hlo.spmd.collectives import DEVICES, Groups
-from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.hlo.spmd.tiles import HloSharding
 from xfunc.sharding.mesh import AbstractMesh
 from xfunc.sharding.spec import PartitionSpec, tiles_on
 
@@ -85,7 +85,7 @@ class Region:
         return Node("custom-call", type, (divided,), how)
 
     def leave(self, x: Node, spec: PartitionSpec) -> Node:
-        """The array of which each device holds such a shard."""
+        """The aval of the whole array, given that of a device's shard."""
         if self.is_trivial:
             return x
         ndim = len(x.dims)
@@ -98,15 +98,15 @@ class Region:
         more = said({DEVICES: str(self.mesh.size)})
         return Node("custom-call", type, (part,), how, more=more)
 
-    def manual(self, ndim: int) -> Tiles:
-        """The annotation that tells the partitioner that each device has its own value."""
+    def manual(self, ndim: int) -> HloSharding:
+        """The annotation for the partitioner that each device has its own value."""
         return tiles_on(self.mesh, PartitionSpec(), ndim, self.axes)
 
     def _free(self, ndim: int) -> tuple[int, ...]:
         return () if self.is_whole else tuple(range(ndim))
 
     def groups(self, names: Sequence[str]) -> Groups:
-        """The devices in groups that extend along axes, the first of which is the slowest."""
+        """The devices in groups that extend along axes; the first axis varies slowest."""
         return _groups(self.mesh, tuple(names), not self.is_whole)
 
 

@@ -13,14 +13,14 @@ from xfunc.graph.build import CustomCall
 from xfunc.graph.graph import Graph, is_pair, moved, rerun
 from xfunc.graph.node import Node, unattributed
 from xfunc.hlo.attributes import has_sharding
-from xfunc.hlo.spmd import marks, vma
+from xfunc.hlo.spmd import vma, vma_ops
 from xfunc.hlo.spmd.annotations import is_region_graph
 from xfunc.hlo.spmd.collectives import all_reduce
 from xfunc.hlo.spmd.varying import DivergenceError, varying, without_sums
 from xfunc.hlo.wire import message_of
 from xfunc.sharding.manual import Region
 from xfunc.sharding.spec import PartitionSpec
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Port:
 
 
 def across(
-    name: str, local: Lowering, region: Region, ins: Sequence[Port], outs: Sequence[Port]
-) -> Lowering:
+    name: str, local: HloProgram, region: Region, ins: Sequence[Port], outs: Sequence[Port]
+) -> HloProgram:
     """The function of whole arrays.
 
     Args:
@@ -90,7 +90,7 @@ def across(
     given = tuple([p.outside(region, a) for p, a in zip(ins, local.avals, strict=True)])
     results = tuple(p.outside(region, a) for p, a in zip(outs, local.outputs, strict=True))
     if not results:
-        return Lowering.empty(name, given)
+        return HloProgram.empty(name, given)
     local = settled(local, region, ins)
     differ = along(local, region, ins)
     inside = without_ties(local.graph)  # One device's shards are not sharded any further.
@@ -108,7 +108,7 @@ def across(
         graph = Graph(name, inputs, left)
         if not region.is_trivial and (not region.is_whole or region.axes != region.own):
             graph = _Sources(region).manual(graph)
-    return Lowering.of(name, graph, given, results, local.inputs)
+    return HloProgram.of(name, graph, given, results, local.inputs)
 
 
 def _entered(x: Node, port: Port, region: Region) -> Node:
@@ -136,7 +136,7 @@ _BORDERS = ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape")
 
 
 def _check_operations(name: str, graph: Graph) -> None:
-    """See NOTE [what may be done in partly manual regions]."""
+    """See NOTE [partly manual regions]."""
     todo, seen = [graph], set[Graph]()
     while todo:
         inner = todo.pop()
@@ -148,7 +148,7 @@ def _check_operations(name: str, graph: Graph) -> None:
             seen.update(new)
             todo += new
             what = n.params.target if isinstance(n.params, CustomCall) else n.opcode
-            if n.opcode in opcodes.PARTITIONABLE or what in _BORDERS or marks.mark_of(n):
+            if n.opcode in opcodes.PARTITIONABLE or what in _BORDERS or vma_ops.vma_op_of(n):
                 continue
             fail(
                 ShardingError,
@@ -171,7 +171,7 @@ class _Sources:
         self._made: dict[Graph, Graph] = {}
 
     def manual(self, graph: Graph) -> Graph:
-        """The graph, with what it runs."""
+        """The graph and the graphs that it runs."""
         if graph not in self._made:
             self._made[graph] = graph.rewritten(self._change)
         return self._made[graph]
@@ -179,20 +179,20 @@ class _Sources:
     def _change(self, n: Node, operands: tuple[Node, ...]) -> Node:
         if n.opcode in opcodes.RUNS:
             return rerun(n, operands, self.manual)
-        is_mark = marks.mark_of(n)  # It may become a constant.
+        is_mark = vma_ops.vma_op_of(n)  # It may become a constant.
         if is_mark and n.params.sharding is None:
-            made = n.changed(operands)
-            made.params = n.params._replace(sharding=self._region.manual(len(n.dims)).wire)
-            return made
+            result = n.changed(operands)
+            result.params = n.params._replace(sharding=self._region.manual(len(n.dims)).wire)
+            return result
         if n.opcode in ("constant", "iota") and not has_sharding(n):
-            made = n.changed(operands)
-            made.more += message_of(40, self._region.manual(len(n.dims)).wire)
-            return made
+            result = n.changed(operands)
+            result.more += message_of(40, self._region.manual(len(n.dims)).wire)
+            return result
         return moved(n, operands)
 
 
 def without_ties(graph: Graph) -> Graph:
-    """The graph, with what it runs, without shard groups."""
+    """The graph and the graphs that it runs, without shard groups."""
     made: dict[Graph, Graph] = {}
 
     def of(graph: Graph) -> Graph:
@@ -213,13 +213,13 @@ def without_ties(graph: Graph) -> Graph:
     return of(graph)
 
 
-def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
+def settled(local: HloProgram, region: Region, ins: Sequence[Port]) -> HloProgram:
     """One device's program, without the markers of varying types: see `xfunc.hlo.spmd.vma`.
 
     Raises:
         ShardingError: a cotangent does not fit its value.
     """
-    if not vma.has_marks(local.graph):
+    if not vma.has_vma_ops(local.graph):
         return local
     sizes = {n: region.mesh.shape[n] for n in region.own}
 
@@ -227,7 +227,7 @@ def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
         return all_reduce(x, region.groups(axes), "add")
 
     try:
-        graph = vma.settled(local.graph, _types(local, region, ins), sizes, total)
+        graph = vma.resolve_vma(local.graph, _types(local, region, ins), sizes, total)
     except vma.VaryingTypeError as e:
         file, line, function = e.at.split("\n")
         axes = _names(e.axes)
@@ -244,21 +244,21 @@ def settled(local: Lowering, region: Region, ins: Sequence[Port]) -> Lowering:
     return dataclasses.replace(local, function=graph)
 
 
-def _types(local: Lowering, region: Region, ins: Sequence[Port]) -> list[frozenset[str]]:
+def _types(local: HloProgram, region: Region, ins: Sequence[Port]) -> list[frozenset[str]]:
     """The types of the parameters, as far as axes of this region are concerned."""
     every = frozenset(n for n in region.own if region.mesh.shape[n] > 1)
     return [every & ins[i].type if i < len(ins) else frozenset() for i in local.inputs]
 
 
 def ways(
-    local: Lowering, region: Region, ins: Sequence[Port]
+    local: HloProgram, region: Region, ins: Sequence[Port]
 ) -> tuple[tuple[frozenset[str], ...], tuple[frozenset[str], ...]]:
     """For each output, the axes along which it may differ, and those along which it varies."""
     differ = along(settled(local, region, ins), region, ins)
     return differ, vma.types(local.graph, _types(local, region, ins), frozenset(region.own))
 
 
-def along(local: Lowering, region: Region, ins: Sequence[Port]) -> tuple[frozenset[str], ...]:
+def along(local: HloProgram, region: Region, ins: Sequence[Port]) -> tuple[frozenset[str], ...]:
     """How the outputs of one device's program may differ from device to device.
 
     Raises:
@@ -288,7 +288,9 @@ def _axes(region: Region) -> frozenset[str]:
     return frozenset(n for n in region.axes if region.mesh.shape[n] > 1)
 
 
-def _differing(local: Lowering, region: Region, ins: Sequence[Port]) -> tuple[frozenset[str], ...]:
+def _differing(
+    local: HloProgram, region: Region, ins: Sequence[Port]
+) -> tuple[frozenset[str], ...]:
     """The axes along which the inputs of one device's program may differ."""
     every = _axes(region)
     around = every - frozenset(region.own)

@@ -15,7 +15,7 @@ import numpy as np
 from xfunc.backends.devices import device_count
 from xfunc.core import ambient
 from xfunc.errors import ShardingError, fail, kind_of, shown
-from xfunc.hlo.spmd.tiles import Order
+from xfunc.hlo.spmd.tiles import DeviceAssignment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Layout:
     axis come together. A mesh whose order is not such a transposition lists its devices.
 
     Attributes:
-        factors: sizes whose product is the number of devices.
+        factors: sizes with the number of devices as their product.
         of_axis: for each axis, the factors it is made of, the slowest first.
         listed: the devices in row-major order, if they must be listed.
     """
@@ -40,11 +40,13 @@ class Layout:
         """Devices in row-major order."""
         return cls(tuple(sizes), tuple((i,) for i in range(len(sizes))))
 
-    def order(self, axes: Sequence[int]) -> Order:
+    def order(self, axes: Sequence[int]) -> DeviceAssignment:
         """The devices, read with these axes (all of them) from the slowest to the fastest."""
         if self.listed is None:
-            return Order.of(self.factors, [f for a in axes for f in self.of_axis[a]])
-        return Order.listing(np.array(self.listed).reshape(self.factors).transpose(axes).ravel())
+            return DeviceAssignment.of(self.factors, [f for a in axes for f in self.of_axis[a]])
+        return DeviceAssignment.listing(
+            np.array(self.listed).reshape(self.factors).transpose(axes).ravel()
+        )
 
 
 class AbstractMesh:
@@ -105,9 +107,9 @@ class AbstractMesh:
     def devices(self) -> np.ndarray:
         """The numbers of the devices, an array of the shape of the mesh."""
         order = self._layout.order(range(self.ndim)).devices()
-        found = order.reshape(self._sizes)
-        found.flags.writeable = False
-        return found
+        result = order.reshape(self._sizes)
+        result.flags.writeable = False
+        return result
 
     @functools.cached_property
     def _value(self) -> tuple[Hashable, ...]:
@@ -172,7 +174,7 @@ class Mesh(AbstractMesh):
                 f"Mesh was given {shown(devices)}, which is not an array of device numbers",
                 "pass numbers: Mesh(numpy.arange(8).reshape(4, 2), ('data', 'tensor')).",
             )
-        order = Order.listing(ids.ravel())
+        order = DeviceAssignment.listing(ids.ravel())
         plain = Layout.plain(ids.shape)
         layout = _layout or (plain if order.is_iota else _listed(ids))
         super().__init__(ids.shape, axis_names, _layout=layout)
@@ -213,11 +215,11 @@ def _as_tuple(given: object, single: type) -> tuple[Any, ...]:
 
 
 def check_devices(mesh: AbstractMesh, what: str | None = None) -> None:
-    """Raise unless a mesh is made of the devices of this process, each one once.
+    """Raise unless a mesh contains each device of this process exactly once.
 
     Args:
         mesh: the mesh.
-        what: what the message calls it.
+        what: the name of the mesh in the message.
     """
     count = device_count()
     if sorted(mesh.devices.ravel().tolist()) == [*range(count)]:

@@ -40,10 +40,10 @@ def shardings_of(
 
 
 def broadcast(prefix: object, x: object, what: str, label: str) -> list[object]:
-    """For each leaf of `x`, the leaf of `prefix` that it lies under."""
-    found: list[object] = []
-    _walk(prefix, x, what, label, found)
-    return found
+    """For each leaf of `x`, the leaf of `prefix` above it."""
+    result: list[object] = []
+    _walk(prefix, x, what, label, result)
+    return result
 
 
 def _walk(prefix: PyTree, x: PyTree, what: str, path: str, found: list[object]) -> None:

@@ -1,4 +1,4 @@
-"""Arrays of which each process has a part: assembling them, and finding a process's part."""
+"""Arrays distributed over processes: assembling them, and finding a process's part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import cast
 import torch
 
 from xfunc.backends import processes
-from xfunc.backends.placement import placement_of, remember
+from xfunc.backends.placement import placement_of, record_sharding
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.sharding.local_parts import Target, assemble
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape, resolve_sharding
@@ -75,9 +75,9 @@ def make_array_from_process_local_data(
         ]
         index = tuple(slice(i * n, (i + 1) * n) for i, n in zip(at, size, strict=True))
         parts[box] = data[index]
-    found = assemble(parts, target)
-    remember(found, given)
-    return found
+    result = assemble(parts, target)
+    record_sharding(result, given)
+    return result
 
 
 def process_local_indices(

@@ -86,10 +86,11 @@ def shard_map(
         axis_names: the axes of the mesh that it is manual over: collectives and specs may name
             them. XLA shards the work over the others, as it does outside. None: all axes.
         check_vma: whether to track the axes along which each value varies: those in an input's
-            spec, minus those that a `psum` or the like sums over. Then an output that may vary
-            along an axis that its spec does not name is an error, and gradients taken inside take
-            the types into account. If False, such an output is one of the devices' outputs, and a
-            gradient is that of the sum of all devices' results with respect to a device's argument.
+            spec, minus those that a `psum` or another reduction sums over. Then an output that may
+            vary along an axis that its spec does not name is an error, and gradients taken inside
+            take the types into account. If False, such an output is one of the devices' outputs,
+            and a gradient is that of the sum of all devices' results with respect to a device's
+            argument.
         check_rep: an older name of `check_vma`.
 
     Returns:
@@ -200,8 +201,8 @@ class ShardMapped(Transform[P, R]):
             return out
 
         with inside(region):  # The result of `typeof` is part of the trace.
-            beside = (("in_specs", tuple(s.axes for s in types)),)
-            options = Options(beside=beside, call=typed, effects_allowed=True)
+            extra_deps = (("in_specs", tuple(s.axes for s in types)),)
+            options = Options(extra_deps=extra_deps, call=typed, effects_allowed=True)
             entry, held = self._body.find(structure, avals, wrt, options)
         flat = entry.inputs(leaves, held)
         specs += [PartitionSpec()] * (len(flat) - len(leaves))

@@ -5,10 +5,11 @@ Derived programs have derived ShardMaps: batching adds a dimension to the specs,
 tangents have the specs of their primals.
 
 NOTE [gradients across the border]: seen from outside, an input that is not sharded over an axis
-goes to every device along it, so its cotangent is the sum of theirs. An output that is not sharded
-over an axis is any one of several equal values; it counts as their mean, so that each gets an equal
-share of its cotangent. With collectives that are differentiated as functions of all devices'
-arrays, this is right whatever the program does in between, without knowing which values are equal.
+goes to every device along it, so its cotangent is the sum of the devices' cotangents. An output
+that is not sharded over an axis is any one of several equal values; it counts as their mean, so
+that each gets an equal share of its cotangent. With collectives that are differentiated as
+functions of all devices' arrays, this is right for every program, without knowing which values are
+equal.
 
 NOTE [residuals of a region]: residuals differ from device to device. They leave the region stacked
 along a new first dimension, which is sharded over all axes, and each device gets its own back.
@@ -24,8 +25,8 @@ from xfunc.core.avals import Aval, aval_of
 from xfunc.program.bind import bind
 from xfunc.program.collective_ops import Sum
 from xfunc.program.dependence import where_reached
-from xfunc.program.primitive import Dims, Primitive, Tensor, placed
-from xfunc.program.program import Joint, Program, differentiable
+from xfunc.program.primitive import Dims, Primitive, Tensor, scatter_to_inputs
+from xfunc.program.program import Joint, TracedProgram, differentiable
 from xfunc.remat.partition import Partition, gathered
 from xfunc.remat.policies import everything_saveable
 from xfunc.sharding.collective_primitive import Total
@@ -34,7 +35,7 @@ from xfunc.sharding.manual_region import Port, across, ways
 from xfunc.sharding.spec import PartitionSpec
 from xfunc.sharding.vmap_specs import mapped_axes, with_axis
 from xfunc.torchlib.batching import Size, axes_of
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 Specs = tuple[PartitionSpec, ...]
 
@@ -50,7 +51,7 @@ class ShardMap(Primitive):
         out_specs: of the outputs.
     """
 
-    body: Program
+    body: TracedProgram
     region: Region
     in_specs: Specs
     out_specs: Specs
@@ -73,11 +74,11 @@ class ShardMap(Primitive):
 
     @property
     def key(self) -> tuple[Hashable, ...]:
-        """What the HLO depends on besides the body."""
+        """The parts of the HLO's key other than the body."""
         return self.region, self.in_specs, self.out_specs
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
-        def make() -> Lowering:
+        def make() -> HloProgram:
             ins, outs = map(Port, self.in_specs), map(Port, self.out_specs)
             return across(self.name, self.body.lowering, self.region, [*ins], [*outs])
 
@@ -140,8 +141,8 @@ class ShardMap(Primitive):
         each = n // self.region.size(own)
         return own, Size(each, axes_of(n)) if axes_of(n) else each
 
-    def batched(self, body: Program, dims: Dims, axes: tuple[str, ...]) -> ShardMap:
-        """The region of a batched body, whose outputs are batched along axis 0."""
+    def batched(self, body: TracedProgram, dims: Dims, axes: tuple[str, ...]) -> ShardMap:
+        """The region of a batched body, with outputs batched along axis 0."""
         pairs = zip(self.in_specs, dims, strict=True)
         ins = tuple(s if d is None else with_axis(s, d, axes) for s, d in pairs)
         outs = tuple(with_axis(s, 0, axes) for s in self.out_specs)
@@ -171,16 +172,16 @@ class ShardMapPair:
         self.n_outputs = len(self.joint.outputs)
 
     @property
-    def halves(self) -> Partition:
+    def partition(self) -> Partition:
         """The body's joint program, cut in two."""
         return self.joint.split(everything_saveable)
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        def make() -> Lowering:
-            p, halves = self.forwards, self.halves
-            kept = [Port.row(p.region)] * halves.n_residuals
+        def make() -> HloProgram:
+            p, partition = self.forwards, self.partition
+            kept = [Port.row(p.region)] * partition.n_residuals
             ins, outs = [*map(Port, p.in_specs)], [*map(Port, p.out_specs), *kept]
-            return across(f"{p.name}.forward", halves.forward, p.region, ins, outs)
+            return across(f"{p.name}.forward", partition.forward, p.region, ins, outs)
 
         return self.joint.memo(("shard_map forward", self.forwards.key), make).apply(args)
 
@@ -188,18 +189,18 @@ class ShardMapPair:
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         joint = self.joint
-        halves = joint.without(self.halves, cts)
-        if not halves.gradients:
+        partition = joint.prune_cotangents(self.partition, cts)
+        if not partition.gradients:
             return [None] * len(self.wrt)
         given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read exist.
-        flat = gathered(halves.sources, args, residuals, given.__getitem__)
-        key = ("shard_map backward", self.forwards.key, self.grad_specs, halves)
-        grads = joint.memo(key, lambda: self._backward(halves)).apply(flat)
-        return list(placed(len(self.wrt), halves.gradients, grads))
+        flat = gathered(partition.sources, args, residuals, given.__getitem__)
+        key = ("shard_map backward", self.forwards.key, self.grad_specs, partition)
+        grads = joint.memo(key, lambda: self._backward(partition)).apply(flat)
+        return list(scatter_to_inputs(len(self.wrt), partition.gradients, grads))
 
-    def _backward(self, halves: Partition) -> Lowering:
+    def _backward(self, partition: Partition) -> HloProgram:
         p, region = self.forwards, self.forwards.region
-        differ, varies = ways(halves.forward, region, [*map(Port, p.in_specs)])
+        differ, varies = ways(partition.forward, region, [*map(Port, p.in_specs)])
         rows = zip(differ[self.n_outputs :], varies[self.n_outputs :], strict=True)
 
         def ct(k: int) -> Port:  # See NOTE [gradients across the border].
@@ -207,10 +208,10 @@ class ShardMapPair:
             return Port(spec, share=region.size(region.missing(spec)))
 
         residuals = [Port.row(region, *row) for row in rows]
-        ins = gathered(halves.sources, [*map(Port, p.in_specs)], residuals, ct)
-        specs = [self.grad_specs[self.wrt[k]] for k in halves.gradients]
+        ins = gathered(partition.sources, [*map(Port, p.in_specs)], residuals, ct)
+        specs = [self.grad_specs[self.wrt[k]] for k in partition.gradients]
         outs = [Port(s, sum_over=region.missing(s)) for s in specs]
-        return across(f"{p.name}.backward", halves.backward, region, ins, outs)
+        return across(f"{p.name}.backward", partition.backward, region, ins, outs)
 
     def batched(self, dims: Dims, n: int) -> tuple[ShardMapPair, Dims, Dims, Dims]:
         axes, each = self.forwards.divided(n)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from xfunc.core import ambient
 from xfunc.errors import ShardingError, fail, kind_of, shown
-from xfunc.hlo.spmd.tiles import Tiles, whole
+from xfunc.hlo.spmd.tiles import HloSharding, whole
 from xfunc.sharding.mesh import AbstractMesh, Mesh
 
 
@@ -32,9 +32,9 @@ Entry = None | str | tuple[str, ...] | _Unconstrained
 class PartitionSpec(tuple[Entry, ...]):
     """For each dimension of an array, the mesh axes that it is sharded over.
 
-    An entry is the name of an axis; a tuple of names, the first of which is the slowest; None for a
-    dimension that is not sharded; or, in a constraint, ``P.UNCONSTRAINED`` for one whose sharding
-    XLA chooses. Dimensions beyond the last entry are not sharded, so None at the end changes
+    An entry is the name of an axis; a tuple of names, the slowest first; None for a dimension that
+    is not sharded; or, in a constraint, ``P.UNCONSTRAINED`` to let XLA choose. Dimensions beyond
+    the last entry are not sharded, so None at the end changes
     nothing: ``P("x") == P("x", None)``.
 
     Raises:
@@ -152,7 +152,7 @@ class NamedSharding:
         """Whether each device holds the whole array."""
         return self.tiles(len(self.spec)).is_replicated
 
-    def tiles(self, ndim: int) -> Tiles:
+    def tiles(self, ndim: int) -> HloSharding:
         """The tiling of an array of `ndim` dimensions (at least as many as the spec has)."""
         return tiles_on(self.mesh, self.spec, ndim)
 
@@ -189,7 +189,7 @@ class NamedSharding:
     def __hash__(self) -> int:
         return hash((self.mesh, self.spec))
 
-    def of_tiles(self, tiles: Tiles) -> NamedSharding | None:
+    def of_tiles(self, tiles: HloSharding) -> NamedSharding | None:
         """The sharding on the same mesh that divides an array so; None: there is none."""
         spec = spec_of(tiles, self.mesh)
         return None if spec is None else NamedSharding(self.mesh, spec)
@@ -201,7 +201,7 @@ class NamedSharding:
 @functools.lru_cache(maxsize=4096)
 def tiles_on(
     mesh: AbstractMesh, spec: PartitionSpec, ndim: int, manual: tuple[str, ...] = ()
-) -> Tiles:
+) -> HloSharding:
     """The tiling of an array of `ndim` dimensions by a spec, where some axes may be manual."""
     place = {n: i for i, n in enumerate(mesh.axis_names)}
     axes = [[place[n] for n in names] for names in spec.axes[:ndim]]
@@ -213,7 +213,7 @@ def tiles_on(
     n_manual, n_rest = (math.prod(mesh.axis_sizes[a] for a in group) for group in (held, rest))
     if n_manual == 1 and all(d == 1 for d in dims):
         return whole(ndim)
-    return Tiles(dims, n_manual, n_rest, mesh.layout.order([*dividing, *held, *rest]))
+    return HloSharding(dims, n_manual, n_rest, mesh.layout.order([*dividing, *held, *rest]))
 
 
 def check_shape(sharding: NamedSharding, shape: tuple[int, ...], what: str) -> None:
@@ -259,7 +259,7 @@ def resolve_sharding(x: object, what: str) -> NamedSharding:
     )
 
 
-def spec_of(tiles: Tiles, mesh: AbstractMesh) -> PartitionSpec | None:
+def spec_of(tiles: HloSharding, mesh: AbstractMesh) -> PartitionSpec | None:
     """The spec with this tiling on a mesh, or None if there is none."""
     if tiles.is_replicated:
         return PartitionSpec()
@@ -270,19 +270,19 @@ def spec_of(tiles: Tiles, mesh: AbstractMesh) -> PartitionSpec | None:
     return PartitionSpec(*spec.entries)
 
 
-def _search(tiles: Tiles, mesh: AbstractMesh) -> list[tuple[str, ...]] | None:
+def _search(tiles: HloSharding, mesh: AbstractMesh) -> list[tuple[str, ...]] | None:
     """The axes of each dimension."""
     sizes = mesh.shape
 
     def choices(n: int, left: tuple[str, ...]) -> list[tuple[str, ...]]:
         if n == 1:
             return [()]
-        found = []
+        result = []
         for name in left:
             if sizes[name] > 1 and n % sizes[name] == 0:
                 rest = tuple(a for a in left if a != name)
-                found += [(name, *more) for more in choices(n // sizes[name], rest)]
-        return found
+                result += [(name, *more) for more in choices(n // sizes[name], rest)]
+        return result
 
     def every(d: int, left: tuple[str, ...]) -> Iterator[list[tuple[str, ...]]]:
         if d == len(tiles.dims):
@@ -298,7 +298,7 @@ def _search(tiles: Tiles, mesh: AbstractMesh) -> list[tuple[str, ...]] | None:
     return None
 
 
-def _fits(tiles: Tiles, mesh: AbstractMesh, names: list[tuple[str, ...]]) -> bool:
+def _fits(tiles: HloSharding, mesh: AbstractMesh, names: list[tuple[str, ...]]) -> bool:
     made = NamedSharding(mesh, PartitionSpec(*names)).tiles(len(tiles.dims))
     if made.dims != tiles.dims or made.replicated != tiles.replicated:
         return False

@@ -41,12 +41,12 @@ _SAVER = "xfunc"  # in the metadata: there is a manifest
 
 
 def write(folder: Path, name: str, planner: Save, extra: bytes, group: ProcessGroup | None) -> None:
-    """Write tensors into a new folder, which gets its name once everything is on the disk.
+    """Write tensors into a new folder, and rename it once everything is on the disk.
 
     Args:
         folder: where to write.
         name: the final name of the folder.
-        planner: what to write.
+        planner: selects the parts to write.
         extra: an additional file to write.
         group: the processes that write; None: all.
     """
@@ -63,7 +63,7 @@ def read(stored: Stored, targets: Mapping[str, Target]) -> dict[str, torch.Tenso
 
     Raises:
         OSError: the files cannot be read.
-        DamagedCheckpointError: they differ from what was written.
+        DamagedCheckpointError: they differ from their checksums.
     """
     planner = Load(targets)
     try:
@@ -83,9 +83,9 @@ def _reading_failed(folder: Path, cause: BaseException) -> BaseException:
         return manifest.damaged(folder, Path(cause.filename).name, "is missing")
     if isinstance(cause, (OSError, DamagedCheckpointError)) or not isinstance(cause, Exception):
         return cause
-    found = manifest.damaged(folder, "", f"its files cannot be read ({cause})")
-    found.__cause__ = cause
-    return found
+    result = manifest.damaged(folder, "", f"its files cannot be read ({cause})")
+    result.__cause__ = cause
+    return result
 
 
 def silence() -> None:

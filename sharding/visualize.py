@@ -1,4 +1,4 @@
-"""`visualize_sharding`: a picture of which devices hold which part of an array."""
+"""`visualize_sharding`: a picture of the devices that hold each part of an array."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _COLOURS = "#dbeafe #fde68a #dcfce7 #fbcfe8 #ede9fe #fed7aa #cffafe #e5e7eb".spl
 
 
 def visualize_sharding(x: Shaped | Sequence[int] | int, sharding: object = None) -> Picture:
-    """Show which devices hold which part of an array.
+    """Show the devices that hold each part of an array.
 
-    A script prints the picture. An interactive session shows the value of an expression by itself,
-    in a notebook as HTML, so nothing is printed there.
+    A script prints the picture. An interactive session displays the returned value, in a notebook
+    as HTML, so nothing is printed there.
 
     Each cell is a part, with the numbers of the devices that hold it. Dimensions that are not
     sharded are left out; where more than two are sharded, there is a table for each part of the
@@ -72,14 +72,14 @@ def _of_tensor(x: object) -> NamedSharding:
             f"visualize_sharding was given {shown(x)} without a sharding",
             "pass a tensor on the devices, or a shape and a sharding.",
         )
-    found = sharding_of(x)
-    if found is None:
+    result = sharding_of(x)
+    if result is None:
         fail(
             ShardingError,
             f"visualize_sharding was given {short(x)}, which is not on a mesh",
             "put it on one: xf.device_put(x, NamedSharding(mesh, spec)).",
         )
-    return found
+    return result
 
 
 def _shape(x: object) -> tuple[int, ...]:

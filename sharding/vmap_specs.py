@@ -27,7 +27,7 @@ def mapped_axes(
     """The axes (`among` some) that shard a batch of `n`, given the specs of one example.
 
     Args:
-        what: has the specs, in a message.
+        what: the owner of the specs, in a message.
 
     Raises:
         ShardingError: an axis is not in this mesh, already shards a single example, or `n` is not a

@@ -28,7 +28,7 @@ def checkpoint(
     prevent_cse: bool = True,
     static_argnums: int | Sequence[int] = (),
 ) -> Checkpoint[P, R]:
-    """`fun`, whose backward pass recomputes the forward pass instead of keeping its values.
+    """Make the backward pass of `fun` recompute the forward pass instead of keeping its values.
 
     Args:
         fun: a function of trees of tensors.
@@ -72,7 +72,7 @@ class Checkpoint(Transform[P, R]):
             _unwrapping(fun) if nums else fun, value=Part(fun, ("checkpoint", options))
         )
 
-    def stays(self, structure: tree.Structure) -> Sequence[bool]:
+    def static_scalars(self, structure: tree.Structure) -> Sequence[bool]:
         return [not b for b in not_chosen(self._static, structure)]
 
     def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def checkpoint_name(x: T, name: str) -> T:
-    """The same tree, whose leaves have a name in policies of `checkpoint` and `scan`.
+    """Name the leaves of a tree, for policies of `checkpoint` and `scan`.
 
     The name belongs to the value; the value itself is unchanged, whether it is kept or not. Outside
     a function that is differentiated it means nothing.

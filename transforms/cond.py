@@ -6,7 +6,7 @@ How a choice is differentiated and batched is in `switch_primitive`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, TypeVarTuple, overload
 
 import torch
 
@@ -21,18 +21,39 @@ from xfunc.program.primitive import Tensor
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, arrays, as_tensors, check_same, is_sequence, labels_in
 from xfunc.stages.joined_inputs import SharedInputs
-from xfunc.stages.staging import Staged, watched
+from xfunc.stages.staging import Staged, requires_grad_mask
 from xfunc.stages.transformed import Transform
 from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
 from xfunc.transforms.select_primitive import constant_unless
 from xfunc.transforms.switch_primitive import Switch
-from xfunc.tree import Leaf, PyTree
+from xfunc.tree import Leaf, NumberTree, PyTree
 
 R = TypeVar("R")
+Operands = TypeVarTuple("Operands")
 S = TypeVar("S")
 
 
+@overload  # See NOTE [types of lambdas] in `xfunc.tree`.
+def cond(
+    pred: ArrayLike,
+    true_fun: Callable[..., R],
+    false_fun: Callable[..., R],
+    operand: NumberTree,
+    /,
+    *operands: PyTree,
+) -> R: ...
+@overload
+def cond(
+    pred: ArrayLike,
+    true_fun: Callable[[*Operands], R],
+    false_fun: Callable[[*Operands], R],
+    *operands: *Operands,
+) -> R: ...
+@overload
+def cond(
+    pred: ArrayLike, true_fun: Callable[..., R], false_fun: Callable[..., R], *operands: PyTree
+) -> R: ...
 def cond(
     pred: ArrayLike, true_fun: Callable[..., R], false_fun: Callable[..., R], *operands: PyTree
 ) -> R:
@@ -59,6 +80,20 @@ def cond(
     return Choice((false_fun, true_fun), "cond")(pred, *operands)
 
 
+@overload
+def switch(
+    index: ArrayLike,
+    branches: Sequence[Callable[..., R]],
+    operand: NumberTree,
+    /,
+    *operands: PyTree,
+) -> R: ...
+@overload
+def switch(
+    index: ArrayLike, branches: Sequence[Callable[[*Operands], R]], *operands: *Operands
+) -> R: ...
+@overload
+def switch(index: ArrayLike, branches: Sequence[Callable[..., R]], *operands: PyTree) -> R: ...
 def switch(index: ArrayLike, branches: Sequence[Callable[..., R]], *operands: PyTree) -> R:
     """``branches[index](*operands)``, the index clamped into range.
 
@@ -117,14 +152,17 @@ class Choice(Transform[..., PyTree]):
         leaves = arrays(leaves, name, labels_in(operands, "operands"))
         if is_eager():
             return self._eager(index, operands)
-        found = [b.find(structure, avals_of(leaves), watched(leaves)) for b in self._branches]
+        found = [
+            b.find(structure, avals_of(leaves), requires_grad_mask(leaves)) for b in self._branches
+        ]
         self._check_results([(e.out_tree, e.program.outputs) for e, _ in found])
         inputs = SharedInputs([index, *leaves])
         own = range(1, 1 + len(leaves))
         uses = tuple((*own, *inputs.add(entry, leaves, held)) for entry, held in found)
         programs = tuple(e.program for e, _ in found)
         outs = bind(Switch(programs, uses, inputs.avals), inputs.flat)
-        for k in range(len(outs)):  # What all branches return unchanged does not depend on `which`.
+        # A value that all branches return unchanged does not depend on `which`.
+        for k in range(len(outs)):
             passed = {None if (i := p.forwards[k]) is None else u[i]
                       for p, u in zip(programs, uses, strict=True)}  # fmt: skip
             if len(passed) == 1 and (place := passed.pop()) is not None:
@@ -170,7 +208,7 @@ class Choice(Transform[..., PyTree]):
             )
 
     def _eager(self, index: Tensor, operands: tuple[object, ...]) -> PyTree:
-        """What `disable_jit` does."""
+        """The result under `disable_jit`."""
         if functorch.is_batched(index):
             results = list[tuple[list[Leaf], tree.Structure]]()
             for k, f in enumerate(self._funs):

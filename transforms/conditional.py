@@ -13,7 +13,7 @@ from xfunc.core.avals import Aval, array_of
 from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node, unattributed
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,14 +26,14 @@ class Branch:
         results: for each result of the whole, the index of its own result; None: zeros.
     """
 
-    lowering: Lowering
+    lowering: HloProgram
     inputs: tuple[int, ...]
     results: tuple[int | None, ...]
 
 
 def conditional(
     name: str, avals: Sequence[Aval], outputs: Sequence[Aval], arms: Sequence[Branch]
-) -> Lowering:
+) -> HloProgram:
     """``(index, *inputs) -> arms[index](...)``; the index is an int32 scalar in range."""
     with unattributed():
         given = build.parameters([array_of(a) for a in avals])
@@ -51,4 +51,4 @@ def conditional(
             branches.append(Graph(f"{name}.branch{k}", values, picked))
             operands.append([given[i] for i in used])
         chosen = build.conditional(given[0], branches, operands)
-        return Lowering.of(name, Graph(name, given, chosen), avals, outputs)
+        return HloProgram.of(name, Graph(name, given, chosen), avals, outputs)

@@ -14,7 +14,7 @@ from xfunc.core.locations import described, function_name
 from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import fail, report
 from xfunc.program.primitive import Tensor
-from xfunc.program.program import Program
+from xfunc.program.program import TracedProgram
 from xfunc.stages.checks import Fun, arrays, as_tensors, labels_of
 from xfunc.stages.joined_inputs import SharedInputs
 from xfunc.stages.options import Options
@@ -75,7 +75,7 @@ class CustomFunction(Transform[P, R]):
     def _arguments(
         self, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> tuple[tuple[PyTree, ...], tuple[object, ...]]:
-        """All arguments by position: those that are differentiated, and those that are not."""
+        """All arguments in order, merged from the differentiated and the other ones."""
         if not self._rules:
             fail(
                 TypeError,
@@ -128,7 +128,7 @@ class CustomFunction(Transform[P, R]):
             self._part(self._primal_fun, "primal"),
             diff,
             {},
-            Options(beside=labelled(nondiff), call=primal),
+            Options(extra_deps=labelled(nondiff), call=primal),
             check_captures=lambda captures: check_captures(self.__name__, captures),
         )
 
@@ -204,11 +204,11 @@ class Parts(SharedInputs):
 
     def add_part(
         self, staged: Staged, fun: Fun, args: object, nondiff: tuple[object, ...]
-    ) -> tuple[Program, tree.Structure, tuple[int, ...]]:
+    ) -> tuple[TracedProgram, tree.Structure, tuple[int, ...]]:
         """Stage a part for arguments: its program, its result's structure, where captures are."""
         leaves, structure = tree.flatten((args, {}))
         avals = tuple((tuple(aval_of(x).shape), x.dtype) for x in leaves)
-        options = Options(beside=labelled(nondiff), call=fun)
+        options = Options(extra_deps=labelled(nondiff), call=fun)
         entry, held = staged.find(structure, avals, options=options)
         uses = self.add(entry, leaves, held)
         check_captures(self._name, [self.flat[i] for i in uses])

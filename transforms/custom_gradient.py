@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 def custom_gradient(fun: Callable[P, tuple[R, object]]) -> CustomVjp[P, R]:
-    """The first result of `fun`, whose gradient is computed by the second, a function.
+    """Differentiate `fun` by the function that it returns as its second result.
 
     ::
 

@@ -3,8 +3,8 @@
 """`custom_jvp`: a function with its own rule for both modes of differentiation.
 
 NOTE [rules that call their function on a tangent]: for a linear function one writes the rule
-``return f(x), f(dx)``. Reverse mode transposes the rule: there `f` of a tangent is differentiated
-as it is written, since its rule would call it on a tangent again, without end. JAX does so for any
+``return f(x), f(dx)``. Reverse mode transposes the rule: there `f(dx)` is differentiated through
+its own operations, because its rule would call `f` on a tangent without end. JAX does so for any
 function with a rule.
 """
 
@@ -26,7 +26,7 @@ from xfunc.errors import TreeMismatchError, fail, kind_of
 from xfunc.program.bind import bind, or_zeros
 from xfunc.program.call import Call, CallReverseRule
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Rule, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.remat.policies import everything_saveable
 from xfunc.stages.checks import Fun, as_results, check_same, is_pair
 from xfunc.torchlib import functorch
@@ -47,7 +47,7 @@ def custom_jvp(
     nondiff_argnums: int | Sequence[int] = (),
     nondiff_argnames: str | Sequence[str] = (),
 ) -> CustomJvp[P, R]:
-    """`fun`, whose derivative is computed by a rule that is given with ``defjvp``.
+    """Give `fun` a forward-mode rule, which is set with ``defjvp``.
 
     ::
 
@@ -156,7 +156,7 @@ class CustomJvp(CustomFunction[P, R]):
         """Whether these are tangents of this function's own rule, which is being transposed."""
         for cache, trace, watching in _thread.transposed:
             if cache is self.staged.cache:
-                # A trace inside that one watches what is watched there.
+                # A nested trace inherits the gradients that are being taken.
                 here = watching if trace is tracing.current() else {0}
                 if here & _levels(leaves):
                     return True
@@ -170,7 +170,7 @@ class CustomJvp(CustomFunction[P, R]):
         smooth: list[int],
         structure: tree.Structure,
     ) -> tuple[PyTree, list[Tensor]]:
-        """The rule: outputs, and the tangents of those that are floating."""
+        """The rule: outputs, and the tangents of the floating ones."""
         full = [torch.zeros_like(x) for x in tree.leaves(xs)]
         for i, d in zip(smooth, dots, strict=True):
             full[i] = d
@@ -211,7 +211,7 @@ class CustomJvp(CustomFunction[P, R]):
 
 
 class _Thread(threading.local):
-    # The functions whose rules are being transposed: cache, trace, what watches the tangents.
+    # Rules being transposed: the cache, the trace, and the gradients taken of the tangents.
     transposed: tuple[tuple[FunctionCache, Trace | None, set[int]], ...] = ()
 
 
@@ -219,7 +219,7 @@ _thread = _Thread()
 
 
 def _levels(tensors: Iterable[Tensor]) -> set[int]:
-    """What takes gradients with respect to tensors; see `functorch.gradient_levels`."""
+    """The gradients being taken of tensors; see `functorch.gradient_levels`."""
     return {level for t in tensors for level in functorch.gradient_levels(t)}
 
 
@@ -238,8 +238,8 @@ class JvpRule(Primitive):
     """
 
     name: str
-    primal: Program
-    push: Program
+    primal: TracedProgram
+    push: TracedProgram
     primal_uses: tuple[int, ...]
     smooth: tuple[int, ...]
     push_uses: tuple[int, ...]

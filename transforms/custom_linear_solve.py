@@ -16,7 +16,7 @@ from xfunc.errors import fail
 from xfunc.program.bind import bind, or_zeros
 from xfunc.program.call import Call
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
-from xfunc.program.program import Program
+from xfunc.program.program import TracedProgram
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, as_tensors, check_floating, check_same, labels_in, split_aux
 from xfunc.stages.joined_inputs import SharedInputs
@@ -40,9 +40,9 @@ def custom_linear_solve(
     symmetric: bool = False,
     has_aux: bool = False,
 ) -> PyTree:
-    """``solve(matvec, b)``, the `x` of ``matvec(x) == b``, whose derivatives are those of `x`.
+    """Solve ``matvec(x) == b`` by ``solve(matvec, b)``, with the derivatives of the solution.
 
-    They are found by solving further equations, whatever `solve` does: it may be a loop of unknown
+    The derivatives solve further equations, so `solve` may be any code, such as a loop of unknown
     length. They are taken with respect to `b` and the values that `matvec` closes over, but not
     those that the solvers close over.
 
@@ -112,7 +112,7 @@ class LinearSolve(Transform[..., PyTree]):
             parts.append(self._part(f, operator, "transpose" if len(parts) == 2 else "solve"))
         structure, avals = tree.structure(((b,), {})), avals_of(leaves)
         inputs, uses = SharedInputs(leaves), list[tuple[int, ...]]()
-        programs, out_trees = list[Program](), list[tree.Structure]()
+        programs, out_trees = list[TracedProgram](), list[tree.Structure]()
         for part in parts:
             entry, held = part.find(structure, avals)
             has_aux = self._has_aux and part is not parts[0]
@@ -163,7 +163,7 @@ class Solve(Primitive):
     """
 
     name: str
-    programs: tuple[Program, ...]
+    programs: tuple[TracedProgram, ...]
     uses: tuple[tuple[int, ...], ...]
     n: int
     symmetric: bool
@@ -181,7 +181,7 @@ class Solve(Primitive):
         """The flat inputs that the linear function closes over."""
         return self.uses[0][self.n :]
 
-    def through(self, wrt: tuple[int, ...]) -> Program:
+    def through(self, wrt: tuple[int, ...]) -> TracedProgram:
         """``(x, held, cts of matvec(x)) -> gradients`` of the flat inputs `wrt`, all of `held`."""
         places = tuple(self.n + self.held.index(i) for i in wrt)
         return self.programs[0].pullback(places, tuple(range(self.n)))
@@ -253,7 +253,7 @@ class Solve(Primitive):
         return dataclasses.replace(self, programs=programs, avals=batched(self.avals, dims, n))
 
 
-def _transpose(matvec: Program, n: int) -> Program:
+def _transpose(matvec: TracedProgram, n: int) -> TracedProgram:
     """The transpose of a program that is linear in its first `n` inputs."""
 
     def fn(*flat: Tensor) -> list[Tensor]:
@@ -272,7 +272,7 @@ class _SolvePair:
     primitive: Solve
     own: tuple[int, ...]
     held: tuple[int, ...]
-    through: Program | None
+    through: TracedProgram | None
 
     def __post_init__(self) -> None:
         self.wrt = (*self.own, *self.held)
@@ -289,11 +289,11 @@ class _SolvePair:
         p, n = self.primitive, self.primitive.n
         given = list(map(or_zeros, cts[:n], p.outputs))
         ys = p.transposed().emit([*given, *args[n:]])[:n]
-        found = [ys[i] for i in self.own]
+        result = [ys[i] for i in self.own]
         if self.through is None:
-            return found
+            return result
         inputs = [*residuals, *(args[i] for i in p.held), *(-y for y in ys)]
-        return [*found, *self.through.lowering.apply(inputs)]
+        return [*result, *self.through.lowering.apply(inputs)]
 
     def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:
         p = self.primitive

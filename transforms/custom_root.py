@@ -25,10 +25,11 @@ def custom_root(
     tangent_solve: Callable[[Callable[[T], T], T], T],
     has_aux: bool = False,
 ) -> PyTree:
-    """``solve(f, initial_guess)``, the `x` of ``f(x) == 0``, whose derivatives are those of `x`.
+    """Solve ``f(x) == 0`` by ``solve(f, initial_guess)``, with the derivatives of the root.
 
-    They are taken with respect to what `f` closes over, by the implicit function theorem, whatever
-    `solve` does: it may be a loop of unknown length. The guess has no derivative.
+    The derivatives with respect to the values that `f` closes over follow from the implicit
+    function theorem, so `solve` may be any code, such as a loop of unknown length. The guess has no
+    derivative.
 
     Args:
         f: from a tree of floating arrays to a tree like it.

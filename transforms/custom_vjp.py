@@ -20,13 +20,13 @@ from xfunc.program import vma
 from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.call import Call
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Rule, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.stages.checks import Fun, as_results, as_tensors, check_same, is_pair, is_sequence
 from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import tracing
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 from xfunc.transforms.custom import CustomFunction, Parts
 from xfunc.tree import PyTree
 
@@ -40,7 +40,7 @@ def custom_vjp(
     nondiff_argnums: int | Sequence[int] = (),
     nondiff_argnames: str | Sequence[str] = (),
 ) -> CustomVjp[P, R]:
-    """`fun`, whose gradient is computed by a rule that is given with ``defvjp``.
+    """Give `fun` a reverse-mode rule, which is set with ``defvjp``.
 
     ::
 
@@ -100,7 +100,7 @@ class CustomVjp(CustomFunction[P, R]):
                 return out, residuals
             smooth = [x for x in tree.leaves(as_tensors(xs)) if differentiable(x)]
             outs = tree.leaves(as_tensors(out))
-            return out, (residuals, *(list(map(vma.witness, ts)) for ts in (smooth, outs)))
+            return out, (residuals, *(list(map(vma.vma_of, ts)) for ts in (smooth, outs)))
 
         def bwd(residuals: PyTree, ct: PyTree) -> list[Tensor]:
             if not vma.checked():
@@ -108,9 +108,9 @@ class CustomVjp(CustomFunction[P, R]):
             # See NOTE [gradients by type] in `xfunc.program.vma`.
             residuals, ins, outs = residuals
             leaves, structure = tree.flatten(ct)
-            ct = tree.unflatten(structure, map(vma.total, leaves, outs))
+            ct = tree.unflatten(structure, map(vma.psum_unvarying, leaves, outs))
             grads = self._gradients(self._rules[1](*nondiff, residuals, ct), like)
-            return list(map(vma.share, grads, ins))
+            return list(map(vma.unreduced, grads, ins))
 
         if is_eager():
             return _eager(primal, fwd, bwd, leaves, structure)
@@ -159,14 +159,14 @@ class CustomVjp(CustomFunction[P, R]):
                 f"{name} returned {what}, for {len(like)} arguments",
                 "return a tuple with one entry for each argument; None means zero.",
             )
-        found: list[Tensor] = []
+        result: list[Tensor] = []
         for i, (arg, ct) in enumerate(zip(like, cts, strict=True)):
             leaves = tree.leaves(arg)
             smooth = [a for a in leaves if differentiable(a)]
             ct = as_results(_filled(ct, arg), name, f"gradient[{i}]")
             given = tree.leaves(ct)
             if len(given) == len(smooth) < len(leaves):  # None for arguments that are not floating.
-                found += given
+                result += given
                 continue
             want = leaves
             if len(given) == len(leaves):  # Gradients given for integers do not matter.
@@ -180,8 +180,8 @@ class CustomVjp(CustomFunction[P, R]):
                 root=f"gradient[{i}]",
                 hint="return gradients of the shapes and dtypes of the arguments.",
             )
-            found += [c for a, c in zip(leaves, given, strict=True) if differentiable(a)]
-        return found
+            result += [c for a, c in zip(leaves, given, strict=True) if differentiable(a)]
+        return result
 
 
 def _filled(ct: PyTree, arg: PyTree) -> PyTree:
@@ -217,9 +217,9 @@ class VjpRule(Primitive):
     """
 
     name: str
-    primal: Program
-    fwd: Program
-    bwd: Program
+    primal: TracedProgram
+    fwd: TracedProgram
+    bwd: TracedProgram
     primal_uses: tuple[int, ...]
     fwd_uses: tuple[int, ...]
     bwd_uses: tuple[int, ...]
@@ -302,7 +302,7 @@ class VjpRule(Primitive):
         )
 
 
-def _batched_bwd(rule: VjpRule, dims: Dims, n: int) -> Program:
+def _batched_bwd(rule: VjpRule, dims: Dims, n: int) -> TracedProgram:
     """The backward rule for each example."""
     captured = tuple(dims[i] for i in rule.bwd_uses)
     own = len(rule.bwd.avals) - len(captured)
@@ -351,7 +351,7 @@ class _ReverseRule:
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor]:
-        lowering: Lowering = self.primitive.bwd.lowering
+        lowering: HloProgram = self.primitive.bwd.lowering
         return lowering.apply(self.primitive.of_bwd(args, residuals, cts))
 
     def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:

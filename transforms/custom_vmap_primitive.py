@@ -15,7 +15,7 @@ from xfunc.core.wrappers import Bundle, Part
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, kind_of
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Primitive, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.stages.checks import Fun, as_tensors, check_same, is_pair
 from xfunc.stages.staging import Staged, call_in_trace
 from xfunc.torchlib import functorch
@@ -28,7 +28,7 @@ class FlatRule(Protocol):
 
     Attributes:
         name: of the user's function.
-        key: everything else that determines it, besides the user's functions.
+        key: hashable parts of the rule other than the user's functions.
     """
 
     @property
@@ -44,7 +44,9 @@ class FlatRule(Protocol):
     def __call__(
         self, n: int, flags: Sequence[bool], flat: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[bool]]:
-        """Outputs for inputs whose first axis is the batch where `flags` say so; and theirs."""
+        """The outputs, and flags of those with a batch axis, for inputs batched where `flags` are
+        set.
+        """
         ...
 
 
@@ -56,7 +58,7 @@ class Rule:
         name: of the function.
         rule: the user's function.
         structure: of the tuple of arguments.
-        out_tree: of what the function returns.
+        out_tree: structure of the function's result.
         outputs: avals of that.
     """
 
@@ -119,9 +121,9 @@ class Pushed:
     the rule always has a batch to work on, and its results have one.
 
     Attributes:
-        rule: of what is pushed forward.
+        rule: the batching rule of the primal function.
         n_inputs: how many inputs that has; tangents follow.
-        wrt: of which inputs.
+        wrt: positions of the inputs that have tangents.
     """
 
     rule: FlatRule
@@ -172,13 +174,13 @@ class Mapped(Primitive):
 
     Attributes:
         of_many: how it is batched.
-        value: what the rule counts as in the cache.
-        program: the function; what it closes over comes after the arguments.
+        value: the rule's part of the cache key.
+        program: the function; the values that it closes over follow the arguments.
     """
 
     of_many: FlatRule
     value: Bundle
-    program: Program
+    program: TracedProgram
 
     @property
     def name(self) -> str:
@@ -213,7 +215,7 @@ class Mapped(Primitive):
         moved = [a.movedim(d, 0) if d else a for a, d in zip(args, dims, strict=True)]
 
         def call(*flat: Tensor) -> list[dict[int, Tensor]]:
-            """Outputs by position: those that are batched, and those that are not."""
+            """All outputs in order, merged from the batched and the other ones."""
             outs, marks = rule(int(n), flags, flat)
             return [{i: o for i, o in enumerate(outs) if marks[i] is b} for b in (True, False)]
 

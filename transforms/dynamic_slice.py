@@ -81,11 +81,11 @@ def _starts(
     name: str, x: Tensor, starts: Tensor | Sequence[ArrayLike], sizes: tuple[int, ...]
 ) -> list[Tensor]:
     """The starts, as scalars."""
-    found = list(starts.unbind()) if isinstance(starts, Tensor) else [as_tensor(s) for s in starts]
-    if len(found) != x.ndim or len(sizes) != x.ndim:
+    result = list(starts.unbind()) if isinstance(starts, Tensor) else [as_tensor(s) for s in starts]
+    if len(result) != x.ndim or len(sizes) != x.ndim:
         fail(
             TypeError,
-            f"{name} was given {len(found)} starts and {len(sizes)} sizes for {short(x)}",
+            f"{name} was given {len(result)} starts and {len(sizes)} sizes for {short(x)}",
             "give one of each for every dimension.",
         )
     if any(n < 0 or n > d for n, d in zip(sizes, x.shape, strict=True)):
@@ -94,10 +94,10 @@ def _starts(
             f"{name} was given the sizes {shown(sizes)} for {short(x)}",
             "give sizes from 0 to those of the array.",
         )
-    for s in found:
+    for s in result:
         if not is_number(s):
             fail(TypeError, f"{name} was given the start {short(s)}", "give integers.")
-    return found
+    return result
 
 
 @jit(static_argnums=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import torch
 
@@ -18,11 +18,38 @@ from xfunc.torchlib.eager import is_eager
 from xfunc.trace import recorder, tracing
 from xfunc.transforms.scan.scan import scan
 from xfunc.transforms.while_loop import while_loop
-from xfunc.tree import PyTree
+from xfunc.tree import NumberTree, PyTree
 
 R = TypeVar("R")
 
 
+@overload  # See NOTE [types of lambdas] in `xfunc.tree`.
+def fori_loop(
+    lower: ArrayLike,
+    upper: ArrayLike,
+    body_fun: Callable[[torch.Tensor, PyTree], R],
+    init_val: NumberTree,
+    *,
+    unroll: int | bool | None = None,
+) -> R: ...
+@overload
+def fori_loop(
+    lower: ArrayLike,
+    upper: ArrayLike,
+    body_fun: Callable[[torch.Tensor, R], R],
+    init_val: R,
+    *,
+    unroll: int | bool | None = None,
+) -> R: ...
+@overload
+def fori_loop(
+    lower: ArrayLike,
+    upper: ArrayLike,
+    body_fun: Callable[[torch.Tensor, PyTree], R],
+    init_val: PyTree,
+    *,
+    unroll: int | bool | None = None,
+) -> R: ...
 def fori_loop(
     lower: ArrayLike,
     upper: ArrayLike,

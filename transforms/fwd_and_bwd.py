@@ -14,7 +14,7 @@ from xfunc.errors import fail, kind_of
 from xfunc.program.bind import ad_depth, bind
 from xfunc.program.call import Call
 from xfunc.program.primitive import ReverseRule
-from xfunc.program.program import Program
+from xfunc.program.program import TracedProgram
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import (
     Fun,
@@ -43,7 +43,7 @@ def fwd_and_bwd(
     ::
 
         fwd, bwd = xf.fwd_and_bwd(f, argnums=(0, 1))
-        out, residuals = fwd(x, w)                  # f(x, w), and what the backward pass needs
+        out, residuals = fwd(x, w)                  # f(x, w), and values for the backward pass
         grad_x, grad_w = bwd(residuals, ct)         # ct: a tree like out
 
     Unlike the function that `vjp` returns, `bwd` is traced once for all calls, and residuals are a
@@ -79,7 +79,7 @@ class How:
         kept: whether there are residuals; if not, the forward pass is run again.
     """
 
-    program: Program
+    program: TracedProgram
     wrt: tuple[int, ...]
     outs: PyTree
     args: PyTree
@@ -184,7 +184,7 @@ class Backward(_Pass):
             found = dict(zip(pair.wrt, pair.backward(inputs, kept, (*cts, *rest)), strict=True))
             grads_of = ((inputs[i], found.get(i)) for i in how.wrt)
             flat = [torch.zeros_like(x) if g is None else g for x, g in grads_of]
-        else:  # Halves cannot be differentiated or batched: all is computed again.
+        else:  # Half programs cannot be differentiated or batched, so recompute from the arguments.
             pull = how.program.pullback(how.wrt, tuple(range(len(cts))))
             flat = bind(Call(pull), [*inputs, *cts])
         grads = tree.unflatten(tree.structure(how.args), flat)

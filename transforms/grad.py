@@ -111,12 +111,12 @@ def _plain(
         if value.requires_grad:
             ct = None
             if vma.checked():
-                ct = vma.share(torch.ones_like(value), vma.witness(value))
+                ct = vma.unreduced(torch.ones_like(value), vma.vma_of(value))
             with functorch.own_gradient():
                 grads = list(torch.autograd.grad(value, xs, ct, allow_unused=True))
             if vma.checked():
                 pairs = zip(grads, leaves, strict=True)
-                grads = [g if g is None else vma.total(g, vma.witness(x)) for g, x in pairs]
+                grads = [g if g is None else vma.psum_unvarying(g, vma.vma_of(x)) for g, x in pairs]
     full = [torch.zeros_like(x) if g is None else g for x, g in zip(leaves, grads, strict=True)]
     return value.detach(), full, tuple(a.detach() for a in aux)
 
@@ -130,7 +130,7 @@ class ValueAndGrad(Transform[..., PyTree]):
         self._has_aux, self._with_value = has_aux, with_value
         super().__init__(fun, (self._argnums, has_aux, with_value), name)
 
-    def stays(self, structure: tree.Structure) -> Sequence[bool]:
+    def static_scalars(self, structure: tree.Structure) -> Sequence[bool]:
         return not_chosen(self._argnums, structure)
 
     def apply(self, *args: object, **kwargs: object) -> PyTree:

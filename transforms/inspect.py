@@ -1,4 +1,4 @@
-"""`eval_shape` and `make_hlo`: what a function would compute, without computing it."""
+"""`eval_shape` and `make_hlo`: shapes and HLO of a function, without running it."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:
         fun: a function of trees of tensors.
 
     Returns:
-        A function of the same arguments, tensors or `ShapeDtypeStruct`, that returns the HLO,
-        whose text ``str`` gives.
+        A function of the same arguments, tensors or `ShapeDtypeStruct`, that returns the HLO;
+        ``str`` gives its text.
 
     Raises:
         ShapeError: the function is not one program for all sizes.
@@ -61,7 +61,7 @@ def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:
     The counterpart of ``jax.make_jaxpr``.
     """
 
-    # A `Module` but for Dims: as a union, callers would have to tell them apart.
+    # With Dims it is no `Module`; a union type would make each caller check.
     @functools.wraps(fun)
     def make(*args: object, **kwargs: object) -> Module | SymbolicModule:
         if is_symbolic(args, kwargs):

@@ -100,7 +100,7 @@ class Jacobian(Transform[..., PyTree]):
         options = (self._argnums, has_aux, forward)
         super().__init__(fun, options, "jacfwd" if forward else "jacrev")
 
-    def stays(self, structure: tree.Structure) -> Sequence[bool]:
+    def static_scalars(self, structure: tree.Structure) -> Sequence[bool]:
         return not_chosen(self._argnums, structure)
 
     def apply(self, *args: object, **kwargs: object) -> PyTree:

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overloa
 import torch
 
 from xfunc import tree
-from xfunc.backends.placement import remember
+from xfunc.backends.placement import record_sharding
 from xfunc.cache.programs import CacheInfo
 from xfunc.core import ambient
 from xfunc.core.locations import function_name
@@ -301,7 +301,7 @@ class Jit(Transform[P, R]):
         return [*found, *[None] * rest]
 
     def _noted(self, result: T) -> T:
-        """The result, for which `xf.sharding_of` returns what `out_shardings` specified."""
+        """The result, with `out_shardings` recorded for `xf.sharding_of`."""
         leaves, structure = tree.flatten(result)
         key = (structure, ambient.mesh())
         if key not in self._out_shardings:
@@ -313,7 +313,7 @@ class Jit(Transform[P, R]):
                 isinstance(s, NamedSharding) and s.divides(tuple(x.shape))
             )
             if s is not None and fits:
-                remember(x, s)
+                record_sharding(x, s)
         return result
 
     def _donated_leaves(
@@ -347,7 +347,7 @@ class Jit(Transform[P, R]):
     # -- inspection -----------------------------------------------------------------------------
 
     def without_compiler(self) -> Callable[..., object]:
-        """The same without options of the compiler, for what compiles nothing."""
+        """A copy without compiler options, for make_hlo and eval_shape."""
         return Jit(self.fun, self._static, self._donate, (self._in, self._out))
 
     def trace(self, *args: object, **kwargs: object) -> stages.Traced:
@@ -364,8 +364,8 @@ class Jit(Transform[P, R]):
     def lower(self, *args: object, **kwargs: object) -> stages.Lowered:
         """Trace for these arguments, and return the HLO.
 
-        With a `memory_limit`, what is kept for the backward pass is chosen when the result is asked
-        for the program, or compiled, and for the devices that it is compiled for.
+        With a `memory_limit`, the values kept for the backward pass are chosen later: when the
+        program is read or compiled, and for the devices that it is compiled for.
 
         `ShapeDtypeStruct`s with a `Dim` in their shapes give a `LoweredRange`: the program of each
         bucket, to be inspected, compiled, or exported.
@@ -380,10 +380,10 @@ class Jit(Transform[P, R]):
                 plans = self._dynamic or self._limit
                 assert plans is not None
                 planned = budget.Planning(self._bytes, plans.note)
-            found: Any = lowered.lower(
+            result: Any = lowered.lower(
                 self._staged, given, named, options, self._buckets, wanted, planned
             )
-            return found
+            return result
         if self._limit is not None:
             given, named, options = self._split(args, kwargs)
             wanted = self._wanted_by_all(given, named)

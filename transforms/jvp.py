@@ -139,7 +139,7 @@ def _has_tangent(x: Tensor) -> bool:
 def tangents_of(
     leaves: list[Tensor], structure: tree.Structure, tangents: object, name: str
 ) -> list[Tensor | None]:
-    """The tangent of each leaf, None for those that are not floating; checked."""
+    """The checked tangent of each leaf; None for leaves that are not floating."""
     if tree.structure(tangents) != structure:
         check_same(
             tangents,
@@ -148,13 +148,13 @@ def tangents_of(
             name=name,
             hint="give a tangent for each leaf of the primals.",
         )
-    found: list[Tensor | None] = []
+    result: list[Tensor | None] = []
     for x, t in zip(leaves, tree.leaves(tangents), strict=True):
         if not _has_tangent(x):
-            found.append(None)
+            result.append(None)
             continue
-        found.append(t)
-    smooth = [t if t is not None else x for t, x in zip(found, leaves, strict=True)]
+        result.append(t)
+    smooth = [t if t is not None else x for t, x in zip(result, leaves, strict=True)]
     check_same(
         tree.unflatten(structure, smooth),
         tree.unflatten(structure, leaves),
@@ -163,4 +163,4 @@ def tangents_of(
         root="tangents",
         hint="make tangents of the shapes and dtypes of the primals (torch.ones_like).",
     )
-    return found
+    return result

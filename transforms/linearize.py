@@ -13,7 +13,7 @@ from xfunc.errors import LeakError, fail
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
 from xfunc.program.primitive import Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.remat.partition import Partition, split
 from xfunc.remat.policies import everything_saveable
 from xfunc.stages.arguments import avals_of, prepare
@@ -102,7 +102,7 @@ class Linear:
     def __init__(
         self,
         name: str,
-        program: Program,
+        program: TracedProgram,
         inputs: list[Tensor],
         primals: tuple[object, ...],
         wrt: tuple[int, ...],
@@ -111,12 +111,12 @@ class Linear:
         self._name, self._program, self._inputs = name, program, inputs
         self._primals, self._wrt, self._out_tree = primals, wrt, out_tree
         self._trace = tracing.current()
-        self._halves: Partition | None = None
+        self._partition: Partition | None = None
         if not program.outputs:
             self.values = []
         elif self._trace is None and functorch.top_level() is None:
             pushed = program.pushforward(wrt)
-            self._halves = pushed.memo(
+            self._partition = pushed.memo(
                 "linearize",
                 lambda: split(
                     pushed.lowering,
@@ -125,7 +125,7 @@ class Linear:
                     policy=everything_saveable,
                 ),
             )
-            found = self._halves.forward.apply(inputs)
+            found = self._partition.forward.apply(inputs)
             n = len(program.outputs)
             self.values, self._residuals = found[:n], found[n:]
         else:
@@ -149,11 +149,11 @@ class Linear:
         n = len(outputs)
         if not outputs:
             out_dots = []
-        elif self._halves is not None and tracing.current() is None and not _watched(dots):
+        elif self._partition is not None and tracing.current() is None and not _watched(dots):
             flat = {"input": self._inputs, "residual": self._residuals, "ct": dots}
-            backward = self._halves.backward
+            backward = self._partition.backward
             out_dots = (
-                backward.apply([flat[kind][i] for kind, i in self._halves.sources])
+                backward.apply([flat[kind][i] for kind, i in self._partition.sources])
                 if backward.outputs
                 else []
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import torch
 
@@ -18,8 +18,13 @@ from xfunc.transforms.vmap import vmap
 from xfunc.tree import PyTree
 
 R = TypeVar("R")
+X = TypeVar("X")
 
 
+@overload  # See NOTE [types of lambdas] in `xfunc.tree`.
+def map(f: Callable[[X], R], xs: X, batch_size: int | None = None) -> R: ...
+@overload
+def map(f: Callable[[PyTree], R], xs: PyTree, batch_size: int | None = None) -> R: ...
 def map(f: Callable[[PyTree], R], xs: PyTree, batch_size: int | None = None) -> R:
     """``stack([f(x) for x in xs])``, by a loop over the leading axis.
 

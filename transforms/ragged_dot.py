@@ -14,8 +14,7 @@ from xfunc.transforms.jit import jit
 def ragged_dot(lhs: ArrayLike, rhs: ArrayLike, group_sizes: ArrayLike) -> Tensor:
     """The rows of `lhs`, in consecutive groups, times the matrix of their group.
 
-    It computes a product of all rows for each group, and keeps what belongs to it: g times the
-    work of the result.
+    It multiplies all rows by the matrix of each group and selects: g times the work of the result.
 
     Args:
         lhs: ``[m, k]``.

@@ -1,4 +1,4 @@
-"""The primitive that a `vmap` makes of a `Switch` whose index is batched, and its rules.
+"""The primitive for a `Switch` with a batched index, and its rules.
 
 All branches are computed for all examples, and each example selects its results. The examples for
 which a branch is computed in vain may have an infinite derivative there, like the logarithm at
@@ -24,7 +24,7 @@ from xfunc.program.bind import bind
 from xfunc.program.call import CallReverseRule
 from xfunc.program.dependence import where_reached
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.torchlib.batching import at_dim
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ class Select(Primitive):
     levels: tuple[Level, ...]
 
     @property
-    def branches(self) -> tuple[Program, ...]:
+    def branches(self) -> tuple[TracedProgram, ...]:
         """The programs of all examples."""
-        branches = list[Program]()
+        branches = list[TracedProgram]()
         for b, uses in zip(self.source.branches, self.source.uses, strict=True):
             for level in self.levels:
                 b = b.batched(tuple(level.dims[i] for i in uses), level.n)
@@ -146,7 +146,7 @@ def mapped(
     return Select(source, (*levels, level)), moved
 
 
-def reads(branches: Sequence[Program], uses: Uses) -> list[set[int]]:
+def reads(branches: Sequence[TracedProgram], uses: Uses) -> list[set[int]]:
     """For each output, the flat inputs that any branch computes it from."""
     pairs = list(zip(branches, uses, strict=True))
     return [
@@ -191,7 +191,7 @@ def select(index: Tensor, found: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 @dataclasses.dataclass(eq=False)
 class SelectPair:
-    """A `SwitchPair` whose index is batched: all branches run, and each example selects.
+    """A `SwitchReverseRule` with a batched index: all branches run, and each example selects.
 
     Attributes:
         joined: see NOTE [branches that communicate] in `switch_primitive`.

@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def stop_gradient(x: T) -> T:
-    """The same tree, whose derivative is zero, in both modes and to any order.
+    """The same tree with a derivative of zero, in both modes and to any order.
 
     Args:
         x: a tree of tensors and anything else.

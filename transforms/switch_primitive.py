@@ -5,14 +5,14 @@ takes some of them. Derived switches choose between programs derived from the br
 mode between pushforwards, batching between batched branches. If the index itself is batched, all
 branches are computed and each example selects its result: see `select_primitive`.
 
-NOTE [residuals of a switch]: in first-order reverse mode each branch keeps what it needs. The
+NOTE [residuals of a switch]: in first-order reverse mode each branch keeps its own residuals. The
 results of a conditional have one type, so a switch returns *slots*: branches share a slot for
 residuals of the same shape and dtype, and slots that a branch does not use are zeros.
 
 NOTE [branches that communicate]: in a branch that calls a collective of a `vmap` with a named axis,
-the examples that take it have gradients with respect to those that do not. So gradients cannot be
-selected by example: the cotangents are, and the gradients of all branches are added. Elsewhere they
-are selected: see NOTE [selected derivatives] in `select_primitive`.
+the examples that take it have gradients with respect to those that do not. So the cotangents are
+selected by example, and the gradients of all branches are added. Elsewhere the gradients are
+selected: see NOTE [selected derivatives] in `select_primitive`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from xfunc.program.bind import bind, zeros
 from xfunc.program.call import Call, CallReverseRule
 from xfunc.program.dependence import where_reached
 from xfunc.program.named_axes import ONE_EXAMPLE
-from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor, placed
-from xfunc.program.program import Joint, Program, differentiable
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor, scatter_to_inputs
+from xfunc.program.program import Joint, TracedProgram, differentiable
 from xfunc.remat.partition import gathered
 from xfunc.remat.policies import everything_saveable
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 from xfunc.transforms.conditional import Branch, conditional
 from xfunc.transforms.select_primitive import SelectPair, mapped, masked, reads, select
 
@@ -46,7 +46,7 @@ class Switch(Primitive):
         avals: of the flat inputs; the first is the index.
     """
 
-    branches: tuple[Program, ...]
+    branches: tuple[TracedProgram, ...]
     uses: Uses
     avals: tuple[Aval, ...]
 
@@ -67,7 +67,7 @@ class Switch(Primitive):
         return dataclasses.replace(self, branches=branches)
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
-        def make() -> Lowering:
+        def make() -> HloProgram:
             own = tuple(range(len(self.outputs)))
             pairs = zip(self.branches, self.uses, strict=True)
             arms = [Branch(b.lowering, u, own) for b, u in pairs]
@@ -95,7 +95,7 @@ class Switch(Primitive):
     def pullbacks(self, wrt: tuple[int, ...], present: tuple[int, ...]) -> Switch:
         """``(*inputs, *cotangents of the outputs in present) -> gradients of those in wrt``."""
         n = len(self.avals)
-        derived, uses = list[Program](), list[tuple[int, ...]]()
+        derived, uses = list[TracedProgram](), list[tuple[int, ...]]()
         for b, u in zip(self.branches, self.uses, strict=True):
             derived.append(_pullback(b, u, wrt, present, self.avals))
             uses.append((*u, *range(n, n + len(present))))
@@ -134,7 +134,7 @@ class Switch(Primitive):
         """``(*inputs, *tangents of those in wrt) -> (*outputs, *tangents of float outputs)``."""
         n = len(self.avals)
         place = {i: n + k for k, i in enumerate(wrt)}
-        derived, uses = list[Program](), list[tuple[int, ...]]()
+        derived, uses = list[TracedProgram](), list[tuple[int, ...]]()
         for b, u in zip(self.branches, self.uses, strict=True):
             own = tuple(k for k, i in enumerate(u) if i in place)
             derived.append(b.pushforward(own))
@@ -144,7 +144,7 @@ class Switch(Primitive):
     def tangents_of(
         self, outs: Sequence[Tensor], reads: Sequence[set[int]], n_given: int
     ) -> list[Tensor | None]:
-        """Tangents of the outputs, from what `pushforwards` of `n_given` tangents return."""
+        """Tangents of the outputs, from the results of `pushforwards` of `n_given` tangents."""
         n = len(self.avals)
         dots = iter(where_reached(outs, reads, range(n, n + n_given))[len(self.outputs) :])
         return [next(dots) if differentiable(o) else None for o in self.outputs]
@@ -176,12 +176,12 @@ class Switch(Primitive):
 
 
 def _pullback(
-    branch: Program,
+    branch: TracedProgram,
     uses: tuple[int, ...],
     wrt: tuple[int, ...],
     present: tuple[int, ...],
     avals: tuple[Aval, ...],
-) -> Program:
+) -> TracedProgram:
     """Gradients with respect to the flat inputs in `wrt`: zeros for those it does not take."""
     own = tuple(uses.index(i) for i in wrt if i in uses)
     missing = tuple((k, avals[i]) for k, i in enumerate(wrt) if i not in uses)
@@ -195,7 +195,7 @@ def _pullback(
     return branch.derive(key, f"pullback of {branch.name}", fn, [*branch.avals, *cts])
 
 
-def _communicates(branch: Program) -> bool:
+def _communicates(branch: TracedProgram) -> bool:
     """See NOTE [branches that communicate]."""
 
     def find() -> bool:
@@ -222,10 +222,10 @@ class SwitchPair:
         )
         self.cts = _union(j.cts for j in self.joints)
         self.n_outputs = len(self.joints[0].outputs)
-        self._halves = [j.split(everything_saveable) for j in self.joints]
+        self._partition = [j.split(everything_saveable) for j in self.joints]
         self._slots: list[Aval] = []
         self._slots_of: list[tuple[int, ...]] = []
-        for h in self._halves:
+        for h in self._partition:
             free = list(enumerate(self._slots))
             mine: list[int] = []
             for aval in h.forward.outputs[self.n_outputs :]:
@@ -240,9 +240,9 @@ class SwitchPair:
         self._key = (self.name, self.joints[1:], self.uses, len(self.avals))
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        def make() -> Lowering:
+        def make() -> HloProgram:
             arms: list[Branch] = []
-            for h, u, slots in zip(self._halves, self.uses, self._slots_of, strict=True):
+            for h, u, slots in zip(self._partition, self.uses, self._slots_of, strict=True):
                 at = {s: self.n_outputs + k for k, s in enumerate(slots)}
                 kept = (at.get(s) for s in range(len(self._slots)))
                 arms.append(Branch(h.forward, u, (*range(self.n_outputs), *kept)))
@@ -259,26 +259,28 @@ class SwitchPair:
         key = ("switch backward", present, *self._key)
         loop, wrt = self.joints[0].memo(key, lambda: self._backward(cts, present))
         grads = loop.apply([*args, *residuals, *given])
-        return list(placed(len(self.wrt), wrt, grads))
+        return list(scatter_to_inputs(len(self.wrt), wrt, grads))
 
     def _backward(
         self, given: Sequence[Tensor | None], present: tuple[int, ...]
-    ) -> tuple[Lowering, list[int]]:
+    ) -> tuple[HloProgram, list[int]]:
         """The choice between backward halves, and the positions in `wrt` of its gradients."""
         n, n_slots = len(self.avals), len(self._slots)
         outputs = self.joints[0].outputs
         first_ct = n + n_slots
         avals = [*self.avals, *self._slots, *(outputs[i] for i in present)]
-        halves = [j.without(h, given) for j, h in zip(self.joints, self._halves, strict=True)]
+        partition = [
+            j.prune_cotangents(h, given) for j, h in zip(self.joints, self._partition, strict=True)
+        ]
         results = [
             {u[j.wrt[g]]: k for k, g in enumerate(h.gradients)}
-            for j, h, u in zip(self.joints, halves, self.uses, strict=True)
+            for j, h, u in zip(self.joints, partition, self.uses, strict=True)
         ]
         found = [k for k, i in enumerate(self.wrt) if any(i in own for own in results)]
         wrt = [self.wrt[k] for k in found]
         arms: list[Branch] = []
         for j, h, u, slots, own in zip(
-            self.joints, halves, self.uses, self._slots_of, results, strict=True
+            self.joints, partition, self.uses, self._slots_of, results, strict=True
         ):
             place = {i: first_ct + k for k, i in enumerate(present)}
             cts = [place.get(i, -1) for i in j.cts]

@@ -24,7 +24,7 @@ Part: TypeAlias = tuple[str, ...]  # the names in one pair of parentheses
 def vectorize(
     fun: Callable[P, R], *, excluded: Iterable[int | str] = (), signature: str | None = None
 ) -> Callable[P, R]:
-    """`fun`, mapped over all axes of its arguments but the last ones that it works on.
+    """Map `fun` over all axes of its arguments except the last ones, which it works on.
 
     Args:
         fun: takes arrays by position, and returns an array or a tuple of arrays. An argument that
@@ -32,7 +32,7 @@ def vectorize(
         excluded: positions of arguments that are passed on unchanged. All keyword arguments are
             passed on unchanged; their names may be listed too.
         signature: the last axes of arguments and results, as in ``"(m,n),(n)->(m)"``; None: `fun`
-            takes scalars, and what it returns may have any shape. Equal names are of equal size.
+            takes scalars, and its result may have any shape. Equal names are of equal size.
 
     Returns:
         A function of the same arguments, whose other axes broadcast against each other.

@@ -1,13 +1,13 @@
 """`vjp`: reverse-mode differentiation of a function with any outputs.
 
 NOTE [pullbacks in bodies]: inside a trace, a pullback goes back through torch.func's graph of that
-trace, whose values are of no use in a trace within: a loop's body, a branch, a nested jit. There,
-the pullback is one call of a program ``(arguments, cotangent) -> gradients``, which computes what
-it needs from the function again. That part does not depend on the cotangent: XLA moves it out of
-loops.
+trace. A nested trace (a loop's body, a branch, a nested jit) cannot use the values of that graph.
+There, the pullback is one call of a program ``(arguments, cotangent) -> gradients``, which
+recomputes the residuals from the arguments. XLA moves the recomputation out of loops, since it does
+not depend on the cotangent.
 
 NOTE [pullbacks as trees]: a jitted function may return a pullback of its own. As a tree, a pullback
-has the tensors of such a program as leaves: the arguments, and what the function closes over.
+has the tensors of such a program as leaves: the arguments and the captures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from xfunc.errors import LeakError, fail
 from xfunc.program import vma
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.stages.arguments import prepare
 from xfunc.stages.checks import (
     Fun,
@@ -52,7 +52,7 @@ from xfunc.tree import PyTree
 R = TypeVar("R")
 Aux = TypeVar("Aux")
 Pull: TypeAlias = Callable[[tuple[Tensor, ...]], Sequence[Tensor]]
-Parts: TypeAlias = Callable[[], tuple[Program, list[Tensor]]]
+Parts: TypeAlias = Callable[[], tuple[TracedProgram, list[Tensor]]]
 _Held: TypeAlias = tuple[Hashable, list[Tensor]]
 
 
@@ -170,7 +170,7 @@ def _run(
     return outs[:n_out], pull, outs[n_out:], lambda: (_pullback(program, n, n_out), inputs)
 
 
-def _pullback(program: Program, n: int, n_out: int) -> Program:
+def _pullback(program: TracedProgram, n: int, n_out: int) -> TracedProgram:
     """Gradients of the first n inputs, from all inputs and cotangents of the first outputs."""
     return program.pullback(tuple(range(n)), tuple(range(n_out)))
 
@@ -185,8 +185,8 @@ class _InBodies:
     """The pullback in traces within its own: see NOTE [pullbacks in bodies]."""
 
     def __init__(self, fun: Fun, args: tuple[object, ...], has_aux: bool):
-        self._fun, self._args, self._has_aux = frozen.frozen(fun), args, has_aux
-        # What a transformed function holds is not frozen.
+        self._fun, self._args, self._has_aux = frozen.snapshot_closure(fun), args, has_aux
+        # Values held by a transformed function are not copied.
         self._held = identity.function_value(fun) if isinstance(fun, Wrapper) else None
 
     def _check(self) -> None:
@@ -199,7 +199,7 @@ class _InBodies:
                 "pass it as an argument, or call vjp inside the body.",
             )
 
-    def as_tree(self, name: str, leaves: list[Tensor]) -> tuple[Program, list[Tensor]]:
+    def as_tree(self, name: str, leaves: list[Tensor]) -> tuple[TracedProgram, list[Tensor]]:
         """See NOTE [pullbacks as trees]."""
         self._check()
         avals = tuple((tuple(x.shape), x.dtype) for x in leaves)
@@ -229,7 +229,7 @@ class Pullback:
     """The function that `vjp` returns to pull cotangents back.
 
     Attributes:
-        in_bodies: what does it in traces within the one that made it.
+        in_bodies: the pullback for nested traces.
         parts: see NOTE [pullbacks as trees]; None: it is a tree without leaves.
     """
 
@@ -298,10 +298,10 @@ class Pullback:
 
 @dataclasses.dataclass(eq=False)
 class _Static:
-    """What a pullback has besides tensors; `program`: None if it is all in `like`."""
+    """The static part of a pullback; `program` is None if `like` holds all of it."""
 
     like: Pullback
-    program: Program | None
+    program: TracedProgram | None
 
 
 def _no_pull(cts: tuple[Tensor, ...]) -> Sequence[Tensor]:
@@ -316,9 +316,9 @@ def _unflatten(static: _Static, children: Iterable[Tensor]) -> Pullback:
     def pull(cts: tuple[Tensor, ...]) -> list[Tensor]:
         return bind(Call(program), [*tensors, *cts])
 
-    made = like.with_pull(pull)
-    made.parts = lambda: (program, tensors)
-    return made
+    result = like.with_pull(pull)
+    result.parts = lambda: (program, tensors)
+    return result
 
 
 tree.register(Pullback, Pullback.flatten, _unflatten)

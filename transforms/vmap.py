@@ -161,7 +161,7 @@ class Vmap(Transform[P, R]):
             fail(TypeError, f"{self.__name__} was given axis_name={shown(name)}", "give a string.")
         return named(name, size, numbers)
 
-    def stays(self, structure: tree.Structure) -> Sequence[bool]:
+    def static_scalars(self, structure: tree.Structure) -> Sequence[bool]:
         return [d is None for d in self._dims(structure)]
 
     def _dims(self, structure: tree.Structure) -> list[int | None]:

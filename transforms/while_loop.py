@@ -6,7 +6,7 @@ How it is differentiated and batched is in `while_primitive`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import torch
 
@@ -25,11 +25,21 @@ from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
 from xfunc.transforms.select_primitive import constant_unless
 from xfunc.transforms.while_primitive import While
-from xfunc.tree import PyTree
+from xfunc.tree import NumberTree, PyTree
 
 R = TypeVar("R")
 
 
+@overload  # See NOTE [types of lambdas] in `xfunc.tree`.
+def while_loop(
+    cond_fun: Callable[[PyTree], object], body_fun: Callable[[PyTree], R], init_val: NumberTree
+) -> R: ...
+@overload
+def while_loop(cond_fun: Callable[[R], object], body_fun: Callable[[R], R], init_val: R) -> R: ...
+@overload
+def while_loop(
+    cond_fun: Callable[[PyTree], object], body_fun: Callable[[PyTree], R], init_val: PyTree
+) -> R: ...
 def while_loop(
     cond_fun: Callable[[PyTree], object], body_fun: Callable[[PyTree], R], init_val: PyTree
 ) -> R:

@@ -27,9 +27,9 @@ from xfunc.program.bind import bind, or_zeros
 from xfunc.program.custom_reverse_rule import CustomReverseRule
 from xfunc.program.dependence import reached
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.torchlib.batching import at_dim
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 
 @dataclasses.dataclass(eq=False)
@@ -45,8 +45,8 @@ class While(Primitive):
         at: the user's line, for errors.
     """
 
-    cond: Program
-    body: Program
+    cond: TracedProgram
+    body: TracedProgram
     cond_uses: tuple[int, ...]
     body_uses: tuple[int, ...]
     avals: tuple[Aval, ...]
@@ -71,7 +71,7 @@ class While(Primitive):
         key = ("while", self.cond, self.cond_uses, self.body_uses, len(self.avals))
         return self.body.memo(key, self._lowering).apply(args)
 
-    def _lowering(self) -> Lowering:
+    def _lowering(self) -> HloProgram:
         """One HLO ``While`` over the carries and everything that the two functions read."""
         c = len(self.outputs)
         test, step = self.cond.lowering, self.body.lowering
@@ -87,7 +87,7 @@ class While(Primitive):
 
             given = build.parameters(types)
             whole = Graph(self.name, given, build.while_(body, condition, given)[:c])
-        return Lowering.of(self.name, whole, self.avals, self.outputs)
+        return HloProgram.of(self.name, whole, self.avals, self.outputs)
 
     @property
     def _reads(self) -> list[set[int]]:
@@ -189,8 +189,10 @@ class While(Primitive):
         inner = dataclasses.replace(self, body=body, avals=avals)
         return inner, placed, placed[: len(self.outputs)]
 
-    def _masked(self, test: Program, steps: Program, n: int, avals: tuple[Aval, ...]) -> While:
-        """The loop over a batch whose examples are done at different times."""
+    def _masked(
+        self, test: TracedProgram, steps: TracedProgram, n: int, avals: tuple[Aval, ...]
+    ) -> While:
+        """The loop over a batch: its examples may finish after different numbers of steps."""
         k = len(self.body_uses)
         at = [self.body_uses.index(i) for i in range(len(self.outputs))]
 

@@ -45,8 +45,8 @@ shard_as_in_scan: bool = True
 tpu_compiler: str = os.environ.get("XFUNC_TPU_COMPILER") or "installed"
 """The libtpu that ``Lowered.compile(target=...)`` uses.
 
-``"installed"``: the one beside this xfunc (the extra ``aot``). Or the path of a Python that has jax
-and libtpu. The environment variable ``XFUNC_TPU_COMPILER`` means the same.
+``"installed"``: the one installed with this xfunc (the extra ``aot``). Or the path of a Python that
+has jax and libtpu. The environment variable ``XFUNC_TPU_COMPILER`` means the same.
 """
 
 use_shardy_partitioner: bool = _has_new_jax()
@@ -116,7 +116,7 @@ def set_cpu_devices(n: int) -> None:
 
 
 def _absolute(setting: str, folder: str | os.PathLike[str] | None) -> str | None:
-    """A folder as it is found from everywhere, whatever `os.chdir` does later; "" is none."""
+    """Absolute path of a folder, unaffected by later `os.chdir`; "" stands for none."""
     given: object = os.fspath(folder) if isinstance(folder, os.PathLike) else folder
     if given is None or given == "":
         return None

@@ -34,7 +34,7 @@ def callback(fun: Callable[..., object], *args: object, **kwargs: object) -> Non
     Values are kept until the program ends: inside a loop, those of all its steps.
 
     Args:
-        fun: what to call.
+        fun: the function to call.
         args: trees of tensors, traced or not, and anything else.
         kwargs: likewise.
 
@@ -58,7 +58,7 @@ def print(fmt: str, *args: object, **kwargs: object) -> None:
 
     Args:
         fmt: as for ``str.format``.
-        args: what it formats: trees of tensors, traced or not, and anything else.
+        args: the values to format: trees of tensors, traced or not, and any other objects.
         kwargs: likewise.
 
     Raises:
@@ -79,7 +79,7 @@ def check(pred: object, fmt: str, *args: object, **kwargs: object) -> None:
     Args:
         pred: a boolean array of any shape, all of which must be true; usually traced.
         fmt: a format string.
-        args: what it shows: traced arrays have the values of the run.
+        args: the values to format; traced arrays have the values of the run.
         kwargs: likewise, by name.
 
     Returns:
@@ -100,7 +100,7 @@ def check(pred: object, fmt: str, *args: object, **kwargs: object) -> None:
         Traceback (most recent call last):
         xfunc.errors.ExecutionError: a check failed: root of -1.0
 
-    Semantics: ``jax.experimental.checkify.check``, whose error the caller has to ask for.
+    Semantics: ``jax.experimental.checkify.check``, where the caller has to request the error.
     """
     _check_format("check", fmt, args, kwargs)
     place = user_location()
@@ -222,7 +222,7 @@ def assert_max_traces(fun: Callable[..., object], n: int) -> MaxTraces:
 
 
 class MaxTraces(Wrapper):
-    """What `assert_max_traces` returns."""
+    """The context manager of `assert_max_traces`."""
 
     def __init__(self, fun: Callable[..., object], n: int):
         self.fun, self.options, self._n, self._runs = fun, n, n, 0

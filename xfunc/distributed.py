@@ -20,7 +20,7 @@ from torch import distributed
 from xfunc import tree
 from xfunc.backends import failures, processes
 from xfunc.backends.active import runtime
-from xfunc.backends.placement import lies
+from xfunc.backends.placement import placement_of_tensor
 from xfunc.core.avals import short
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.sharding.local_parts import target_of
@@ -97,7 +97,7 @@ def is_initialized() -> bool:
 def shutdown() -> None:
     """Wait until all processes have called this, and disconnect from them.
 
-    At the exit of the program this happens by itself, with a wait of at most 300 seconds, or 15
+    At the exit of the program this happens automatically, with a wait of at most 300 seconds, or 15
     seconds after `sys.exit` with a status other than 0; then all processes end.
 
     Source: ``jax.distributed.shutdown``.
@@ -108,7 +108,7 @@ def shutdown() -> None:
 def abort(message: object, status: int = 1) -> NoReturn:
     """End all processes because of an error in this one.
 
-    It prints the message, tells it to the others, and exits at once: Python does not clean up. The
+    It prints the message, sends it to the others, and exits at once: Python does not clean up. The
     others print it too, and exit with status 69. An uncaught error does the same.
 
     Args:
@@ -248,7 +248,7 @@ def _is_of_all(leaf: object) -> TypeGuard[torch.Tensor]:
 
 def _check_is_whole(name: str, leaf: object) -> None:
     """Raise if no process has a leaf whole."""
-    if _is_of_all(leaf) and lies(leaf) is not None:
+    if _is_of_all(leaf) and placement_of_tensor(leaf) is not None:
         fail(
             ShardingError,
             f"{name} was given {short(leaf)} that is spread over the devices of several processes",
@@ -272,7 +272,7 @@ def _gathered(x: torch.Tensor, tiled: bool) -> torch.Tensor:
 
 
 def _described(structure: tree.Structure, leaves: Sequence[torch.Tensor]) -> object:
-    """What all processes must agree on, or they would wait forever, or end."""
+    """The values on which all processes must agree; otherwise they would wait forever, or end."""
     each = [
         str(target_of(x)) if _is_of_all(x) else f"{short(x)} on the host of each" for x in leaves
     ]

@@ -1,8 +1,8 @@
 """The errors that xfunc raises.
 
-Each one also derives from the builtin that a Python programmer would expect, so that
-``except TypeError`` keeps working. Every message has the same shape: what happened and to which
-value, where in the user's own file, and how to fix it.
+Each one also derives from the builtin that a Python programmer would expect, so that ``except
+TypeError`` keeps working. Every message has the same shape: the problem and its value, the place in
+the user's own file, and the fix.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ShardingError(XfuncError, ValueError):
 
 
 class ShapeError(XfuncError, ValueError):
-    """A size is not what `dynamic_shapes` declares."""
+    """A size contradicts `dynamic_shapes`."""
 
 
 class UnsupportedOpError(XfuncError, NotImplementedError):
@@ -74,8 +74,8 @@ class OutOfMemoryError(CompileError):
     """A program does not fit on the device.
 
     Attributes:
-        required_bytes: what the program needs, or None if the compiler did not say.
-        limit_bytes: what the device has, or None if the compiler did not say.
+        required_bytes: of the program, or None if the compiler did not report it.
+        limit_bytes: of the device, or None if the compiler did not report it.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ def shown(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """What something of the user's is, in a message: ``an int``."""
+    """The kind of a user's value, in a message: ``an int``."""
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
@@ -137,7 +137,7 @@ _IN_TREE = (
 
 
 def instead_of(value: object, label: str = "", static: str = "") -> str:
-    """A hint: what to pass in place of an argument that is no array.
+    """A hint: the value to pass in place of an argument that is no array.
 
     Args:
         value: the argument, or a leaf of it.

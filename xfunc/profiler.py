@@ -15,7 +15,7 @@ __all__ = ["annotate", "trace"]
 
 @contextlib.contextmanager
 def trace(log_dir: str | os.PathLike[str]) -> Iterator[None]:
-    """Record everything that runs in the block, and write it below `log_dir`.
+    """Record all programs that run in the block, and write the profile below `log_dir`.
 
     The files, ``plugins/profile/<time>/<host>.xplane.pb`` and ``.trace.json.gz``, are read by
     ``xprof --logdir`` and by TensorBoard's profile plugin; the second one by Perfetto too. Programs
@@ -76,7 +76,7 @@ def annotate(
     """Show the host's work in a ``with`` block under a name in the profile.
 
     Args:
-        name: what it is called.
+        name: the name of the block.
         step_num: of a training step, its number: xprof then shows times by step.
 
     Returns:

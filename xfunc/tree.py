@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, overload
 
+import numpy as np
 import optree
 import torch
 from torch.utils import _pytree as torch_pytree
@@ -46,6 +47,21 @@ and the result of a caller's function is used without checking it. For a value t
 on or inspected with `isinstance`, write `object`."""
 TensorTree: TypeAlias = "torch.Tensor | Sequence[TensorTree] | Mapping[str, TensorTree] | None"
 """A tree that a type checker knows to have no leaves but tensors."""
+_Number: TypeAlias = complex | np.ndarray[Any, Any] | np.generic
+NumberTree: TypeAlias = (
+    _Number
+    | Sequence[_Number]
+    | Mapping[str, _Number]
+    | tuple["NumberTree", *tuple[object, ...]]
+    | tuple[object, "NumberTree", *tuple[object, ...]]
+    | tuple[object, object, "NumberTree", *tuple[object, ...]]
+)
+"""A tree that a type checker knows to have a number, or an array of NumPy, among its leaves.
+
+NOTE [types of lambdas]: overloads of the loops give the parameters of a lambda the type of the
+first value. They come after an overload for numbers, because loops turn these into tensors, and
+before one that accepts any function.
+"""
 
 
 class Unknown:
@@ -351,7 +367,7 @@ def reduce(
 def partition(
     tree: PyTree, choose: Callable[[Leaf], bool], is_leaf: IsLeaf | None = None
 ) -> tuple[PyTree, PyTree]:
-    """The leaves of a tree in two trees: those that `choose` is true for, and the others.
+    """Split the leaves of a tree into two trees: those with a true `choose`, and the others.
 
     Where the other one has a leaf, a tree has None: the first may be differentiated, or trained,
     and the second closed over. `combine` puts them together.
@@ -410,10 +426,10 @@ def transpose(outer: Structure, inner: Structure | None, tree: PyTree) -> PyTree
     Args:
         outer: structure of the outer level of `tree`.
         inner: structure of the subtrees at its leaves; by default, that of the first one.
-        tree: a tree of structure `outer` whose leaves are trees of structure `inner`.
+        tree: a tree of structure `outer` with trees of structure `inner` as leaves.
 
     Returns:
-        A tree of structure `inner` whose leaves are trees of structure `outer`.
+        A tree of structure `inner` with trees of structure `outer` as leaves.
 
     Raises:
         TreeMismatchError: `tree` does not have these structures.
@@ -514,10 +530,10 @@ def register_dataclass(
         return [getattr(x, n) for n in data], tuple(getattr(x, n) for n in meta), data
 
     def put_together(static: tuple[object, ...], children: Iterable[object]) -> object:
-        made = object.__new__(cls)  # Not __init__: leaves may be anything while trees are mapped.
+        result = object.__new__(cls)  # Not __init__: leaves may be anything while trees are mapped.
         for name, value in [*zip(data, children, strict=True), *zip(meta, static, strict=True)]:
-            object.__setattr__(made, name, value)
-        return made
+            object.__setattr__(result, name, value)
+        return result
 
     _optree.register_pytree_node(
         cls, take_apart, put_together, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE

@@ -16,11 +16,11 @@ PROGRAMS, SIZES, TOLERANCE = 300, 20, 1e-9
 
 def main() -> None:
     """Print the lines."""
-    widened, call_cache.widened = call_cache.widened, _with_nan
+    pad, call_cache.pad = call_cache.pad, _with_nan
     try:
         found = [_errors(seed) for seed in range(PROGRAMS)]
     finally:
-        call_cache.widened = widened
+        call_cache.pad = pad
     calls = [e for errors, _ in found for e in errors]
     right = sum(e <= TOLERANCE for e in calls)
     single = sum(text.count("one program") == 1 for _, text in found)
@@ -56,7 +56,7 @@ def _difference(got: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def _with_nan(x: object, shape: tuple[int, ...]) -> object:
-    """`widened`, with what would show in every result in place of zeros."""
+    """`pad`, with what would show in every result in place of zeros."""
     if not isinstance(x, torch.Tensor) or tuple(x.shape) == shape:
         return x
     wide = torch.full(shape, float("nan") if x.is_floating_point() else 10**6, dtype=x.dtype)

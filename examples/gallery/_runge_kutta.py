@@ -1,8 +1,9 @@
-"""The classical Runge-Kutta method."""
+"""The classical Runge-Kutta method, and a pendulum to solve by it."""
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 import xfunc as xf
@@ -23,3 +24,8 @@ def runge_kutta(f: Callable[[Any], Any], y: Any, time: float, steps: int = 10) -
         return move(y, xf.tree.map(lambda a, b, c, d: (a + 2 * b + 2 * c + d) / 6, a, b, c, d), h)
 
     return xf.fori_loop(0, steps, step, y)
+
+
+def pendulum(y: Tensor) -> Tensor:
+    """The velocity of an angle and its speed, with friction."""
+    return torch.stack([y[1], -4 * torch.sin(y[0]) - 0.3 * y[1]])

@@ -1,7 +1,7 @@
 """Generative adversarial network: two networks with two optimizers that take turns in one loop.
 
-Each player has its own loss, of both players' weights, and `argnums` says whose gradient is taken:
-nothing has to be detached, frozen or set to zero. The discriminator also pays for its slope at real
+Each player's loss takes both players' weights, and `argnums` selects one for the gradient: nothing
+has to be detached, frozen or set to zero. The discriminator also pays for its slope at real
 points, a gradient within the gradient.
 
 In JAX: two `optax.adam` states carried through `jax.lax.scan`.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 import xfunc as xf
 from examples.gallery._perceptron import Params, init, perceptron
+from examples.gallery._points import eight_places
 
 
 class Result(NamedTuple):
@@ -28,13 +29,6 @@ class Result(NamedTuple):
 def network(params: Params, x: Tensor) -> Tensor:
     """The generator, or the discriminator, of features [..., 2]."""
     return perceptron(params, x, F.leaky_relu)
-
-
-def eight_places(key: Tensor, n: int) -> Tensor:
-    """Points [n, 2] close to eight places on a circle."""
-    a, b = xf.random.split(key)
-    angle = xf.random.randint(a, (n,), 0, 8) * (torch.pi / 4)
-    return torch.stack([angle.cos(), angle.sin()], -1) + 0.05 * xf.random.normal(b, (n, 2))
 
 
 def generator_loss(g: Params, d: Params, noise: Tensor) -> Tensor:

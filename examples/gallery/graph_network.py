@@ -43,11 +43,9 @@ def network(params: Params, graph: Graph, features: Tensor) -> Tensor:
     degree = 1 + xf.segment_sum(ones, graph.receivers, graph.nodes)
     scale = degree.rsqrt()[:, None]
     for i, weight in enumerate(params):
-        messages = scale * (features @ weight)
+        messages = scale * ((features.tanh() if i else features) @ weight)
         received = xf.segment_sum(messages[graph.senders], graph.receivers, graph.nodes)
         features = scale * (received + messages)  # its own message, too
-        if i < len(params) - 1:
-            features = torch.tanh(features)
     return features
 
 

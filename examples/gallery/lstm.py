@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import xfunc as xf
+from examples.gallery._parity import sequences
 from examples.gallery._training import minimize
 
 Params = dict[str, Tensor]
@@ -47,25 +48,11 @@ def last_hidden(params: Params, x: Tensor, lengths: Tensor) -> Tensor:
         i, f, g, o = gates.chunk(4, -1)
         new_c = f.sigmoid() * c + i.sigmoid() * g.tanh()
         new_h = o.sigmoid() * new_c.tanh()
-        goes_on = (time < lengths)[:, None]
-        return (torch.where(goes_on, new_h, h), torch.where(goes_on, new_c, c)), None
+        is_real = (time < lengths)[:, None]
+        return (torch.where(is_real, new_h, h), torch.where(is_real, new_c, c)), None
 
     zeros = torch.zeros(x.shape[1], params["again"].shape[1], dtype=x.dtype)
     return xf.scan(step, (zeros, zeros), (x, torch.arange(len(x))))[0][0]
-
-
-def sequences(key: Tensor, batch: int, longest: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Bits [time, batch, 1], padded with noise; lengths; and the parity of each sequence."""
-    a, b = xf.random.split(key)
-    lengths = xf.random.randint(a, (batch,), 1, longest + 1)
-    bits = xf.random.rademacher(b, (longest, batch), torch.float32)
-    real = torch.arange(longest)[:, None] < lengths
-    return bits[..., None], lengths, (real & (bits > 0)).sum(0) % 2
-
-
-def logits(params: Params, x: Tensor, lengths: Tensor) -> Tensor:
-    """Logits [batch, classes] for the sequences."""
-    return last_hidden(params, x, lengths) @ params["out"].T
 
 
 def main() -> Result:
@@ -74,11 +61,12 @@ def main() -> Result:
 
     def loss(params: Params, key: Tensor) -> Tensor:
         x, lengths, labels = sequences(key, 64, 10)
-        return F.cross_entropy(logits(params, x, lengths), labels)
+        return F.cross_entropy(last_hidden(params, x, lengths) @ params["out"].T, labels)
 
     def accuracy(longest: int) -> float:
         x, lengths, labels = sequences(c, 1000, longest)
-        return (logits(params, x, lengths).argmax(-1) == labels).float().mean().item()
+        logits = last_hidden(params, x, lengths) @ params["out"].T
+        return (logits.argmax(-1) == labels).float().mean().item()
 
     keys = xf.random.split(b, 600)
     params, _ = minimize(loss, init(a, 1, 32, 2), xf.optim.adam(1e-2), keys)

@@ -18,15 +18,8 @@ from torch import Tensor
 
 import xfunc as xf
 from examples.gallery._devices import devices, mean_square
+from examples.gallery._experts import Params, dense, init
 from xfunc import P
-
-
-class Params(NamedTuple):
-    """Tensors, or specs: of the router, and of one network for each expert."""
-
-    router: Any  # [features, experts]
-    up: Any  # [experts, features, hidden]
-    down: Any  # [experts, hidden, features]
 
 
 class Result(NamedTuple):
@@ -38,24 +31,6 @@ class Result(NamedTuple):
 
 
 SPECS = Params(router=P(), up=P("expert"), down=P("expert"))
-
-
-def init(key: Tensor, features: int, hidden: int, experts: int) -> Params:
-    """Random weights."""
-    a, b, c = xf.random.split(key, 3)
-    return Params(
-        xf.random.normal(a, (features, experts)) / features**0.5,
-        xf.random.normal(b, (experts, features, hidden)) / features**0.5,
-        xf.random.normal(c, (experts, hidden, features)) / hidden**0.5,
-    )
-
-
-def dense(params: Params, x: Tensor) -> Tensor:
-    """The layer without any capacity: each token in every expert, of which it keeps one."""
-    gates = torch.softmax(x @ params.router, -1)
-    chosen = F.one_hot(gates.argmax(-1), gates.shape[-1]).to(x.dtype)
-    hidden = torch.relu(torch.einsum("td,edh->teh", x, params.up))
-    return torch.einsum("teh,ehd,te->td", hidden, params.down, gates * chosen)
 
 
 def experts(params: Params, x: Tensor, capacity: int, axis: str = "expert") -> Tensor:

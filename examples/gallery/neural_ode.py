@@ -14,7 +14,7 @@ from torch import Tensor
 
 import xfunc as xf
 from examples.gallery._perceptron import Params, init, perceptron
-from examples.gallery._runge_kutta import runge_kutta
+from examples.gallery._runge_kutta import pendulum, runge_kutta
 from examples.gallery._training import minimize
 
 
@@ -59,11 +59,6 @@ flow.defvjp(forward, backward)
 def loss(params: Params, starts: Tensor, ends: Tensor) -> Tensor:
     """The mean square error of the ends, [n, 2]."""
     return (xf.vmap(flow, (None, 0))(params, starts) - ends).square().mean()
-
-
-def pendulum(y: Tensor) -> Tensor:
-    """The velocity of an angle and its speed, with friction."""
-    return torch.stack([y[1], -4 * torch.sin(y[0]) - 0.3 * y[1]])
 
 
 def main() -> Result:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import xfunc as xf
+from examples.gallery._points import moons
 from examples.gallery._training import minimize
 
 Params = dict[str, Tensor]  # of all couplings, stacked
@@ -24,15 +25,6 @@ class Result(NamedTuple):
     params: Params
     before: float
     after: float
-
-
-def moons(key: Tensor, n: int) -> Tensor:
-    """Points [n, 2] of two interleaved half circles, with noise."""
-    a, b, c = xf.random.split(key, 3)
-    angle = torch.pi * xf.random.uniform(a, (n,))
-    arc = torch.stack([angle.cos() - 0.5, angle.sin() - 0.25], -1)
-    sign = xf.random.rademacher(b, (n, 1), torch.float32)
-    return sign * arc + 0.1 * xf.random.normal(c, (n, 2))
 
 
 def init(key: Tensor, layers: int, hidden: int) -> Params:

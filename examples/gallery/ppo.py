@@ -2,7 +2,7 @@
 
 The environment is a pure function of state and action: `xf.vmap` makes many of them, and `xf.scan`
 plays them. Advantages are a scan backwards in time, and the updates a scan over shuffled batches of
-what was played, so all rounds of the training are one program.
+the steps, so all rounds of the training are one program.
 
 In JAX: `gymnax` environments under `jax.vmap` and `jax.lax.scan`.
 """
@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 import xfunc as xf
-from examples.gallery._cart_pole import move, start
-from examples.gallery._perceptron import Params, init, perceptron
+from examples.gallery._cart_pole import start
+from examples.gallery._episodes import Step, advantages, play, policy, steps_up
+from examples.gallery._perceptron import Params, init
 
-GAMMA, LAMBDA, CLIP = 0.99, 0.95, 0.2
-ENVIRONMENTS, STEPS, ROUNDS, BATCHES = 64, 64, 64, 16
+CLIP, ENVIRONMENTS, STEPS, ROUNDS, BATCHES = 0.2, 64, 64, 64, 16
 
 
 class Result(NamedTuple):
@@ -25,45 +25,6 @@ class Result(NamedTuple):
 
     before: float
     after: float
-
-
-class Step(NamedTuple):
-    """One step of an environment, or a batch of them."""
-
-    state: Tensor
-    action: Tensor
-    log_prob: Tensor
-    value: Tensor
-    fell: Tensor
-
-
-def policy(params: Params, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Log probabilities of the two actions, and the value, of states [..., 4]."""
-    out = perceptron(params, state)
-    return out[..., :2].log_softmax(-1), out[..., 2]
-
-
-def play(params: Params, state: Tensor, key: Tensor) -> tuple[Tensor, Step]:
-    """One step of one environment, which starts anew where the pole falls."""
-    a, b = xf.random.split(key)
-    log_probs, value = policy(params, state)
-    action = xf.random.categorical(a, log_probs)
-    new_state, fell = move(state, action)
-    step = Step(state, action, log_probs[action], value, fell)
-    return torch.where(fell, start(b), new_state), step
-
-
-def advantages(steps: Step, last_value: Tensor) -> Tensor:
-    """Generalized advantage estimates [time, environment]; each step is worth 1."""
-
-    def back(carry: tuple[Tensor, Tensor], step: Step) -> Any:
-        next_value, next_advantage = carry
-        discount = GAMMA * ~step.fell
-        delta = 1.0 + discount * next_value - step.value
-        advantage = delta + discount * LAMBDA * next_advantage
-        return (step.value, advantage), advantage
-
-    return xf.scan(back, (last_value, torch.zeros_like(last_value)), steps, reverse=True)[1]
 
 
 def loss(params: Params, batch: tuple[Step, Tensor]) -> Tensor:
@@ -78,7 +39,7 @@ def loss(params: Params, batch: tuple[Step, Tensor]) -> Tensor:
 
 @xf.jit
 def train(params: Params, key: Tensor) -> Params:
-    """In each round, play all environments, then go through what was played four times."""
+    """In each round, play all environments, then train on the steps four times."""
     rate = xf.optim.linear_schedule(3e-3, 0.0, ROUNDS * BATCHES)
     optimizer = xf.optim.chain(xf.optim.clip_by_global_norm(0.5), xf.optim.adam(rate))
 
@@ -103,17 +64,6 @@ def train(params: Params, key: Tensor) -> Params:
     environments = xf.vmap(start)(xf.random.split(a, ENVIRONMENTS))
     carry = params, optimizer.init(params), environments
     return xf.scan(one_round, carry, xf.random.split(b, ROUNDS))[0][0]
-
-
-def steps_up(params: Params, key: Tensor) -> Tensor:
-    """The number of steps, up to 500, before the pole falls, by the more probable actions."""
-
-    def step(carry: tuple[Tensor, Tensor], _: None) -> Any:
-        state, up = carry
-        state, fell = move(state, policy(params, state)[0].argmax())
-        return (state, up & ~fell), up
-
-    return xf.scan(step, (start(key), torch.tensor(True)), length=500)[1].sum()
 
 
 def main() -> Result:

@@ -54,7 +54,7 @@ EVERYWHERE = {
 }
 UNSTAGED = {
     "scan": (lambda: xf.scan(lambda c, x: (c, "a"), X[0], X), "y"),
-    "while_loop": (lambda: xf.while_loop(lambda c: c < 3, text, X[0]), "output"),
+    "while_loop": (lambda: xf.while_loop(lambda c: c < 3, text, X[0]), "output"),  # pyright: ignore[reportOperatorIssue]
     "while_loop, condition": (lambda: xf.while_loop(text, lambda c: c + 1, X[0]), "output"),
     "custom_vjp, output": (lambda: by_vjp(lambda x: ("a", x), lambda r, g: (g,)), "output"),
     "custom_vjp, residuals": (lambda: by_vjp(lambda x: (x, "a"), lambda r, g: (g,)), "residuals"),

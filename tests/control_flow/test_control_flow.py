@@ -96,9 +96,9 @@ class TestCond:
         with pytest.raises(TypeError, match=r"(?s)the predicate is bool\[3\], not a scalar.*Hint"):
             xf.cond(X > 0, torch.sin, torch.cos, X)
         with pytest.raises(TypeError, match=r"(?s)the predicate is a str"):
-            xf.cond("yes", torch.sin, torch.cos, X)  # pyright: ignore[reportArgumentType]
+            xf.cond("yes", torch.sin, torch.cos, X)  # pyright: ignore[reportArgumentType, reportCallIssue]
         with pytest.raises(TypeError, match=r"(?s)not callable.*cond\(pred, f, g, x\)"):
-            xf.cond(True, torch.sin(X), torch.cos(X))  # pyright: ignore[reportArgumentType]
+            xf.cond(True, torch.sin(X), torch.cos(X))  # pyright: ignore[reportArgumentType, reportCallIssue]
 
     def test_differing_branches_raise(self) -> None:
         with pytest.raises(

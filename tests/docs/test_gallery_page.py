@@ -43,6 +43,7 @@ def test_gallery_example_reads_alike(name: str) -> None:
     assert explanation.endswith(".")
     assert idiom.startswith("In JAX: ")
     assert 'if __name__ == "__main__":\n    main()\n' in text
+    assert 30 <= text.count("\n") <= 80
 
 
 @pytest.mark.parametrize(

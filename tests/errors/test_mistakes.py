@@ -81,7 +81,7 @@ def test_branches_that_are_lambdas_are_named_by_their_lines() -> None:
 def test_scan_without_a_first_carry() -> None:
     hint = r"give the first carry as `init`"
     assert re.search(hint, said_by(lambda: xf.scan(lambda c, x: (x, x), None, X), TypeError))
-    said = said_by(lambda: xf.scan(lambda c, x: (c + x, x), None, X), TypeError)
+    said = said_by(lambda: xf.scan(lambda c, x: (c + x, x), None, X), TypeError)  # pyright: ignore[reportOperatorIssue]
     assert "was given init=None, so its carry is None" in said
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import xfunc as xf
-from examples.gallery import _cart_pole, maml, ppo
+from examples.gallery import _cart_pole, _episodes, maml, ppo
 from examples.gallery._perceptron import init
 from tests.support.gallery import Run
 
@@ -56,12 +56,12 @@ def test_ppo_advantages_equal_the_sum() -> None:
     none = torch.zeros(time, environments)
     got = ppo.advantages(ppo.Step(none, none, none, value, fell), last).cpu()
     following = torch.cat([value[1:], last[None]])
-    deltas = 1 + ppo.GAMMA * following * ~fell - value
+    deltas = 1 + _episodes.GAMMA * following * ~fell - value
     for t in range(time):
         want, weight = torch.zeros(environments), torch.ones(environments)
         for s in range(t, time):
             want = want + weight * deltas[s]
-            weight = weight * ppo.GAMMA * ppo.LAMBDA * ~fell[s]
+            weight = weight * _episodes.GAMMA * _episodes.LAMBDA * ~fell[s]
         torch.testing.assert_close(got[t], want)
 
 

@@ -84,6 +84,32 @@ def test_control_flow_keeps_result_types() -> None:
     assert_type(xf.map(loss, X), torch.Tensor)
 
 
+def test_control_flow_gives_lambdas_the_types_of_their_arguments() -> None:
+    pair = X, X
+    assert_type(xf.scan(lambda c, x: (c + x, c), X[0], X), tuple[torch.Tensor, torch.Tensor])
+    carry, _ = xf.scan(lambda c, x: ({"w": c["w"] * x}, None), PARAMS, X)
+    assert_type(carry, dict[str, torch.Tensor])
+    assert_type(xf.cond(True, lambda x: x + 1, lambda x: x * 2, X), torch.Tensor)
+    assert_type(xf.switch(0, [lambda x, y: x + y, lambda x, y: x], X, X), torch.Tensor)
+    assert_type(
+        xf.fori_loop(0, 3, lambda i, v: (v[0] + i, v[1]), pair), tuple[torch.Tensor, torch.Tensor]
+    )
+    assert_type(xf.while_loop(lambda x: x.sum() < 9, lambda x: x + 1, X), torch.Tensor)
+    assert_type(xf.map(lambda x: x * 2, X), torch.Tensor)
+    with pytest.raises(AttributeError, match="no attribute 'upper'"):
+        xf.scan(lambda c, x: (c.upper(), x), X[0], X)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_loops_make_tensors_of_numbers() -> None:
+    assert_type(xf.fori_loop(0, 3, lambda i, n: n + i, 0), Any)
+    steps, total = xf.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * 2), (0, X))
+    assert_type(steps, Any)
+    assert_type(total, Any)
+    carry, _ = xf.scan(lambda c, x: (c + x, None), 0.0, X)
+    assert_type(carry, Any)
+    assert [n.tolist() for n in (steps, total, carry)] == [3, [8.0] * 3, 3.0]
+
+
 def test_tree_map_keeps_types() -> None:
     assert_type(xf.tree.map(lambda p: p * 2, PARAMS), dict[str, torch.Tensor])
     assert_type(xf.tree.map(lambda p, g: p - g, PARAMS, PARAMS), dict[str, torch.Tensor])

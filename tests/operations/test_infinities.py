@@ -162,13 +162,16 @@ def _loop(y: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     return xf.while_loop(lambda c: c[0].sum() < 20, lambda c: (c[0] * 2, c[1] * 1), (y, x))
 
 
+def _scan(y: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    carry, ys = xf.scan(lambda c, _: (c * 2, (c + 1, x * 1)), y, None, 2)
+    return carry, ys[1]
+
+
 AT_ZERO = torch.tensor([1.0, 0.0])
 CONSTRUCTS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "jit": lambda y, x: xf.jit(lambda y, x: (y * 2, x * 1))(y, x),
     "checkpoint": lambda y, x: xf.checkpoint(lambda y, x: (y * 2, x * 1))(y, x),
-    "scan": lambda y, x: (lambda c, ys: (c, ys[1]))(
-        *xf.scan(lambda c, _: (c * 2, (c + 1, x * 1)), y, None, 2)
-    ),
+    "scan": _scan,
     "carry": lambda y, x: xf.scan(lambda c, _: ((c[0] * 2, c[1] * 1), None), (y, x), None, 2)[0],
     "while": _loop,
     "cond": lambda y, x: xf.cond(

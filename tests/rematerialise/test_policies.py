@@ -317,4 +317,4 @@ def test_policy_that_is_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match=rf"checkpoint's {said}"):
         xf.checkpoint(torch.sin, policy=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match=rf"scan's checkpoint_{said}"):
-        xf.scan(lambda c, x: (c, x), torch.ones(2), torch.ones(2), checkpoint_policy=3)  # pyright: ignore[reportArgumentType]
+        xf.scan(lambda c, x: (c, x), torch.ones(2), torch.ones(2), checkpoint_policy=3)  # pyright: ignore[reportArgumentType, reportCallIssue]

@@ -22,15 +22,15 @@ from xfunc.program.annotation import ShardGroup
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
 from xfunc.trace import tracing
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 from xfunc.transforms.scan.loop_graph import LoopSpec, Param, loop_graph
 
 if TYPE_CHECKING:
     from xfunc.transforms.scan.primitive import Scan
 
 
-def forward_loop(scan: Scan, avals: Sequence[Aval], body: Lowering) -> Lowering:
-    """A loop over a body with inputs of these avals, whose first results are the carries."""
+def forward_loop(scan: Scan, avals: Sequence[Aval], body: HloProgram) -> HloProgram:
+    """A loop over a body with inputs of these avals; the body's first results are the carries."""
     c, x, n = scan.n_carry, scan.n_carry + scan.n_xs, scan.length
     xs = [stacked(a, n) for a in avals[c:x]]
     params: list[Param] = []
@@ -49,7 +49,7 @@ def forward_loop(scan: Scan, avals: Sequence[Aval], body: Lowering) -> Lowering:
     flat = (*avals[:c], *xs, *avals[x:])
     outputs = (*body.outputs[:c], *(stacked(o, n) for o in body.outputs[c:]))
     graph = loop_graph(scan.name, body.graph, spec)
-    return Lowering.of(scan.name, graph, flat, outputs)
+    return HloProgram.of(scan.name, graph, flat, outputs)
 
 
 def tied(gradient: Tensor, value: Tensor, apply: Callable[..., list[Tensor]] = bind) -> Tensor:

@@ -3,7 +3,7 @@
 A scan is one HLO ``While`` over the program of its body. Its rules build other scans, from
 programs derived from the body:
 
-- reverse mode runs the forward half of the body's joint program forwards, stacking what it keeps,
+- reverse mode runs the forward half of the body's joint program forwards, stacking its residuals,
   and the backward half in reverse (`ScanReverseRule`); where that is differentiated again, a scan
   that stacks the carries and a reversed scan of the pullback, both differentiable (`Scan.vjp`);
 - forward mode scans the pushforward, and batching scans the batched body.
@@ -23,7 +23,7 @@ from xfunc.core.avals import Aval
 from xfunc.program.bind import bind, or_zeros, zeros
 from xfunc.program.dependence import reached, read_by
 from xfunc.program.primitive import Dims, Primitive, Tensor
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.remat.policies import Policy
 from xfunc.torchlib.batching import at_dim
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
@@ -34,7 +34,7 @@ from xfunc.transforms.scan.reverse_rule import ScanReverseRule
 class Scan(Primitive):
     """The primitive: inputs are carries, xs, and the captures of the body."""
 
-    body: Program
+    body: TracedProgram
     n_carry: int
     n_xs: int
     length: int
@@ -51,7 +51,7 @@ class Scan(Primitive):
         outs, n = self.body.outputs, self.n_carry
         return (*outs[:n], *(stacked(o, self.length) for o in outs[n:]))
 
-    def with_body(self, body: Program, n_carry: int, n_xs: int) -> Scan:
+    def with_body(self, body: TracedProgram, n_carry: int, n_xs: int) -> Scan:
         return dataclasses.replace(self, body=body, n_carry=n_carry, n_xs=n_xs)
 
     @property
@@ -69,7 +69,7 @@ class Scan(Primitive):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What the HLO depends on besides the body."""
+        """The parts of the HLO's key other than the body."""
         return (self.n_carry, self.n_xs, self.length, self.reverse, self.unroll)
 
     # -- rules ----------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class Scan(Primitive):
         smooth = [i for i, o in enumerate(self.outputs) if differentiable(o)]
         stacks = [i for i in smooth if i >= c and not active.isdisjoint(reads[i])]
 
-        # carries, their tangents; xs, their tangents; consts, theirs.
+        # carries, their tangents; xs, their tangents; consts, their tangents.
         def fn(*flat: Tensor) -> list[Tensor]:
             groups = _regroup(flat, (c, n_carry, self.n_xs, n_xs, len(avals) - x))
             cs, c_dots, xs, x_dots, ks, k_dots = groups

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from xfunc.core.avals import Aval, array_of
 from xfunc.program.annotation import ShardGroup
 from xfunc.program.bind import or_zeros
-from xfunc.program.primitive import Dims, ReverseRule, Tensor, placed
+from xfunc.program.primitive import Dims, ReverseRule, Tensor, scatter_to_inputs
 from xfunc.program.program import Joint
 from xfunc.remat.partition import Partition, Source, gathered
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 from xfunc.transforms.scan.loop import forward_loop, stacked, tied
 from xfunc.transforms.scan.loop_graph import LoopSpec, Param, Result, loop_graph
 
@@ -35,7 +35,7 @@ class ScanReverseRule:
         self.n_outputs = len(self.joint.outputs)
 
     @property
-    def halves(self) -> Partition:
+    def partition(self) -> Partition:
         """The body's joint program, cut in two."""
         # The carry of each step is gone by the backward pass; consts are the same at each step.
         c, x = self.scan.n_carry, self.scan.n_carry + self.scan.n_xs
@@ -50,7 +50,7 @@ class ScanReverseRule:
         avals = self.joint.lowering.avals[: self.joint.n_inputs]
         loop = self.joint.memo(
             ("scan forward", self.scan.policy, *self.scan.shape),
-            lambda: forward_loop(self.scan, avals, self.halves.forward),
+            lambda: forward_loop(self.scan, avals, self.partition.forward),
         )
         return loop.apply(args)
 
@@ -67,36 +67,37 @@ class ScanReverseRule:
         grads = loop.apply(gathered(sources, args, residuals, ct))
         for k, i in ties:
             grads[k] = tied(grads[k], args[i], ShardGroup.emit)
-        return list(placed(len(self.wrt), numbers, grads))
+        return list(scatter_to_inputs(len(self.wrt), numbers, grads))
 
     def _present(self, present: Sequence[bool]) -> tuple[Partition, list[int]]:
-        """What is left of the halves, and the carries that have a cotangent.
+        """The partition without absent cotangents, and the carries that have a cotangent.
 
-        A carry has one if it is given one, or if some step computes one: see `Halves.without`.
+        A carry has one if it is given one, or if some step computes one: see
+        `Partition.prune_cotangents`.
         """
         joint, c = self.joint, self.scan.n_carry
         carried = {i for i in joint.wrt if i < c and present[i]}
         while True:
             given = [(i in carried if i < c else p) or None for i, p in enumerate(present)]
-            halves = joint.without(self.halves, given)
-            found = {joint.wrt[g] for g in halves.gradients} - joint.unread
+            partition = joint.prune_cotangents(self.partition, given)
+            found = {joint.wrt[g] for g in partition.gradients} - joint.unread
             if not (new := {i for i in found if i < c} - carried):
                 break
             carried |= new
         # A cotangent that is given but computed by no step is zero after the first step.
         left = (g for g, i in enumerate(joint.wrt) if (i in carried if i < c else i in found))
-        return joint.without(self.halves, given, tuple(left)), sorted(carried)
+        return joint.prune_cotangents(self.partition, given, tuple(left)), sorted(carried)
 
     def _backward_loop(
         self, present: tuple[bool, ...]
-    ) -> tuple[Lowering, list[Source], list[int], list[tuple[int, int]]]:
+    ) -> tuple[HloProgram, list[Source], list[int], list[tuple[int, int]]]:
         """The reversed loop, the sources of its inputs, its gradients, and the ties after it.
 
         The gradients are positions in `wrt`. A tie is the number of a result and the argument that
         it is the gradient of.
         """
         scan, joint = self.scan, self.joint
-        halves, carried = self._present(present)
+        partition, carried = self._present(present)
         c, x = scan.n_carry, scan.n_carry + scan.n_xs
         sources: dict[str, list[Source]] = {
             "carry": [("ct", i) for i in carried],
@@ -115,7 +116,7 @@ class ScanReverseRule:
             return (role, len(sources[role]) - 1)
 
         params: list[Param] = []
-        for (kind, k), aval in zip(halves.sources, halves.backward.avals, strict=True):
+        for (kind, k), aval in zip(partition.sources, partition.backward.avals, strict=True):
             if kind == "ct":
                 i = joint.cts[k]
                 params.append(("carry", carried.index(i)) if i < c else fed("xs", ("ct", i), aval))
@@ -128,8 +129,8 @@ class ScanReverseRule:
         ties: list[Param | None] = []
         behind: list[tuple[int, int]] = []
         carries = self._residual_carries()
-        wrt = [joint.wrt[g] for g in halves.gradients]
-        for k, (i, aval) in enumerate(zip(wrt, halves.backward.outputs, strict=True)):
+        wrt = [joint.wrt[g] for g in partition.gradients]
+        for k, (i, aval) in enumerate(zip(wrt, partition.backward.outputs, strict=True)):
             if i < c:
                 results.append(("carry", carried.index(i)))
             else:
@@ -158,15 +159,15 @@ class ScanReverseRule:
         flat = [*avals["carry"], *avals["xs"], *avals["const"]]
         name = f"{scan.name}.backward"
         if not outputs:
-            return Lowering.empty(name, flat), [], [], []
-        graph = loop_graph(name, halves.backward.graph, spec)
-        loop = Lowering.of(name, graph, flat, outputs)
+            return HloProgram.empty(name, flat), [], [], []
+        graph = loop_graph(name, partition.backward.graph, spec)
+        loop = HloProgram.of(name, graph, flat, outputs)
         flat_sources = [*sources["carry"], *sources["xs"], *sources["const"]]
-        return loop, flat_sources, [*halves.gradients], behind
+        return loop, flat_sources, [*partition.gradients], behind
 
     def _residual_carries(self) -> dict[int, Source]:
         """The carries that are themselves residuals, and which residual each one is."""
-        forward = self.halves.forward
+        forward = self.partition.forward
         graph = forward.graph
         places = dict(zip(graph.inputs, forward.inputs, strict=True))
         results = enumerate(graph.outputs[self.n_outputs :])

@@ -1,4 +1,4 @@
-"""`scan`: a loop whose body is traced once.
+"""`scan`: a loop that traces its body once.
 
 Values that the body closes over are inputs of the loop like any other, so gradients flow to them.
 How a scan is differentiated and batched is in `xfunc.transforms.scan.primitive`.
@@ -7,7 +7,7 @@ How a scan is differentiated and batched is in `xfunc.transforms.scan.primitive`
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import torch
 
@@ -37,12 +37,43 @@ from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import effects
 from xfunc.transforms.scan.primitive import Scan
-from xfunc.tree import PyTree
+from xfunc.tree import NumberTree, PyTree
 
 C = TypeVar("C")
+X = TypeVar("X")
 Y = TypeVar("Y")
 
 
+@overload  # See NOTE [types of lambdas] in `xfunc.tree`.
+def scan(
+    f: Callable[[PyTree, PyTree], tuple[C, Y]],
+    init: NumberTree,
+    xs: PyTree = ...,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    checkpoint_policy: Policy | None = None,
+) -> tuple[C, Y]: ...
+@overload
+def scan(
+    f: Callable[[C, X], tuple[C, Y]],
+    init: C,
+    xs: X = ...,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    checkpoint_policy: Policy | None = None,
+) -> tuple[C, Y]: ...
+@overload
+def scan(
+    f: Callable[[PyTree, PyTree], tuple[C, Y]],
+    init: PyTree,
+    xs: PyTree = ...,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    checkpoint_policy: Policy | None = None,
+) -> tuple[C, Y]: ...
 def scan(
     f: Callable[[PyTree, PyTree], tuple[C, Y]],
     init: PyTree,
@@ -71,8 +102,8 @@ def scan(
         length: the number of steps; needed only if `xs` has no leaves.
         reverse: whether to go from the last step to the first.
         unroll: the number of steps in one iteration of the compiled loop; True: all.
-        checkpoint_policy: what each step may keep for the backward pass (see `checkpoint`); None
-            keeps everything that the backward pass uses.
+        checkpoint_policy: the values that each step may keep for the backward pass (see
+            `checkpoint`); None keeps all that it uses.
 
     Returns:
         ``(carry, ys)``: the last carry, and the stacked second results of `f`.

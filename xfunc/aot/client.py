@@ -48,7 +48,7 @@ def result_of(
     """libtpu's result for a program, or its refusal; from the cache if it is there.
 
     Args:
-        request: what to compile.
+        request: the program to compile.
         name: the program's, for messages.
         compiler: the libtpu to ask.
         timeout: seconds after which its process is ended; None: there is no limit.
@@ -59,15 +59,15 @@ def result_of(
     flags = _flags(request.topology.kind)
     key = request.key(*compiler.versions, flags, _WORKER.read_text())
     with contextlib.suppress(*UNREADABLE):
-        found = Result.read(cache.path_of(key), request)
+        result = Result.read(cache.path_of(key), request)
         cache.used(key)
-        return found
+        return result
     with tempfile.TemporaryDirectory(prefix="xfunc-aot-") as folder:
         path = _run(request, Path(folder), name, flags, compiler, timeout)
-        found = Result.read(path, request)
-        if found.is_final:
+        result = Result.read(path, request)
+        if result.is_final:
             cache.keep(key, path)
-    return found
+    return result
 
 
 def _flags(kind: str) -> str:

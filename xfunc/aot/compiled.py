@@ -24,7 +24,7 @@ from xfunc.stages.stages import Lowered
 
 
 class _Ahead:
-    """libtpu's program; see `xfunc.stages.compiled.Program`."""
+    """libtpu's program; see `xfunc.stages.compiled.CompiledProgram`."""
 
     def __init__(self, name: str, topology: Topology, result: Result, compiler: str):
         self.topology, self.result, self._name = topology, result, name

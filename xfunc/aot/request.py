@@ -33,7 +33,7 @@ class Request:
         module: the serialised ``HloModuleProto``; see NOTE [lines are numbers].
         arguments: names of the module's parameters.
         lines: the files and lines that the module's numbers stand for.
-        donated: parameters whose buffers the program may take over.
+        donated: parameters with buffers that the program may reuse.
         topology: the target.
         options: the compiler's.
         shardy: whether shardings are written for Shardy, which then partitions the program, and
@@ -50,7 +50,7 @@ class Request:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What the worker is told besides the module."""
+        """The worker's input other than the module."""
         return {
             "topology": self.topology.name,
             "topology_options": self.topology.options,
@@ -80,7 +80,7 @@ def request_for(
         module: is not changed.
         inputs: for each parameter of the module, the flat input it takes.
         labels: names of the flat inputs that are arguments; the function holds the others.
-        donated: flat inputs whose buffers the program may take over.
+        donated: flat inputs with buffers that the program may reuse.
         topology: the target.
         options: the compiler's.
         shardy: whether to write shardings for Shardy, if all of them fit into one mesh.
@@ -139,6 +139,6 @@ def text_with_lines(text: str, lines: Lines) -> str:
         file, line = _meant(int(found[1]), lines)
         return f'source_file="{file}" source_line={line}'
 
-    # libtpu derives the end of a line, and columns, from what are no lines.
+    # libtpu would derive the end of a line, and columns, from these indices.
     numbered = rf'source_file="{_FILE}" source_line=(\d+)(?: source_(?:end_)?(?:line|column)=\d+)*'
     return re.sub(numbered, restored, text)

@@ -24,7 +24,7 @@ UNREADABLE = (
     LookupError,
     ValueError,
 )
-"""What reading raises if the file is missing, damaged or not a result."""
+"""The exceptions of reading a file that is missing, damaged or not a result."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Topology:
 
     @property
     def options(self) -> dict[str, object]:
-        """What libtpu must be told besides the name."""
+        """The options that libtpu needs in addition to the name."""
         options: dict[str, object] = {}
         if self.kind == "v4":  # Two cores form one device, as in PyTorch/XLA and JAX.
             options["chip_config_name"] = "megacore"

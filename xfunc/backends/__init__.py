@@ -1,1 +1,1 @@
-"""What runs and records programs, behind one seam."""
+"""Runtimes, which run and record programs, behind one protocol."""

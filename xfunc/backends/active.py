@@ -21,7 +21,7 @@ AUTO = "auto"
 _DEFAULT = "pjrt"
 R = TypeVar("R")
 _runtime: Runtime | None = None
-_kept: dict[int, Runtime] = {}  # by thread, in `staying_on`
+_kept: dict[int, Runtime] = {}  # by thread, in `using_runtime`
 
 
 set_printer(printer.hlo_text)
@@ -30,25 +30,25 @@ set_printer(printer.hlo_text)
 def runtime() -> Runtime:
     """The runtime that programs run on; the first call chooses it.
 
-    It stays the same for a thread that holds `xfunc.backends.lock.lock`, or is `staying_on` it.
+    It stays the same for a thread that holds `xfunc.backends.lock.lock`, or is `using_runtime` it.
     """
     if _kept and (kept := _kept.get(threading.get_ident())) is not None:
         return kept
     return _runtime or use(_unchosen())
 
 
-def chosen() -> str | None:
+def selected() -> str | None:
     """The name of the runtime, if it has been chosen."""
     return None if _runtime is None else _runtime.name
 
 
-def asked_for() -> str | None:
+def requested() -> str | None:
     """The name of the runtime that has been chosen, or that the environment asks for."""
-    name = chosen() or os.environ.get("XFUNC_BACKEND")
+    name = selected() or os.environ.get("XFUNC_BACKEND")
     return _DEFAULT if name == AUTO else name
 
 
-def staying_on(where: Runtime, run: Callable[..., R], *args: object) -> R:
+def using_runtime(where: Runtime, run: Callable[..., R], *args: object) -> R:
     """``run(*args)``, in which this thread's programs run on a runtime that is not in use now."""
     thread = threading.get_ident()
     before = _kept.get(thread)
@@ -63,7 +63,7 @@ def staying_on(where: Runtime, run: Callable[..., R], *args: object) -> R:
 
 
 def _unchosen() -> str:
-    """The runtime that is used if nobody chooses one."""
+    """The default runtime."""
     name = os.environ.get("XFUNC_BACKEND") or AUTO
     return _DEFAULT if name == AUTO else name
 
@@ -99,13 +99,13 @@ def use(name: str) -> Runtime:
             f"the backend was to change to {name!r} inside of a call that runs on another",
             "call xf.config.set_backend outside of functions that xfunc traces or runs.",
         )
-    found: Runtime = importlib.import_module(f"xfunc.backends.{name}.backend").make_runtime()
+    result: Runtime = importlib.import_module(f"xfunc.backends.{name}.backend").make_runtime()
     with lock:  # A call in another thread ends on the runtime that it began on.
-        _runtime = found
-        lock.is_shared = may_share(found)
-        # What was traced before the first choice is for the runtime that nobody has to choose.
+        _runtime = result
+        lock.is_shared = may_share(result)
+        # Functions traced before the first choice are for the default runtime.
         ambient.note_backend(None if name == _unchosen() else name)
-    return found
+    return result
 
 
 def may_share(where: Runtime) -> bool:

@@ -15,9 +15,9 @@ class MemoryAnalysis:
         argument_size_in_bytes: of the arguments.
         output_size_in_bytes: of the results, including those that reuse an argument's memory.
         temp_size_in_bytes: of temporaries, which exist only while the program runs.
-        alias_size_in_bytes: of the arguments whose memory results reuse.
+        alias_size_in_bytes: of the arguments with memory that results reuse.
         host_temp_size_in_bytes: of temporaries in host memory.
-        peak_memory_in_bytes: of everything that is allocated while the program runs.
+        peak_memory_in_bytes: of all allocations while the program runs.
     """
 
     argument_size_in_bytes: int | None = None

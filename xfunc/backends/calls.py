@@ -29,7 +29,7 @@ class Call(NamedTuple):
         number: from 1.
         history: a digest of this program and of those before it.
         program: its fingerprint.
-        meets: whether it has not begun: the processes compare what they are about to run.
+        meets: whether it has not begun: the processes are comparing their next programs.
         name: of the user's function.
     """
 
@@ -44,7 +44,7 @@ class Call(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Call:
-        """What `str` has written."""
+        """Parse the output of `str`."""
         number, history, program, meets, name = text.split(" ", 4)
         return cls(int(number), history, program, meets == "1", name)
 
@@ -80,7 +80,7 @@ class Calls:
     def fail(self, before: Call) -> None:
         """The last one does not begin: a meeting has failed, in all processes.
 
-        It keeps its number, as news of what another process was about to run may arrive later.
+        It keeps its number, as a report of another process's next run may arrive later.
         """
         with self._lock:
             self.last = self._recent[-1] = self.last._replace(history=before.history)
@@ -112,11 +112,11 @@ class Calls:
 
 
 def unanswered(latest: Sequence[Call], ended: Collection[int]) -> str | None:
-    """Which process runs more than one that has come to its end, if one does.
+    """A process that runs more programs than a process that has ended, or None.
 
     Args:
         latest: the latest run of each process.
-        ended: the numbers of those that have ended.
+        ended: the indices of processes that have ended.
     """
     for k in ended:
         for j, call in enumerate(latest):

@@ -1,4 +1,4 @@
-"""Who the processes of a program are, as it is told, or as their launcher says."""
+"""Process index and count, from arguments or the launcher's environment."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def find(
 
 
 def _own_devices(given: int | Sequence[int] | None) -> Sequence[int] | None:
-    """The GPUs of this process, as they are told, or one for each process of torchrun on a host."""
+    """The GPUs of this process, as given, or one for each process of torchrun on a host."""
     from xfunc.backends.pjrt import client
 
     if given is not None:
@@ -99,7 +99,7 @@ def _of_torchrun(given_count: int | None, given_index: int | None) -> Place:
     check(*place)
     return Place(
         *place,
-        # After a restart, its store still has what the old processes wrote.
+        # After a restart, its store still has the entries of the old processes.
         attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         is_kept=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )

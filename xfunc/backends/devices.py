@@ -81,7 +81,7 @@ def process_count() -> int:
 
 
 def process_index() -> int:
-    """The index of this process among those that run programs together.
+    """The index of this process in the group that runs programs together.
 
     Returns:
         An integer from 0 to ``process_count() - 1``.
@@ -139,7 +139,7 @@ def device_get(x: PyTree) -> PyTree:
 
 
 def block_until_ready(x: T) -> T:
-    """Wait until everything that was launched has run; returns `x`.
+    """Wait for all launched programs; returns `x`.
 
     Args:
         x: anything.

@@ -1,4 +1,4 @@
-"""Arguments whose buffers a program takes over."""
+"""Donated arguments: programs reuse their buffers."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def run_donating(
     name: str,
     given: Sequence[torch.Tensor] | None = None,
 ) -> list[torch.Tensor]:
-    """Run a program, and make the tensors that it took over unusable.
+    """Run a program, and make the donated tensors unusable.
 
     Args:
         run: the program.
         flat: its flat inputs.
         donated: which of them it takes over.
         name: of the program.
-        given: what it takes of them, if the caller knows.
+        given: the inputs that it reads, if the caller knows them.
 
     Raises:
         ValueError: a donated tensor occurs twice.
     """
-    if not run.finds_clashes:
+    if not run.rejects_aliased_donation:
         check_given_once(flat, donated, name)
     outputs = run([flat[i] for i in run.inputs] if given is None else given)
-    run.take_over([flat[i] for i in donated])
+    run.mark_donated([flat[i] for i in donated])
     return outputs
 
 
@@ -47,7 +47,7 @@ def check_given_once(flat: Sequence[object], donated: Collection[int], name: str
 
 
 def fail_given_twice(name: str) -> NoReturn:
-    """Raise the error of a program that was to take over what it was given elsewhere, too."""
+    """Raise: a donated buffer is also passed as another argument."""
     fail(
         ValueError,
         f"{name} was given one tensor twice, once to be donated",
@@ -55,7 +55,7 @@ def fail_given_twice(name: str) -> NoReturn:
     )
 
 
-def take_over(tensors: Iterable[torch.Tensor]) -> None:
+def mark_donated(tensors: Iterable[torch.Tensor]) -> None:
     """Make tensors unusable, if they are plain tensors."""
     for t in tensors:
         if type(t) is torch.Tensor:
@@ -63,7 +63,7 @@ def take_over(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def refuse(cls: type, func: object, types: object, args: object = (), kwargs: object = None) -> str:
-    """The ``__torch_function__`` of a tensor whose buffer a program has taken over."""
+    """The ``__torch_function__`` of a donated tensor."""
     if getattr(func, "__name__", "") == "__repr__":
         return "<donated tensor>"
     fail_donated()

@@ -1,8 +1,8 @@
 """The status with which a program is about to exit, for functions registered with `atexit`.
 
-NOTE [statuses]: Python tells it to nobody: `sys.excepthook` is not called for a SystemExit. But it
-drops the error before it calls those functions, and then there is no frame below: a SystemExit that
-is caught is dropped by the code that caught it.
+NOTE [statuses]: Python exposes no hook for the status: `sys.excepthook` is not called for a
+SystemExit. But it drops the error before it calls those functions, and then there is no frame
+below: a SystemExit that is caught is dropped by the code that caught it.
 """
 
 from __future__ import annotations

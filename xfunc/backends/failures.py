@@ -1,8 +1,8 @@
-"""How one of several processes ends after an error, so that the others do not wait for it.
+"""The end of one of several processes after an error, so that the others do not wait for it.
 
 NOTE [errors end a process at once]: Python's own clean-up waits for threads, and JAX's for the
 other processes, which wait for this one: for five minutes, with JAX 0.7.1. So an uncaught error is
-printed and told to the others, and the process exits without clean-up, as with MPI_Abort.
+printed and sent to the others, and the process exits without clean-up, as with MPI_Abort.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import NoReturn
 from torch.distributed import PrefixStore, Store
 
 from xfunc.backends import calls, exit_status
-from xfunc.backends.heartbeat import Watch
+from xfunc.backends.heartbeat import Heartbeat
 
 LOST = os.EX_UNAVAILABLE  # the exit status of a process that has lost another one
 _PATIENCE = 300.0  # seconds at exit, as JAX's own clean-up waits
 _SHORT = 15.0  # the same, where the status says that something is wrong
 
-_watch: Watch | None = None
+_watch: Heartbeat | None = None
 _before = sys.excepthook
 _last: object = None  # the last uncaught error before
 
@@ -36,7 +36,7 @@ def begin(store: Store, index: int, count: int) -> None:
         return
     _last = getattr(sys, "last_value", None)
     calls.reset()
-    _watch = Watch(PrefixStore("watch", store), index, count, _lost)
+    _watch = Heartbeat(PrefixStore("watch", store), index, count, _lost)
     _before, sys.excepthook = sys.excepthook, _uncaught
     exit_status.begin()
     atexit.register(_at_exit)
@@ -51,7 +51,7 @@ def end() -> None:
 def _at_exit() -> None:
     """Wait for the others, but not for ever: they may be waiting for this process."""
     watch, status = _stopped(), exit_status.status()
-    error = getattr(sys, "last_value", None)  # Whose hook may not be this module's.
+    error = getattr(sys, "last_value", None)  # It may have another hook.
     if watch is not None and error is not _last and not _is_interactive():
         _exit(watch.index, watch.fail(text := _line(error)), text, 1)
     patience = _SHORT if status else _PATIENCE
@@ -65,7 +65,7 @@ def _at_exit() -> None:
 
 
 def told(error: BaseException) -> None:
-    """Tell the others about an error, if they are watching, and stop watching."""
+    """Report an error to the others, if there is a heartbeat, and stop the heartbeat."""
     if watch := _stopped():
         watch.fail(_line(error))
 
@@ -101,8 +101,8 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     _exit(watch.index, news, text, 1)
 
 
-def _stopped() -> Watch | None:
-    """The watch of this process, which is none from now on."""
+def _stopped() -> Heartbeat | None:
+    """Detach and return this process's heartbeat."""
     global _watch
     watch = _watch
     if watch is None or watch.pid != os.getpid():  # A fork is no process of the program.
@@ -116,12 +116,12 @@ def _stopped() -> Watch | None:
 
 
 def _is_interactive() -> bool:
-    """Whether the program goes on after an error."""
+    """Whether the program continues after an error."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 def _line(error: object) -> str:
-    """What an error is, in a line."""
+    """One-line summary of an exception."""
     text = "its text cannot be shown"
     with contextlib.suppress(Exception):
         text = str(error).partition("\n")[0]
@@ -147,12 +147,12 @@ def _exit(index: int, news: str | None, text: str, status: int) -> NoReturn:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(Exception):  # Nobody may be reading, or the disk may be full.
+    with contextlib.suppress(Exception):  # The pipe may be closed, or the disk full.
         print(text, file=sys.stderr)
 
 
 def _end(status: int) -> NoReturn:
-    """End this process without clean-up, whatever happens to what it has printed."""
+    """End this process without clean-up, even if its output cannot be flushed."""
     try:
         _flush()
     finally:

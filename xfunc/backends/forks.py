@@ -4,7 +4,7 @@ A fork has one thread. Those of the device's client, which compile programs, run
 are missing: whatever waits for them would wait forever. So in a fork the runtime is replaced by an
 error, and nothing can be traced; nothing asks on the way of an ordinary call whether this is one.
 
-Only the fork itself is of use without them: what it computes with torch or NumPy, and its end.
+Without devices, a fork can only compute with torch or NumPy, and end.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def is_torch_xla_running() -> bool:
     return torch_xla is not None and torch_xla._XLAC._xla_runtime_is_initialized()
 
 
-# NOTE [the end of a fork]
-# When a process ends, the clients wait for their threads, or join them: in a fork that never ends,
-# or is an abort. JAX's client is let go by a function that it has registered for the end, or when
-# Python clears its modules; torch_xla's by C. So JAX's function is taken out, all objects are kept
-# from being freed, and C is told to end before it comes to what it was told earlier.
+# NOTE [the end of a fork] When a process ends, the clients wait for their threads, or join them: in
+# a fork that never ends, or is an abort. JAX's client is released by its exit function, or when
+# Python clears its modules; torch_xla's by an exit function in C. So the fork unregisters JAX's
+# function, keeps all objects from being freed, and registers a C function that ends the process
+# before the earlier ones run.
 def _end_at_once() -> None:
     """See NOTE [the end of a fork]."""
     clean_up = getattr(sys.modules.get("jax._src.api"), "clean_up", None)

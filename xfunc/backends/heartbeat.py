@@ -6,8 +6,8 @@ process, a few times a second. It notices at once if a process has ended, after 
 is gone or it is stopped, learns of errors in others, and compares which programs they have run.
 
 NOTE [aborts]: JAX connects the processes through a service in the first one. If that is killed,
-JAX's client aborts the others at once, and its message does not tell which process is gone. So an
-abort waits for a few seconds, in which the thread says so and ends the process.
+JAX's client aborts the others at once, and its message does not name the lost process. So an abort
+waits for a few seconds, in which the thread reports it and ends the process.
 """
 
 import contextlib
@@ -29,13 +29,13 @@ _EVERY = 0.3  # seconds from one round to the next
 _SILENCE = 100.0  # seconds after which a process that says nothing counts as lost
 _SIZE = 1024  # bytes of a message
 
-# What a process says and what the first one answers: one of these characters, then a text. Of a
-# process that is well or has left, it is its latest run: see NOTE [programs out of step].
+# Reports of processes and answers of the first one: one of these characters, then a text. The text
+# of a process that is well or has left is its latest run: see NOTE [programs out of step].
 _WELL, _LEFT, _FAILED = " ", "l", "f"
 _GO_ON, _END, _LOST = " ", "e", "x"
 
 
-class Watch:
+class Heartbeat:
     """Watches the other processes. All must create one at the same time.
 
     Args:
@@ -81,10 +81,10 @@ class Watch:
         return not self._thread.is_alive()
 
     def fail(self, text: str) -> str | None:
-        """Tell the others that this process has failed, unless another one failed first.
+        """Report to the others that this process has failed, unless another one failed first.
 
         Returns:
-            What has happened to the other one; None if this process is the first to fail.
+            The failure of the other one; None if this process is the first to fail.
         """
         self._failing = True
         # The first process should report an error that occurs in all of them. And an error here may
@@ -106,7 +106,7 @@ class Watch:
             self._lost(self.index, self._news)
 
     def _lead(self) -> str:
-        """Listen to the others in turn; returns what has happened, empty if all have left."""
+        """Listen to the others in turn; returns the failure, empty if all have left."""
         while True:
             said = [self._report()]
             for k in range(1, self._count):
@@ -115,7 +115,7 @@ class Watch:
                 except RuntimeError as error:
                     said.append(f"{_LOST}{self._gone(k, error)}")
             bad = [(k, text) for k, text in enumerate(said) if text[0] in (_FAILED, _LOST)]
-            # A lost process may be the cause of what others say.
+            # A lost process may be the cause of the others' failures.
             bad.sort(key=lambda pair: pair[1][0] != _LOST)
             answer = _END if all(text[0] == _LEFT for text in said) else _GO_ON
             if bad:
@@ -140,12 +140,12 @@ class Watch:
         """How the programs that processes ran differ, if they do."""
         latest = [Call.read(text[1:]) for text in said]
         for k, call in enumerate(latest[1:], 1):
-            if found := self._calls.mismatch(k, call):
-                return found
+            if result := self._calls.mismatch(k, call):
+                return result
         return calls.unanswered(latest, [k for k, text in enumerate(said) if text[0] == _LEFT])
 
     def _follow(self) -> str:
-        """Report in turn to the first; returns what has happened, empty if all have left."""
+        """Report repeatedly to the first; returns the failure, empty if all have left."""
         try:
             while True:
                 self._send(self._report(), 0)
@@ -174,7 +174,7 @@ class Watch:
 
 
 def _delay_aborts() -> None:
-    """See NOTE [aborts]; another thread of the process goes on meanwhile."""
+    """See NOTE [aborts]; another thread of the process continues meanwhile."""
     libc = ctypes.CDLL(None)
     libc.signal.argtypes, libc.signal.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
     # A handler is given the signal's number: 6 seconds. It runs no Python, which may be busy.

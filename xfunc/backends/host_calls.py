@@ -62,7 +62,7 @@ DTYPES = {
     19: torch.float8_e5m2,
     20: torch.float8_e4m3fn,
 }
-"""What functions may get and give, by XLA's numbers."""
+"""The dtypes of arguments and results, by XLA's numbers."""
 
 
 class Memory(NamedTuple):
@@ -151,8 +151,8 @@ def call_once(proto: pb.HloModuleProto, *, every: bool = False) -> None:
 
     Those in a `shard_map` each device makes.
 
-    The partitioner refuses those of which nothing says where they are made. Their arguments are
-    gathered explicitly, since it warns of doing so itself.
+    The partitioner refuses calls without a device. Their arguments are gathered explicitly, since
+    it warns when it gathers them itself.
 
     Args:
         proto: the module.
@@ -195,12 +195,12 @@ def _has_effects(i: pb.HloInstructionProto) -> bool:
 
 def _in_regions(proto: pb.HloModuleProto) -> set[int]:
     """The computations that run inside a manual region (`shard_map`)."""
-    found = set[int]()
+    result = set[int]()
     for c in reversed(proto.computations):  # callers before callees
-        if c.id in found or is_region(c):
-            found.add(c.id)
-            found.update(k for i in c.instructions for k in i.called_computation_ids)
-    return found
+        if c.id in result or is_region(c):
+            result.add(c.id)
+            result.update(k for i in c.instructions for k in i.called_computation_ids)
+    return result
 
 
 def has_host_calls(proto: pb.HloModuleProto) -> bool:
@@ -296,8 +296,9 @@ def _stop() -> None:
     lock.is_shared = False
     launches.acquire()
     if threading.active_count() > 1:
-        # What just left the lock may be in C++, freeing results. Python 3.11 to 3.13 end a thread
-        # that comes back from there to an interpreter that is gone, and C++ ends the process.
+        # A thread that just left the lock may be in C++, freeing results. Python 3.11 to 3.13 end a
+        # thread that comes back from there to an interpreter that is gone, and C++ ends the
+        # process.
         time.sleep(0.1)
 
 

@@ -1,13 +1,13 @@
-"""The lock that guards what all threads share, and whose turn it is to make something.
+"""The lock of the state that all threads share, and the turns of threads that make values.
 
-NOTE [threads]: the lock is *shared*: a thread holds it while it looks for a program, and lets go of
+NOTE [threads]: the lock is *shared*: a thread holds it while it looks for a program, and releases
 it while it traces, compiles or runs one, which is when the user's code runs. Another thread that
-needs what is being made waits for its turn (`turn`), and finds it made. If the maker waits for that
+needs the same program waits for its turn (`turn`), and then finds it. If the maker waits for that
 very thread, directly or not, the thread makes it for itself. torch_xla's runtime has process-wide
 switches: with it, one thread at a time traces, compiles or launches, and holds the lock meanwhile.
 
-What a trace switches for the whole process is counted (`xfunc.torchlib.global_flags`): the first of
-the traces that are open switches it, and the last one back.
+Process-wide switches of traces are counted (`xfunc.torchlib.global_flags`): the first open trace
+sets a switch, and the last one resets it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ R = TypeVar("R")
 _RLock: Any = type(threading.RLock())
 _WAITING = (os.sep + "threading.py", os.sep + "queue.py", os.sep + "_base.py")
 _POLL = 0.05  # seconds between two looks at a thread that is waited for
-_MOST_MAKERS = 16  # of one thing, each of which waits for the next
+_MOST_MAKERS = 16  # of one value, each waiting for the next
 
 
 class _Thread(threading.local):
@@ -35,7 +35,7 @@ class _Thread(threading.local):
 
 
 class _Lock(_RLock):
-    """One lock for what is shared between threads: see NOTE [threads].
+    """One lock for the state shared between threads: see NOTE [threads].
 
     A thread that the holder of the lock waits for would wait forever; it is refused instead.
 
@@ -97,7 +97,7 @@ class _Lock(_RLock):
             self._acquire_restore(count)
 
     def renew(self) -> None:
-        """Let nobody hold it, in a fork: the threads that did are not in it."""
+        """Reset in a forked child, where the owner thread does not exist."""
         self._at_fork_reinit()
         self.refusing.clear()
 
@@ -146,8 +146,9 @@ def _waits_for_a_thread(number: int) -> bool:
 lock = _Lock()
 
 launches = threading.RLock()
-"""Held over launches whose order counts, or of which one at a time is possible: on several devices,
-and of programs that call functions of Python."""
+"""Held during launches that must be in order or one at a time: those on several devices, and those
+of programs that call Python.
+"""
 
 
 class _Turn:
@@ -158,10 +159,10 @@ class _Turn:
 
 
 class _Turns:
-    """Who makes what, and who waits for whom."""
+    """The makers of values, and the threads that wait for them."""
 
     def __init__(self) -> None:
-        self._guard = threading.RLock()  # What is made may have a hash of the user's.
+        self._guard = threading.RLock()  # The key may have a user's `__hash__`.
         self._taken: dict[Hashable, list[_Turn]] = {}
         self._awaited: dict[int, _Turn] = {}  # by the thread that waits
 
@@ -223,12 +224,12 @@ _turns = _Turns()
 
 @contextlib.contextmanager
 def turn(what: Hashable, alone: bool = False) -> Iterator[None]:
-    """A block that makes something, in one thread at a time: look first whether it is made now.
+    """A block that makes a value, in one thread at a time: check first whether it exists now.
 
     If the thread that makes it waits for this one, the block is run at once.
 
     Args:
-        what: identifies it.
+        what: identifies the value.
         alone: it must not be made twice at once.
 
     Raises:

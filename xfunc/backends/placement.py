@@ -1,7 +1,7 @@
 """The placement of tensors' data on the devices.
 
-A compiled program depends on the `Placement`s of its inputs besides their shapes. There is one
-object for each way to shard an array, so that programs are found by identity.
+A compiled program depends on the shapes and the `Placement`s of its inputs. There is one object for
+each way to shard an array, so that programs are found by identity.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xfunc.backends.protocol import Runtime
 from xfunc.core.types import Sharding
 from xfunc.core.weak import WeakTable
 from xfunc.errors import ShardingError, fail
-from xfunc.hlo.spmd.tiles import Order, Tiles, parse
+from xfunc.hlo.spmd.tiles import DeviceAssignment, HloSharding, parse
 from xfunc.tree import Leaf
 
 
@@ -30,7 +30,7 @@ class Placement:
         tiles: the part on each device; devices with the same part are in ascending order.
     """
 
-    def __init__(self, tiles: Tiles):
+    def __init__(self, tiles: HloSharding):
         self.tiles = tiles
 
     def __repr__(self) -> str:
@@ -38,18 +38,18 @@ class Placement:
 
 
 @functools.lru_cache(maxsize=4096)
-def placement_of(tiles: Tiles) -> Placement | None:
+def placement_of(tiles: HloSharding) -> Placement | None:
     """The placement of tiles; None if the array is replicated."""
     if tiles.is_replicated:
         return None
     grid = tiles.grid().copy()
     grid.sort(axis=-1)
-    listed = Tiles(tiles.dims, 1, tiles.replicated, Order.listing(grid.ravel()))
+    listed = HloSharding(tiles.dims, 1, tiles.replicated, DeviceAssignment.listing(grid.ravel()))
     return _one(listed)
 
 
 @functools.cache
-def _one(tiles: Tiles) -> Placement:
+def _one(tiles: HloSharding) -> Placement:
     return Placement(tiles)
 
 
@@ -72,16 +72,16 @@ def _holds(where: Runtime, tensor: torch.Tensor) -> bool:
         return False
 
 
-def lies(tensor: torch.Tensor) -> Placement | None:
+def placement_of_tensor(tensor: torch.Tensor) -> Placement | None:
     """How a tensor is sharded on the devices; None: it is not."""
     where = runtime()
     if where.device_count() == 1 or not _holds(where, tensor):
         return None
-    (found,) = where.lie([tensor])
-    return found
+    (result,) = where.placements_of([tensor])
+    return result
 
 
-def divided(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
+def shard(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
     """The data of a tensor on the running devices, with a given sharding.
 
     Raises:
@@ -91,7 +91,7 @@ def divided(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
         where = runtime()
         count = where.device_count()
         if count == 1:
-            found = where.to_device(tensor.detach())
+            result = where.to_device(tensor.detach())
         else:
             tiles = sharding.tiles(tensor.ndim)
             n = math.prod(tiles.dims) * tiles.manual * tiles.replicated
@@ -102,9 +102,9 @@ def divided(tensor: torch.Tensor, sharding: Sharding) -> torch.Tensor:
                     "use a mesh of available devices (xf.sharding.make_mesh); an AbstractMesh is "
                     "only for lowering.",
                 )
-            found = where.put(tensor.detach(), placement_of(tiles))
-    remember(found, sharding)
-    return found
+            result = where.put(tensor.detach(), placement_of(tiles))
+    record_sharding(result, sharding)
+    return result
 
 
 def as_argument(x: Leaf, sharding: Sharding, function: str, label: str) -> Leaf:
@@ -116,7 +116,7 @@ def as_argument(x: Leaf, sharding: Sharding, function: str, label: str) -> Leaf:
     if not isinstance(x, torch.Tensor) or x.requires_grad:
         return x
     sharding.check(tuple(x.shape), f"{label} of {function}")
-    where = lies(x)
+    where = placement_of_tensor(x)
     if where is not None:
         if where is placement_of(sharding.tiles(x.ndim)):
             return x
@@ -126,26 +126,26 @@ def as_argument(x: Leaf, sharding: Sharding, function: str, label: str) -> Leaf:
             f"{function} takes {label} sharded as {sharding}, but it is sharded as {other}",
             "reshard it with xf.device_put, or remove its sharding from the function.",
         )
-    return divided(x, sharding)
+    return shard(x, sharding)
 
 
 _noted: WeakTable[Any] = WeakTable()  # shardings, and meshes
 
 
-def remember(tensor: torch.Tensor, sharding: object) -> None:
+def record_sharding(tensor: torch.Tensor, sharding: object) -> None:
     """Record how a tensor was sharded: a sharding, or the mesh of one."""
     # Not as an attribute, which torch.save would write.
     _noted[tensor] = sharding
 
 
-def remembered(tensor: torch.Tensor) -> Any:
+def recorded_sharding(tensor: torch.Tensor) -> Any:
     """The record of a tensor; in-place changes do not affect it."""
     return _noted.get(tensor)
 
 
 def known_sharding(tensor: torch.Tensor) -> Sharding | None:
     """The sharding recorded for a tensor, if it still has that placement."""
-    known = remembered(tensor)
+    known = recorded_sharding(tensor)
     if known is None or not hasattr(known, "tiles"):
         return None
     where = runtime()
@@ -153,15 +153,19 @@ def known_sharding(tensor: torch.Tensor) -> Sharding | None:
         return known
     if not _holds(where, tensor):
         return None
-    return known if placement_of(known.tiles(tensor.ndim)) is where.lie([tensor])[0] else None
+    return (
+        known
+        if placement_of(known.tiles(tensor.ndim)) is where.placements_of([tensor])[0]
+        else None
+    )
 
 
 def hand_on_mesh(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
     """Record for the results of a program the mesh of its inputs."""
     for t in inputs:
-        known = remembered(t)
+        known = recorded_sharding(t)
         if known is not None:
             mesh = getattr(known, "mesh", known)
             for o in outputs:
-                remember(o, mesh)
+                record_sharding(o, mesh)
             return

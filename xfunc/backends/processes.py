@@ -44,7 +44,7 @@ def start(
             "call it once, at the start of the program.",
         )
     cluster_env.check(address, count, index, devices, timeout)
-    if active.asked_for() == "torch_xla" and active.runtime().platform() == "tpu":
+    if active.requested() == "torch_xla" and active.runtime().platform() == "tpu":
         _start_on_pod()
         _joined = True
         return
@@ -148,7 +148,7 @@ def gathered(value: object, count: int | None = None) -> list[object]:
     """The value of each process, in the order of processes.
 
     Args:
-        count: how many they are; by default those whose devices run programs together.
+        count: their number; by default that of the processes that run programs together.
     """
     count = active.runtime().process_count() if count is None else count
     if count == 1:
@@ -160,9 +160,9 @@ def gathered(value: object, count: int | None = None) -> list[object]:
             "call xf.distributed.initialize() at the start, or on a TPU with torch_xla "
             "torch.distributed.init_process_group('gloo', init_method='xla://').",
         )
-    found: list[object] = [None] * count
-    distributed.all_gather_object(found, value)
-    return found
+    result: list[object] = [None] * count
+    distributed.all_gather_object(result, value)
+    return result
 
 
 def agreed(
@@ -171,7 +171,7 @@ def agreed(
     count: int | None = None,
     differ: Callable[[str, Any, Any, int], NoReturn] | None = None,
 ) -> _T:
-    """What a function prepares, if all processes describe it alike.
+    """The value that a function prepares, if all processes describe it alike.
 
     Otherwise all of them raise, also if only one of them failed: the others would wait forever.
 

@@ -1,4 +1,4 @@
-"""The seam between programs and what runs them.
+"""The protocol between programs and runtimes.
 
 There are two: JAX's runtime in `xfunc.backends.pjrt.backend`, and torch_xla's in
 `xfunc.backends.torch_xla.backend`.
@@ -25,18 +25,19 @@ class Executable(Protocol):
 
     Attributes:
         inputs: which of the flat inputs of the program it takes, in order.
-        finds_clashes: whether it raises an error itself if it is to take over a tensor that it is
+        rejects_aliased_donation: whether it raises an error itself if it is to take over a tensor
+        that it is
             also given elsewhere.
     """
 
     inputs: tuple[int, ...]
-    finds_clashes: bool
+    rejects_aliased_donation: bool
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Run on tensors that the runtime holds: those flat inputs that `inputs` lists."""
         ...
 
-    def take_over(self, tensors: Sequence[torch.Tensor], /) -> None:
+    def mark_donated(self, tensors: Sequence[torch.Tensor], /) -> None:
         """Make the donated ones among them unusable, after a call."""
         ...
 
@@ -74,7 +75,7 @@ class Runtime(Protocol):
         ...
 
     def process_index(self) -> int:
-        """The number of this process among those that run programs together."""
+        """The index of this process in the group that runs programs together."""
         ...
 
     def memory_stats(self, device: int, /) -> dict[str, int] | None:
@@ -86,7 +87,7 @@ class Runtime(Protocol):
         ...
 
     def profile(self, folder: str) -> contextlib.AbstractContextManager[None]:
-        """Record what runs in a block into a folder, until everything launched has run.
+        """Record the programs of a block into a folder, until all launched ones have run.
 
         Raises:
             RuntimeError: something is being recorded already.
@@ -101,7 +102,7 @@ class Runtime(Protocol):
         ...
 
     def block(self) -> None:
-        """Wait until everything that was launched has run."""
+        """Wait for all launched programs."""
         ...
 
     def avals(self, leaves: Sequence[object], /) -> tuple[AvalKey, ...] | None:
@@ -135,7 +136,7 @@ class Runtime(Protocol):
         """The placements of data on the devices, as `load` takes them; () if there is only one."""
         ...
 
-    def lie(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
+    def placements_of(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
         """The placement of data on the devices; None: replicated."""
         ...
 
@@ -175,7 +176,7 @@ class Runtime(Protocol):
             module: its HLO, which may be changed in place.
             inputs: the flat input that each parameter of the module takes.
             avals: of the flat inputs.
-            donated: flat inputs whose buffers the program may take over.
+            donated: flat inputs with buffers that the program may reuse.
             placements: of the flat inputs.
             options: of the compiler, by name.
             shardy: whether to partition it by Shardy, if the runtime has it.

@@ -1,10 +1,10 @@
 """The first meeting of the processes, which know the address of one of them.
 
-NOTE [a meeting of our own]: JAX's client ends the process (SIGABRT) where nobody answers, and where
-two processes have the same number. So the processes meet at the address first, in a store of
-torch's that the process 0 keeps there; JAX is given another port. Each writes a line about itself,
-and reads those of all in the order in which they were written, so that all come to the same
-verdict. A process that waits no longer writes its verdict as a line, for the others to read.
+NOTE [a meeting of our own]: JAX's client ends the process (SIGABRT) if there is no answer, or if
+two processes have the same number. So the processes first meet at the address, in a torch store
+that process 0 keeps there; JAX gets another port. Each writes a line about itself, and reads all
+lines in the order of writing, so that all reach the same verdict. A process that gives up writes
+its verdict as a line for the others.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from xfunc.errors import fail
 
 _T = TypeVar("_T")
 _EVERY = 0.1  # seconds from one look to the next
-_LINGER = 10.0  # seconds in which others may read what has happened, before the store is gone
+_LINGER = 10.0  # seconds for others to read the verdict, before the store is gone
 
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """What a process says of itself.
+    """The line of a process about itself.
 
     Attributes:
         index: its number.
@@ -72,10 +72,11 @@ class Place:
 
 
 def meet(place: Place, own: Member, timeout: float) -> Store:
-    """A store that all processes share, once all have come and fit each other.
+    """A store that all processes share, once all have arrived and are consistent.
 
     Raises:
-        RuntimeError: nobody answers, somebody did not come, or they do not fit; in all of them.
+        RuntimeError: in all of them, if there is no answer, or a process is missing or
+            inconsistent.
     """
     deadline = time.monotonic() + timeout
     found, is_keeper = _store(place, own, deadline)
@@ -182,7 +183,7 @@ def _reach(where: tuple[str, int], deadline: float) -> None:
 
 
 def _within(deadline: float, f: Callable[[], _T]) -> _T:
-    """What a function returns by the deadline.
+    """The result of a function, if it returns by the deadline.
 
     torch 2.9 waits for ever for a store where something else listens, and Ctrl-C waits with it.
     """
@@ -225,7 +226,7 @@ class _Book:
         number = self.store.add("lines", 1)
         self.store.set(f"line {number}", json.dumps(line))
         if "verdict" in line:
-            self.store.set(f"read {number}", "")  # Nobody who reads belongs to it.
+            self.store.set(f"read {number}", "")  # No reader belongs to it.
         return number
 
     def read(self, number: int, deadline: float) -> dict[str, Any] | None:

@@ -47,7 +47,7 @@ def routine(name: str, dtype: torch.dtype) -> Callable[..., None]:
 
 
 def load() -> None:
-    """Load scipy's routines: not left to a program, whose threads would do it all at once."""
+    """Load scipy's routines ahead of a program: its threads would load them concurrently."""
     routine("potrf", torch.float32)
     _thread_count()
 

@@ -12,18 +12,18 @@ from xfunc.errors import ShardingError, fail
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import entry_of, fresh_ids, instruction
-from xfunc.hlo.passes.barriers import hold_barriers
+from xfunc.hlo.passes.barriers import outline_barriers
 from xfunc.hlo.passes.convolutions import keep_space_whole
 from xfunc.hlo.passes.first_of_sorted import hide_sorts
-from xfunc.hlo.passes.limits import reach_limits
+from xfunc.hlo.passes.limits import saturate_tanh
 from xfunc.hlo.passes.merged import keep_rows_apart
 from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 from xfunc.hlo.passes.scatters import divide_evenly, hide_positions
-from xfunc.hlo.passes.wide import compute_wide
+from xfunc.hlo.passes.wide import upcast_f16
 from xfunc.hlo.spmd.collectives import DEVICES, list_groups
-from xfunc.hlo.spmd.tiles import Order
+from xfunc.hlo.spmd.tiles import DeviceAssignment
 
 
 def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool) -> None:
@@ -38,9 +38,9 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
     """
     if on_cpu:
         strip_offload(proto)  # It has one memory.
-        compute_wide(Contents(proto))
-        reach_limits(proto)
-        hold_barriers(proto, partitioned=count > 1)
+        upcast_f16(Contents(proto))
+        saturate_tanh(proto)
+        outline_barriers(proto, partitioned=count > 1)
         if count == 1:
             orient_products(proto)
     prepare_to_partition(proto, count)
@@ -102,14 +102,16 @@ def _list_devices(sharding: pb.OpSharding) -> None:
     for part in sharding.tuple_shardings:
         _list_devices(part)
     if sharding.iota_reshape_dims:
-        order = Order(tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm))
+        order = DeviceAssignment(
+            tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm)
+        )
         sharding.tile_assignment_devices.extend(order.devices().tolist())
         del sharding.iota_reshape_dims[:]
         del sharding.iota_transpose_perm[:]
 
 
 UNUSED = Aval((), torch.bool)
-"""What `add_parameter` lets a program take."""
+"""The additional parameters of a program, by `add_parameter`."""
 
 
 def add_parameter(proto: pb.HloModuleProto) -> None:

@@ -18,7 +18,7 @@ K = TypeVar("K")
 
 
 class Changed(enum.Flag):
-    """What kinds of places were changed."""
+    """The kinds of changed places."""
 
     NOTHING = 0
     VOLATILE = enum.auto()
@@ -27,10 +27,10 @@ class Changed(enum.Flag):
     @classmethod
     def any(cls, kinds: Iterable[Changed]) -> Changed:
         """All these kinds together."""
-        found = cls.NOTHING
+        result = cls.NOTHING
         for kind in kinds:
-            found |= kind
-        return found
+            result |= kind
+        return result
 
 
 def between(

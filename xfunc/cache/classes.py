@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from xfunc.cache import changes
 from xfunc.cache.changes import Changed
-from xfunc.cache.mutation_guard import Watch, end_watches
+from xfunc.cache.mutation_guard import MutationGuard, end_watches
 from xfunc.cache.snapshots import can_change
 from xfunc.core.guards import MAX_STATES, State
 from xfunc.core.locations import is_of_user
@@ -65,7 +65,7 @@ class ClassState:
         self._all: list[ClassState] = []
 
     def __call__(self) -> State:
-        """The state of the class, and of all classes that it names or whose instances it holds."""
+        """The state of the class, of the classes that it names, and of those of its values."""
         state = self._state
         return state if state is not None and self._watch_all.same() else self._look()
 
@@ -99,12 +99,12 @@ class ClassState:
         return [c for c in (self.cls, type(self.cls)) if can_change(c)]
 
     def contents(self) -> dict[tuple[type, str], Hashable]:
-        """The value of each attribute by itself."""
+        """The separate value of each attribute."""
         self.own()
         return self._contents
 
     def note_changes(self, before: dict[tuple[type, str], Hashable]) -> Changed:
-        """Ignore from now on what has changed since then; returns the kinds of changes."""
+        """Ignore the places changed since then from now on; returns the kinds of changes."""
         now = self.contents()
         if now is before:
             return Changed.NOTHING
@@ -137,7 +137,7 @@ class ClassState:
                 self._contents[c, "registered"] = tuple(map(walk.same, registered(c)))
             self._walk = walk
             self._own = _kept(self._own_states, tuple(self._contents.items()))
-            self._watch = Watch(walk.things, self.kinds)
+            self._watch = MutationGuard(walk.things, self.kinds)
         return self._own
 
     def _same(self) -> bool:
@@ -156,7 +156,7 @@ class ClassState:
         self._watch_all = self._watch
         if len(everything) > 1:
             things = [t for c in everything for t in c._walk.things]
-            self._watch_all = Watch(things, [k for c in everything for k in c.kinds])
+            self._watch_all = MutationGuard(things, [k for c in everything for k in c.kinds])
         self._state = _kept(self._states, tuple([c.own() for c in self._all]))
         return self._state
 
@@ -205,7 +205,7 @@ def _value_in(walk: ContentWalk, cls: type, x: object) -> Hashable:
 
 
 def _own(walk: ContentWalk, x: object, *built_in: type) -> Hashable:
-    """The class of a descriptor, and what it has of its own if that is not one of these."""
+    """The class of a descriptor, and its own attributes if the class is not one of these."""
     if type(x) in built_in:
         return type(x)
     walk.things.append(x)
@@ -217,12 +217,12 @@ _classes: collections.OrderedDict[int, ClassState] = collections.OrderedDict()
 
 def known(cls: type) -> ClassState:
     """The states of a class that can change."""
-    found = _classes.get(id(cls))
-    if found is None:
-        found = _classes[id(cls)] = ClassState(cls)
+    result = _classes.get(id(cls))
+    if result is None:
+        result = _classes[id(cls)] = ClassState(cls)
         if len(_classes) > _MAX_CLASSES:
             _classes.popitem(last=False)
-    return found
+    return result
 
 
 def forget_changes() -> None:

@@ -37,7 +37,7 @@ _CLOCKS: dict[Any, int] = {getattr(time, n, None): k for n, k in _READS_BELOW.it
 _TODAY = frozenset(["now", "utcnow", "today"])
 _OF_SYSTEM = frozenset(["urandom", "getrandom"])
 _SYSTEM: set[Any] = {getattr(os, n, None) for n in _OF_SYSTEM}
-# Modules, and names of functions of theirs; any if there are none.
+# Modules, and names of their functions; an empty set stands for all.
 _MODULES: dict[types.ModuleType, frozenset[str]] = {
     time: frozenset(_READS_BELOW),
     datetime: _TODAY,
@@ -71,7 +71,7 @@ def watching(
     mentioned: Collection[str],
     held: Iterable[object],
 ) -> Draws | None:
-    """What looks at the calls of a function while it is traced; None if it names no such thing.
+    """The observer of a function's calls while it is traced; None if it names no such function.
 
     Args:
         name: of the function.
@@ -115,11 +115,11 @@ def refused(draws: Draws | None) -> Iterator[None]:
 
 
 class Draws:
-    """Looks at the calls of the program's code in this thread, and refuses such calls.
+    """Observes the calls of the program's code in this thread, and refuses such calls.
 
     Args:
         name: of the function that is traced.
-        generators: those that exist before.
+        generators: the generators that existed before.
     """
 
     def __init__(self, name: str, generators: Iterable[object]):
@@ -134,7 +134,7 @@ class Draws:
         """The hook: see `sys.setprofile`."""
         if frame.f_code.co_name == "_find_and_load" and event in ("call", "return"):
             self._imports += 1 if event == "call" else -1
-        if self._imports:  # What a module does when it is loaded, it does once.
+        if self._imports:  # A module's code runs once, when it is loaded.
             return
         by = frame.f_back if event == "call" else frame
         if by is not None and _is_of_program(by):
@@ -264,12 +264,12 @@ class _Step(NamedTuple):
 
 @functools.lru_cache(1024)
 def _steps(code: types.CodeType) -> list[_Step]:
-    found: list[_Step] = []
+    result: list[_Step] = []
     for i in dis.get_instructions(code):
         line = (i.positions and i.positions.lineno) or code.co_firstlineno
         name = i.argval if i.opname.startswith("LOAD_") and isinstance(i.argval, str) else ""
         back: Any = i.argval if "JUMP_BACKWARD" in i.opname else None
         calls = i.opname.startswith("CALL")
         arguments = i.arg if i.opname in ("CALL", "CALL_KW") and i.arg else 0
-        found.append(_Step(i.offset, line, calls, arguments, name, back))
-    return found
+        result.append(_Step(i.offset, line, calls, arguments, name, back))
+    return result

@@ -61,8 +61,8 @@ class Fingerprinter:
         things: the mutable objects found; see `xfunc.cache.mutation_guard`.
         skipped: whether a place was found that does not count; see NOTE [volatile places].
         places: for each mutable place, its owner and its current content.
-        refuses: whether to refuse what cannot be compared, as for objects that a user's function
-            holds itself; other objects and library functions may hold it for something else.
+        refuses: whether to refuse objects that cannot be compared, as for the values of a user's
+            function; other objects and library functions may hold such objects for other purposes.
     """
 
     def __init__(self) -> None:
@@ -130,17 +130,19 @@ class Fingerprinter:
         return state
 
     def follow(self, other: Fingerprinter) -> None:
-        """Let what another visit found be found, but for the objects to be watched."""
+        """Merge another walk's results, except its mutables."""
         self.functions += other.functions
         self.modules += other.modules
         self.classes.update(other.classes)
 
-    def watch(self, namespaces: Iterable[mutation_guard.Namespace] = ()) -> mutation_guard.Watch:
-        """A watch on everything that was found, and on some namespaces."""
+    def watch(
+        self, namespaces: Iterable[mutation_guard.Namespace] = ()
+    ) -> mutation_guard.MutationGuard:
+        """A guard of all visited objects and of some namespaces."""
         states = {c: None for cls in self.classes for c in classes.known(cls).everything}
         things = [t for state in states for t in state.things]
         kinds = [k for c in states for k in c.kinds]
-        return mutation_guard.Watch([*self.things, *things], kinds, namespaces)
+        return mutation_guard.MutationGuard([*self.things, *things], kinds, namespaces)
 
     def all(self, xs: Iterable[object]) -> tuple[Hashable, ...]:
         return tuple([self.value(x) for x in xs])
@@ -190,7 +192,7 @@ class StateFingerprinter(Fingerprinter):
         return super().value(x)
 
     def value_apart(self, x: object) -> Hashable:
-        """The value of an object, independent of what was found before."""
+        """The value of an object, independent of earlier visits."""
         self._seen.clear()
         return self.value(x)
 
@@ -199,7 +201,7 @@ class StateFingerprinter(Fingerprinter):
 
 
 class ContentWalk(StateFingerprinter):
-    """A visit to what a class holds, where other classes count by identity."""
+    """A visit to the attributes of a class, where other classes count by identity."""
 
     def class_state(self, cls: type) -> Hashable:
         if snapshots.can_change(cls):
@@ -222,13 +224,13 @@ def is_atom(x: object) -> bool:
 
 
 def _as_it_is(x: object) -> Hashable:
-    """A key that tells whether a place still holds the same: identity, or the value of an atom."""
+    """A key of the content of a place: its identity, or the value of an atom."""
     return (type(x), repr(x)) if is_atom(x) else id(x)
 
 
 @functools.cache
 def is_transparent(cls: type) -> bool:
-    """Whether the state of a class's instances is all in attributes, with none hidden in C.
+    """Whether the whole state of a class's instances is in attributes, with none hidden in C.
 
     `object.__reduce_ex__` uses the same sum to decide what it may pickle.
     """
@@ -261,7 +263,7 @@ def _leaf_rule_of(kind: type) -> Callable[[Fingerprinter, Any], Hashable] | None
 def _is_of_xfunc(kind: type) -> bool:
     """Whether a class is one of xfunc's own kinds of objects: programs, caches, traces.
 
-    The callables that transforms return do count by what they hold.
+    The callables that transforms return count by their contents.
     """
     if not kind.__module__.startswith("xfunc.") or kind.__module__.startswith("xfunc.transforms."):
         return False
@@ -270,7 +272,7 @@ def _is_of_xfunc(kind: type) -> bool:
 
 
 def _is_of_test_runner(kind: type) -> bool:
-    """Whether a class is of pytest or of unittest, through whose objects all tests are reached.
+    """Whether a class belongs to pytest or unittest; their objects refer to all tests.
 
     A test's function holds its `TestCase`, and that its runner.
     """
@@ -325,7 +327,9 @@ def _subclass(
 
 
 def _attributes(walk: Fingerprinter, x: object) -> Hashable:
-    """For an object whose state is in its attributes; one without any may stand for itself."""
+    """For an object with its state in attributes; one without attributes may be compared by
+    identity.
+    """
     kind, state = type(x), walk.state(x)
     return (walk.class_state(kind), state or (ById(x) if _is_marker(kind) else state))
 

@@ -1,4 +1,4 @@
-"""Functions as they were: copies that do not see later changes to what they hold.
+"""Snapshots of functions: copies that do not see later changes to captured values.
 
 A program runs its function again for each derived program, perhaps when the enclosing function has
 long given other values to the variables that it closes over, or to the entries of a dict; or when
@@ -30,7 +30,7 @@ from xfunc.errors import report
 T = TypeVar("T")
 
 
-def frozen(fun: T) -> T:
+def snapshot_closure(fun: T) -> T:
     """A copy of a function, of its variables and of the containers in them.
 
     It shares the objects in them, which code may compare by identity: see `AsItWas`.
@@ -65,7 +65,7 @@ def _refuse(name: str, error: Exception, *_: object, **__: object) -> NoReturn:
 
 
 class AsItWas:
-    """What `as_it_was` returns."""
+    """The result of `as_it_was`."""
 
     def __init__(self, fun: Callable[..., Any], copied: Callable[..., Any], copies: _Copies):
         self._fun, self._copied, self._copies = fun, copied, copies
@@ -84,7 +84,7 @@ class AsItWas:
 
 
 class _Copies:
-    """Copies of what a function holds, each made once.
+    """Copies of a function's values, each made once.
 
     Tensors are not copied: they are inputs of the program, by identity. Nor are objects that count
     by identity, those without attributes, which stand for themselves, and those with a `__del__`,
@@ -155,24 +155,26 @@ class _Copies:
         if not old and not self._objects:
             return x
         cells = [self._made.get(id(c)) or self._note(c, types.CellType()) for c in old]
-        made = types.FunctionType(
+        result = types.FunctionType(
             x.__code__, x.__globals__, x.__name__, x.__defaults__, closure=tuple(cells)
         )
-        made.__kwdefaults__, made.__qualname__ = x.__kwdefaults__, x.__qualname__
-        made.__dict__.update(x.__dict__)
-        self._note(x, made)
+        result.__kwdefaults__, result.__qualname__ = x.__kwdefaults__, x.__qualname__
+        result.__dict__.update(x.__dict__)
+        self._note(x, result)
         for cell, new in zip(old, cells, strict=True):
             with contextlib.suppress(ValueError):  # Not bound yet, or copied before.
                 content = cell.cell_contents
                 if id(new) not in self._made:
                     self._note(new, new)
                     new.cell_contents = self.of(content)
-        if self._objects and not self._give_parts(x, made) and not old:
+        if self._objects and not self._give_parts(x, result) and not old:
             return self._note(x, x)
-        return made
+        return result
 
     def _give_parts(self, x: types.FunctionType, made: types.FunctionType) -> bool:
-        """Give a copy what `frozen` shares: defaults and attributes; returns whether it differs."""
+        """Give a copy what `snapshot_closure` shares: defaults and attributes; returns whether it
+        differs.
+        """
         found = len(self.originals)
         if x.__defaults__:
             made.__defaults__ = tuple(map(self._shared, x.__defaults__))
@@ -185,7 +187,9 @@ class _Copies:
         return {k: self._shared(v) for k, v in x.items()}
 
     def _shared(self, x: Any) -> Any:
-        """The copy of something that functions made by `frozen` share with the original."""
+        """The copy of something that functions made by `snapshot_closure` share with the
+        original.
+        """
         copied = self.of(x)
         if copied is not x:
             self.originals.append(x)

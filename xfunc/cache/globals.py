@@ -5,12 +5,12 @@ where everything is global, rebinding a name or redefining a helper must make a 
 `xf.grad` would keep using the old value. So each function has a guard (see `xfunc.core.guards`) on
 everything it reaches by name.
 
-NOTE [what is reached]: the names are read from the code, without running it: those in the function,
+NOTE [reachable names]: the names are read from the code, without running it: those in the function,
 in functions that it names or holds, in the methods of classes, in functions found in the objects
 with those names, and so on, throughout the user's program. Of a Python module of the program, the
 attributes that any of this code mentions count. An undefined name counts too: it may be defined
-later. Installed packages are assumed not to change, except for their classes. A tensor
-counts by identity, other values as in a closure (see `xfunc.cache.fingerprint`).
+later. Installed packages are assumed not to change, except for their classes. A tensor counts by
+identity, other values as in a closure (see `xfunc.cache.fingerprint`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Snapshot = tuple["_Reach", dict[classes.ClassState, dict[tuple[type, str], Hasha
 
 
 class Reached(NamedTuple):
-    """What functions reach by name.
+    """The objects that functions reach by name.
 
     Attributes:
         places: namespaces, and names in them.
@@ -57,7 +57,7 @@ class Reached(NamedTuple):
 
 
 class Globals:
-    """Guards functions against changes to what they reach by name.
+    """Guards functions against changes of objects that they reach by name.
 
     Args:
         functions: the code and the namespace of each.
@@ -124,7 +124,7 @@ class Globals:
         return True
 
     def reached(self) -> Reached:
-        """Everything that is reached by name, now."""
+        """All objects that are reachable by name now."""
         found = self._reach()
         places = [(namespace, name) for (_, name), namespace in found.places.items()]
         return Reached(places, bool(self._volatile))
@@ -156,7 +156,7 @@ class Globals:
 
 
 class Guards:
-    """The guards of the functions that share a skeleton, by what the functions hold."""
+    """The guards of the functions with one `code_key`, by the values that the functions hold."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Globals] = {}
@@ -184,13 +184,13 @@ class Guards:
         }
         modules = {id(m): m for m in (*walk.modules, *_modules_of(walk.classes), *beside.modules)}
         key = (tuple(functions), tuple(modules), kinds)
-        found = self._known.get(key)
-        if found is None:
+        result = self._known.get(key)
+        if result is None:
             starts = [(code, namespace) for (code, _), namespace in functions.items()]
-            found = self._known[key] = Globals(starts, modules.values(), kinds)
+            result = self._known[key] = Globals(starts, modules.values(), kinds)
             if len(self._known) > MAX_STATES:
                 del self._known[next(iter(self._known))]
-        return found
+        return result
 
 
 def _functions_of(kinds: Iterable[type]) -> list[types.FunctionType]:
@@ -226,7 +226,7 @@ class _GlobalFingerprinter(StateFingerprinter):
 
 
 class _Reach:
-    """See NOTE [what is reached].
+    """See NOTE [reachable names].
 
     Attributes:
         places: namespaces by place.
@@ -367,7 +367,7 @@ def _is_of_user(module: types.ModuleType) -> bool:
 
 
 def _is_fixed(x: object, name: str) -> bool:
-    """Whether a library's object stands here under its own name, so that nobody chose it."""
+    """Whether a name still refers to the library's original object."""
     if isinstance(x, types.FunctionType):  # A decorator's is of the module that it decorates.
         is_library = not is_of_program(x.__code__) and not name_is_of_user(x.__module__)
         return is_library and x.__name__ == name

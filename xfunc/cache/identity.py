@@ -1,6 +1,6 @@
 """The value of a function, which distinguishes it from others.
 
-A function's *value* is its code together with everything that it holds: closure cells, defaults,
+A function's *value* is its code together with all values that it holds: closure cells, defaults,
 arguments of a partial, the object of a bound method. Tensors among these do not count by value:
 they become inputs of the program, keyed by shape and dtype only. So a lambda that closes over the
 newest batch hits, and a changed number, dtype or shape misses. `xfunc.cache.fingerprint` defines
@@ -28,7 +28,7 @@ from xfunc.cache import changes, classes, mutated
 from xfunc.cache.builtin_types import ById
 from xfunc.cache.changes import Changed
 from xfunc.cache.fingerprint import Fingerprinter, is_atom
-from xfunc.cache.mutation_guard import Watch
+from xfunc.cache.mutation_guard import MutationGuard
 from xfunc.cache.snapshots import can_change
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Wrapper
@@ -62,10 +62,10 @@ def class_contents(fun: object) -> dict[classes.ClassState, dict[tuple[type, str
 def detached(
     captures: list[torch.Tensor], fun: object, others: Iterable[object]
 ) -> list[torch.Tensor]:
-    """Captures, copied where they are the memory of an array, which counts by its content.
+    """Captures, copied if they share memory with an array, which counts by its content.
 
-    `torch.from_numpy` makes such: an equal array finds the program, whatever was written into this
-    one since. `others`: what the function reaches besides what it holds.
+    `torch.from_numpy` makes such tensors: an equal array finds the program even if this one has
+        been written to since. `others`: objects that the function reaches without holding them.
     """
     if not any(t.device.type == "cpu" for t in captures):
         return captures
@@ -115,7 +115,7 @@ def let_change(fun: object) -> bool:
 
 def function_value(fun: object) -> tuple[Hashable, list[torch.Tensor]]:
     """A function's value, and the tensors that it holds."""
-    with lock.unless_refused():  # It looks at classes, whose states are shared.
+    with lock.unless_refused():  # It reads the states of classes, which are shared.
         return _walked(fun, Fingerprinter())
 
 
@@ -134,7 +134,7 @@ def _walked(fun: object, walk: Fingerprinter) -> tuple[Hashable, list[torch.Tens
 def values_beside(
     given: Iterable[tuple[Hashable, object]], held: list[torch.Tensor]
 ) -> tuple[tuple[tuple[Hashable, Hashable], ...], list[torch.Tensor]]:
-    """The values of labelled objects that a program depends on besides its function.
+    """The values of labelled objects that a program depends on in addition to its function.
 
     And the tensors held by these and, first, by the function: see NOTE [aliases].
     """
@@ -153,34 +153,34 @@ class FunctionValue:
 
     def __init__(self, fun: object):
         self._fun = fun
-        self._watch: Constants | Watch | None = constants(fun)
+        self._watch: Constants | MutationGuard | None = constants(fun)
         self._found: tuple[Hashable, list[torch.Tensor]] | None = None
         self._looks = 0
 
     def check(self) -> Callable[[], bool] | None:
-        """A function that tells whether the value is still the same; None if it must be taken."""
+        """A function that returns whether the value is unchanged; None if it must be computed."""
         if self._found is None or self._watch is None or not self._watch.same():
             return None
         return self._watch.same
 
     def __call__(self) -> tuple[Hashable, list[torch.Tensor]]:
         """See `function_value`."""
-        found = self._found
-        if found is not None and self._watch is not None:
+        result = self._found
+        if result is not None and self._watch is not None:
             if self._watch.same():
-                return found
+                return result
             self._found = self._watch = None
         walk = Fingerprinter()
-        found = _walked(self._fun, walk)
+        result = _walked(self._fun, walk)
         if walk.tensors or walk.skipped:
-            return found
+            return result
         # A watch costs more than a look: it pays for functions that are called again, unchanged.
         self._looks += 1
         if self._watch is None and self._looks > 1 and self._looks & (self._looks - 1) == 0:
             self._watch = walk.watch()
         if self._watch is not None:
-            self._found = found
-        return found
+            self._found = result
+        return result
 
 
 class Constants:
@@ -217,16 +217,16 @@ def _add_constants(fun: object, found: list[types.FunctionType]) -> bool:
     return not held and all(map(is_atom, fun.__defaults__ or ()))
 
 
-def skeleton(fun: object) -> Hashable:
+def code_key(fun: object) -> Hashable:
     """The part of a function that is the same each time it is re-created."""
     if isinstance(fun, Bundle):
-        return (Bundle, tuple(map(skeleton, fun.funs)))
+        return (Bundle, tuple(map(code_key, fun.funs)))
     if isinstance(fun, Wrapper):
-        return (type(fun), fun.options, skeleton(fun.fun))
+        return (type(fun), fun.options, code_key(fun.fun))
     if isinstance(fun, functools.partial):
-        return ("partial", skeleton(fun.func))
+        return ("partial", code_key(fun.func))
     if isinstance(fun, types.MethodType):
-        return ("method", skeleton(fun.__func__))
+        return ("method", code_key(fun.__func__))
     if isinstance(fun, types.FunctionType):
         return (fun.__code__, ById(fun.__globals__))
     return type(fun) if not isinstance(fun, (type, types.BuiltinFunctionType)) else ById(fun)

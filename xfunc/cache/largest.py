@@ -1,7 +1,7 @@
-"""Where most of what a function holds is: for the error of one that holds too much.
+"""The largest parts of a function's values, for the error about a function that holds too much.
 
-The objects on the way are found by their numbers in the visit that has counted them: those under an
-object have the numbers from its own up to that of the next one beside it.
+The visit numbered the objects in depth-first order: the objects under one have the numbers from its
+own up to that of its next sibling.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def largest(root: object, numbers: Mapping[int, int]) -> str:
 
 
 def _parts(x: object) -> Iterator[tuple[str, object]]:
-    """The objects that an object holds, and what to write for them behind its name."""
+    """The objects that an object holds, each with its suffix to the object's name."""
     if isinstance(x, Wrapper):
         yield from [("", f) for f in (x.funs if isinstance(x, Bundle) else (x.fun,))]
     elif isinstance(x, functools.partial):

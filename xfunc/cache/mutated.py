@@ -1,7 +1,7 @@
 """The places that functions have changed, which no longer count by value.
 
 See NOTE [volatile places] in `xfunc.cache.changes`. A place is an object and the name of one of its
-attributes, or None for its content. From then on, a `Mark` stands for its value.
+attributes, or None for its content. From then on, a `Mutated` stands for its value.
 
 NOTE [places that die]: neither a mark nor the key that contains it keeps the object alive. But
 marks are found by the identity of objects, which Python reuses after their death, so a place is
@@ -25,7 +25,7 @@ MOST = 4096  # objects
 _OURS = 2  # references to an object that only its `_Changed` holds: `getrefcount` counts its own
 
 
-class Mark:
+class Mutated:
     """The value of a place that a function has changed: equal only to itself."""
 
     def __init__(self, kind: type):
@@ -39,7 +39,7 @@ class _Changed:
     """An object with places that were changed, and their marks."""
 
     def __init__(self, owner: object):
-        self.marks: dict[str | None, Mark] = {}
+        self.marks: dict[str | None, Mutated] = {}
         self.held: object = None
         try:
             key = id(owner)
@@ -59,7 +59,7 @@ def _forget(key: int) -> None:
     _changed.pop(key, None)
 
 
-def mark_of(owner: object, label: str | None) -> Mark | None:
+def mark_of(owner: object, label: str | None) -> Mutated | None:
     """The mark of a place; None if it counts by value."""
     found = _changed.get(id(owner))
     return None if found is None else found.marks.get(label)
@@ -80,7 +80,7 @@ def mark(places: Mapping[Place, object]) -> None:
     for (key, label), owner in places.items():
         if key not in _changed:
             _changed[key] = _Changed(owner)
-        _changed[key].marks.setdefault(label, Mark(type(owner)))
+        _changed[key].marks.setdefault(label, Mutated(type(owner)))
     for key in list(_changed)[: max(0, len(_changed) - MOST)]:
         _forget(key)
     end_watches()

@@ -1,4 +1,4 @@
-"""Checking quickly whether anything has changed, without taking its value again.
+"""A quick check for changes, without computing values again.
 
 NOTE [watching]: the value of what globals and closures hold is taken once. From then on, each call
 only checks whether the same objects are in the same places (namespaces, containers, attributes,
@@ -36,7 +36,7 @@ _function_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults_
 
 
 def end_watches() -> None:
-    """Make every existing watch report a change: what counts is different now."""
+    """Make every existing guard report a change: the set of observed places is different now."""
     global _turns
     _turns += 1
 
@@ -63,12 +63,12 @@ class Namespace:
             return False
 
 
-class Watch:
-    """The current contents of mutable things, to check later whether they have changed.
+class MutationGuard:
+    """The current contents of mutable objects, to check later whether they have changed.
 
     Args:
         things: containers, functions, objects with attributes, tensors.
-        classes: classes whose attributes count, including those of their bases.
+        classes: classes to compare by their attributes, including those of their bases.
         namespaces: further namespaces that count.
     """
 

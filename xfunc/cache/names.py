@@ -1,4 +1,4 @@
-"""The names that code contains: what it looks up, and what it imports."""
+"""The names in code: its lookups and its imports."""
 
 from __future__ import annotations
 

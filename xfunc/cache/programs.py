@@ -12,8 +12,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xfunc.backends.lock import lock
-from xfunc.cache.identity import forget_changes, root_of, skeleton
-from xfunc.cache.misses import Key, difference, differences
+from xfunc.cache.explain import difference, differences
+from xfunc.cache.identity import code_key, forget_changes, root_of
+from xfunc.cache.key import Key
 from xfunc.core import locations
 from xfunc.core.guards import Guard, Guarded
 from xfunc.core.locations import function_name
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 MAX_ENTRIES = 256  # per function; the least recently used is dropped
 MAX_FUNCTIONS = 1024
-LOG = logging.getLogger("xfunc")  # tells of traces and compilations, at the level INFO
+LOG = logging.getLogger("xfunc")  # reports traces and compilations, at the level INFO
 
 
 class CacheInfo(NamedTuple):
@@ -39,7 +40,7 @@ class CacheInfo(NamedTuple):
 
 
 class LastHit:
-    """What a cache found last.
+    """The last hit of a cache.
 
     Attributes:
         key: its key.
@@ -58,7 +59,7 @@ class FunctionCache:
     """The programs of one function.
 
     Attributes:
-        latest: what was found last.
+        latest: the last hit.
         globals: the guards of its globals, once it has been traced.
     """
 
@@ -87,7 +88,7 @@ class FunctionCache:
         return entry
 
     def missed(self, key: Key, names: Sequence[str]) -> None:
-        """Count a miss, and note what differed from the nearest key before.
+        """Count a miss, and record the difference from the nearest earlier key.
 
         `names` are those of the function's parameters.
         """
@@ -97,7 +98,7 @@ class FunctionCache:
 
     @contextlib.contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Look for programs that nobody called: these are no hits and no misses of the user's."""
+        """Look up programs without counting hits and misses, because the user made no call."""
         before, known = (self.hits, self.misses, self.last_miss), {*self.entries}
         try:
             yield
@@ -155,21 +156,21 @@ os.register_at_fork(after_in_child=_guard._at_fork_reinit)
 
 
 def cache_of(fun: object) -> FunctionCache:
-    """The cache of a function, shared by all functions of the same skeleton."""
-    key = skeleton(fun)
+    """The cache of a function, shared by all functions with the same `code_key`."""
+    key = code_key(fun)
     with _guard:
-        found = _functions.get(key)
-        if found is None:
-            found = _dropped.pop(key, None)
-            if found is None:
-                found = FunctionCache(function_name(root_of(fun)), _code(root_of(fun)))
-            _functions[key] = found
+        result = _functions.get(key)
+        if result is None:
+            result = _dropped.pop(key, None)
+            if result is None:
+                result = FunctionCache(function_name(root_of(fun)), _code(root_of(fun)))
+            _functions[key] = result
             while len(_functions) > MAX_FUNCTIONS:
                 oldest, cache = _functions.popitem(last=False)
                 _dropped[oldest] = cache
         else:
             _functions.move_to_end(key)
-        return found
+        return result
 
 
 def _all() -> list[FunctionCache]:

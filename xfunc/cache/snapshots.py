@@ -42,7 +42,7 @@ class Look:
 
 
 class _Equal:
-    """What a function finds in an object: one and the same object for as long as it is equal."""
+    """A view of an object's content: the same object as long as it is equal."""
 
     def __init__(self, look: Callable[[T], object], thing: T):
         self._look, self._thing, self._last = look, thing, look(thing)

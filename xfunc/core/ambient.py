@@ -5,7 +5,7 @@ in place of the user's.
 """
 
 # pyright: reportPrivateUsage=false
-# torch has no public names for the settings that `modes` reads.
+# torch has no public names for the settings that `context_key` reads.
 from __future__ import annotations
 
 import contextlib
@@ -28,8 +28,8 @@ if TYPE_CHECKING:  # These classes belong to other folders.
     from xfunc.sharding.mesh import AbstractMesh
 
 
-class Surroundings(NamedTuple):
-    """The context of a call, as far as it changes what is traced."""
+class TraceContext(NamedTuple):
+    """The context of a call, as far as a trace depends on it."""
 
     mesh: AbstractMesh | None = None
     region: Region | None = None
@@ -39,10 +39,10 @@ class Surroundings(NamedTuple):
 
     def __repr__(self) -> str:
         given = zip(self._fields, self, NOTHING, strict=True)
-        return ", ".join(f"{n}={x!r}" for n, x, plain in given if x != plain) or "no surroundings"
+        return ", ".join(f"{n}={x!r}" for n, x, plain in given if x != plain) or "no context"
 
 
-NOTHING = Surroundings()
+NOTHING = TraceContext()
 
 
 Inspect: TypeAlias = Callable[
@@ -51,7 +51,7 @@ Inspect: TypeAlias = Callable[
 
 
 class _Thread(threading.local):
-    around = NOTHING  # A default of the class is found much faster than a missing attribute.
+    ctx = NOTHING  # A default of the class is found much faster than a missing attribute.
     inspect: Inspect | None = None
     busy = 0  # how much else is going on: see `change_busy`
     is_plain = True  # All three are as they are here.
@@ -60,21 +60,21 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def key() -> Surroundings:
+def key() -> TraceContext:
     """The context of calls in this thread; equal to `NOTHING` if there is none."""
-    return _thread.around
+    return _thread.ctx
 
 
-def restore(surroundings: Surroundings) -> Surroundings:
+def restore(ctx: TraceContext) -> TraceContext:
     """Restore a context that `key` returned; returns the previous one."""
-    before = _thread.around
-    _thread.around = surroundings
+    before = _thread.ctx
+    _thread.ctx = ctx
     _note_whether_plain()
     return before
 
 
 def is_busy() -> bool:
-    """Whether a trace is open, or anything else of `change_busy` goes on."""
+    """Whether a trace is open, or another activity noted by `change_busy`."""
     return _thread.busy != 0
 
 
@@ -85,7 +85,7 @@ def change_busy(by: int) -> None:
 
 
 def _note_whether_plain() -> None:
-    _thread.is_plain = _thread.around == NOTHING and _thread.inspect is None and _thread.busy == 0
+    _thread.is_plain = _thread.ctx == NOTHING and _thread.inspect is None and _thread.busy == 0
 
 
 def inspector() -> Inspect | None:
@@ -106,12 +106,12 @@ def inspect_results(inspect: Inspect | None) -> Inspect | None:
 
 def mesh() -> AbstractMesh | None:
     """The mesh of the innermost `use_mesh` of this thread, or None."""
-    return _thread.around.mesh
+    return _thread.ctx.mesh
 
 
 def set_mesh(new: AbstractMesh | None) -> AbstractMesh | None:
     """Use this mesh from now on; returns the previous one."""
-    return restore(_thread.around._replace(mesh=new)).mesh
+    return restore(_thread.ctx._replace(mesh=new)).mesh
 
 
 _known: list[AbstractMesh] = []
@@ -119,7 +119,7 @@ _MOST_KNOWN = 16
 
 
 def known_meshes() -> list[AbstractMesh]:
-    """The mesh in use, then those that shardings were made for, latest first."""
+    """The mesh in use, then the meshes of earlier shardings, latest first."""
     current = mesh()
     return [*([] if current is None else [current]), *_known]
 
@@ -132,37 +132,37 @@ def note_mesh(new: AbstractMesh) -> None:
 
 def region() -> Region | None:
     """The innermost manual region (`shard_map`) that is being traced in this thread, or None."""
-    return _thread.around.region
+    return _thread.ctx.region
 
 
 def set_region(new: Region | None) -> Region | None:
     """Enter this manual region; returns the previous one."""
-    return restore(_thread.around._replace(region=new)).region
+    return restore(_thread.ctx._replace(region=new)).region
 
 
 def named_axes() -> tuple[NamedAxis, ...]:
     """The named axes of the vmaps being traced in this thread, outermost first."""
-    return _thread.around.named_axes
+    return _thread.ctx.named_axes
 
 
 def set_named_axes(new: tuple[NamedAxis, ...]) -> None:
     """Use these named axes from now on."""
-    restore(_thread.around._replace(named_axes=new))
+    restore(_thread.ctx._replace(named_axes=new))
 
 
 @contextlib.contextmanager
 def probing() -> Generator[None]:
     """Trace at sizes that no program will have: a mesh need not divide them."""
-    before = restore(_thread.around._replace(is_probe=True)).is_probe
+    before = restore(_thread.ctx._replace(is_probe=True)).is_probe
     try:
         yield
     finally:
-        restore(_thread.around._replace(is_probe=before))
+        restore(_thread.ctx._replace(is_probe=before))
 
 
 def is_probe() -> bool:
-    """Whether what is being traced in this thread will not run at its sizes."""
-    return _thread.around.is_probe
+    """Whether this thread traces only to probe sizes: the trace will not run."""
+    return _thread.ctx.is_probe
 
 
 Recompiled: TypeAlias = Callable[
@@ -196,21 +196,21 @@ class Override:
 @contextlib.contextmanager
 def overridden(new: Override | None) -> Generator[None]:
     """Use this policy in place of all others."""
-    before = restore(_thread.around._replace(override=new)).override
+    before = restore(_thread.ctx._replace(override=new)).override
     try:
         yield
     finally:
-        restore(_thread.around._replace(override=before))
+        restore(_thread.ctx._replace(override=before))
 
 
 def override() -> Override | None:
     """The policy in place of all others in this thread, or None."""
-    return _thread.around.override
+    return _thread.ctx.override
 
 
 def policy_for(own: Policy) -> Policy:
     """The policy of a checkpoint or scan that was given `own`."""
-    override = _thread.around.override
+    override = _thread.ctx.override
     if override is None:
         return own
     override.asked = True
@@ -219,12 +219,12 @@ def policy_for(own: Policy) -> Policy:
 
 def recompiled() -> Recompiled | None:
     """See `Override.recompiled`; None: programs that are made now are used as compiled."""
-    override = _thread.around.override
+    override = _thread.ctx.override
     return None if override is None else override.recompiled
 
 
-def modes() -> Hashable:
-    """Global settings of torch, and surroundings, that change what is traced."""
+def context_key() -> Hashable:
+    """The settings of torch, and the context, that a trace depends on."""
     found: Hashable = torch.get_default_dtype()
     if torch._C._is_any_autocast_enabled():
         for kind in device.AUTOCAST:
@@ -234,15 +234,15 @@ def modes() -> Hashable:
         found = (found, "deterministic")
     if _backend is not None:
         found = (found, _backend)
-    around = _thread.around
-    return found if around is NOTHING or around == NOTHING else (found, around)
+    ctx = _thread.ctx
+    return found if ctx is NOTHING or ctx == NOTHING else (found, ctx)
 
 
 Modes: TypeAlias = tuple[torch.dtype, str | None]
 
 
 def plain_modes() -> Modes | None:
-    """What `modes` consists of, if nothing unusual surrounds a call; else None."""
+    """The parts of `context_key` if all other settings have their defaults; else None."""
     found = _dtype(), _backend
     return found if are_plain(found) else None
 
@@ -281,6 +281,6 @@ _backend: str | None = None
 
 
 def note_backend(name: str | None) -> None:
-    """Record that programs run on another backend from now on; None: the one that nobody chose."""
+    """Record that programs run on another backend from now on; None: the default one."""
     global _backend
     _backend = name

@@ -22,7 +22,7 @@ _MOST = 1032  # DEFLATE's largest compression ratio
 
 
 def keep(file: Path, data: bytes, what: str) -> None:
-    """Write a file for other processes, or warn, once, that `what` cannot be kept in its folder."""
+    """Write a file for other processes, or warn once that `what` cannot be stored in its folder."""
     try:
         _write_whole(file, data)
     except OSError as error:
@@ -36,7 +36,7 @@ def _warn(what: str, folder: str, why: str) -> None:
 
 
 def _write_whole(file: Path, data: bytes) -> None:
-    """Write a file at once: other processes see all of it, or what was there before."""
+    """Write a file atomically: other processes see the old or the new contents."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent)
     try:
@@ -63,7 +63,7 @@ def unpacked(data: bytes) -> dict[str, bytes]:
 
     Raises:
         zipfile.BadZipFile, NotImplementedError, EOFError, zlib.error, RuntimeError: not an archive.
-        LookupError, ValueError, TypeError, AttributeError: not what was written.
+        LookupError, ValueError, TypeError, AttributeError: damaged contents.
     """
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         infos = archive.infolist()

@@ -1,4 +1,4 @@
-"""Abstract values: what tracing knows about an array."""
+"""Abstract values: the shape, dtype and sharding of an array during tracing."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 def child(
     command: Sequence[str | Path], env: dict[str, str], output: IO[Any] | int
 ) -> Generator[subprocess.Popen[bytes]]:
-    """A process for a block, at whose end it and what it has started are ended.
+    """Run a process during a block; afterwards it and its descendants are ended.
 
     Args:
         command: the program and its arguments. Its input is a pipe.
@@ -40,7 +40,7 @@ def child(
 def run(
     command: Sequence[str | Path], given: bytes, env: dict[str, str], seconds: float
 ) -> subprocess.CompletedProcess[bytes]:
-    """A process run to its end: its exit status, and what it printed.
+    """Run a process to its end; returns its exit status and its output.
 
     Args:
         command: the program and its arguments.

@@ -3,7 +3,7 @@
 Attributes:
     TYPE: the device type.
     KEY, AUTOGRAD: dispatch keys.
-    AUTOCAST: the device types whose blocks of ``torch.autocast`` count, the first one first.
+    AUTOCAST: the device types of ``torch.autocast`` that take effect, by precedence.
     AUTOGRAD_WRAPPED: the key under which torch differentiates tensors that its transforms have
         wrapped: torch.func keeps the device of CPU, CUDA and XLA tensors in the key, and "other"
         stands for all further ones.

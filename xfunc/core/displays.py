@@ -1,7 +1,7 @@
 """Objects that only display values: debuggers, log records and their handlers, frames, tracebacks.
 
-They hold what they have seen, and nobody computes with it. So they do not count among the values
-that a traced function depends on, and a traced value that only they hold is no leak.
+No program computes with the values that they hold. So a traced function does not depend on them,
+and a traced value that only they hold is no leak.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_debugger(kind: type) -> bool:
 
 def debuggers() -> list[type]:
     """The classes of debuggers, to which their instances refer."""
-    found: list[type] = [bdb.Bdb]
-    for kind in found:
-        found += type.__subclasses__(kind)
-    return found
+    result: list[type] = [bdb.Bdb]
+    for kind in result:
+        result += type.__subclasses__(kind)
+    return result

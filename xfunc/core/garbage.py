@@ -18,9 +18,8 @@ def has_frozen() -> bool:
 def uncollected() -> Generator[None]:
     """Collect no garbage in a block that loads packages.
 
-    It makes objects by the hundred thousand, nearly all of which stay, and Python would look at all
-    of them again and again. Afterwards they count as old: a full collection, which may never come,
-    is the first to look at them.
+    Importing creates hundreds of thousands of permanent objects, which each collection would scan
+    again. After the block they are in the oldest generation, which only a full collection scans.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Dependencies of a program on what its function does not hold.
+"""Dependencies of a program on state outside of its function.
 
 NOTE [guards]: a function may name a module as a global, or reach it through other functions; the
 mode of the module is then not part of the function's value. So it is determined during the trace:
@@ -68,10 +68,10 @@ class Guarded:
     def find(self) -> Any:
         """The program for the current state, or None."""
         for guards, programs in self._groups.items():
-            found = programs.get(tuple([guard() for guard in guards]))
-            if found is not None:
+            result = programs.get(tuple([guard() for guard in guards]))
+            if result is not None:
                 depend_on(*guards)
-                return found
+                return result
         return None
 
     def only(self, program: object) -> tuple[tuple[Guard, Hashable], ...] | None:

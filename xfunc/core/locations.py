@@ -36,7 +36,7 @@ _FUNCTIONS = {
     for p in (("autograd", "function.py"), ("_functorch", "autograd_function.py"))
 }
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
-# By the identity of code, whose hash runs over all of it, and fails for some that dynamo makes.
+# Keyed by identity: hashing code reads all of it, and fails for some code made by dynamo.
 _lines: dict[int, tuple[types.CodeType, list[int], list[int]]] = {}
 
 
@@ -117,13 +117,13 @@ def in_autograd_function(frame: types.FrameType | None) -> bool:
 
 def raised_at(error: BaseException) -> Location | None:
     """The user's innermost line in the traceback of an exception."""
-    found, entry = None, error.__traceback__
+    result, entry = None, error.__traceback__
     while entry is not None:
         if in_user_code(entry.tb_frame.f_code):
             code = entry.tb_frame.f_code
-            found = Location(code.co_filename, entry.tb_lineno, code.co_name)
+            result = Location(code.co_filename, entry.tb_lineno, code.co_name)
         entry = entry.tb_next
-    return found
+    return result
 
 
 def function_name(fun: object) -> str:
@@ -138,7 +138,7 @@ def function_name(fun: object) -> str:
 
 
 def described(fun: object) -> str:
-    """The name of a callable in messages that tell it from others: a lambda's says where it is."""
+    """The name of a callable in messages; the name of a lambda includes its location."""
     name, place = function_name(fun), place_of(fun)
     return f"<lambda{place}>" if place and name.endswith("<lambda>") else name
 

@@ -11,17 +11,17 @@ from xfunc.tree import Leaf, PyTree, Structure, flatten
 def matcher(structure: Structure) -> Callable[[PyTree], list[Leaf] | None]:
     """A function that returns the leaves of a tree of this structure, and None for another tree.
 
-    It takes a fraction of the time of `flatten`. What it returns as a leaf may be a whole subtree:
-    see what the leaves are.
+    It is several times faster than `flatten`. A leaf that it returns may be a whole subtree, so
+    callers check the types of the leaves.
     """
     dicts = _dicts_in(structure)
 
     def leaves_of(tree: PyTree) -> list[Leaf] | None:
         if dicts is None:
-            found, other = flatten(tree)
-            return found if other == structure else None
+            result, other = flatten(tree)
+            return result if other == structure else None
         try:
-            found = structure.flatten_up_to(tree)
+            result = structure.flatten_up_to(tree)
         except (ValueError, TypeError):
             return None
         # An OrderedDict passes, too, and may have another order.
@@ -31,7 +31,7 @@ def matcher(structure: Structure) -> Callable[[PyTree], list[Leaf] | None]:
                 node = node[key]
             if type(node) is not dict:
                 return None
-        return found
+        return result
 
     return leaves_of
 
@@ -43,21 +43,21 @@ def _dicts_in(structure: Structure) -> list[tuple[Any, ...]] | None:
         return []
     if kind not in (dict, tuple, list) and not _is_named(kind):
         return None
-    found: list[tuple[Any, ...]] = [()] if kind is dict else []
+    result: list[tuple[Any, ...]] = [()] if kind is dict else []
     keys = structure.entries() if kind is dict else range(len(structure.children()))
     for key, child in zip(keys, structure.children(), strict=True):
         inside = _dicts_in(child)
         if inside is None:
             return None
-        found += [(key, *path) for path in inside]
-    return found
+        result += [(key, *path) for path in inside]
+    return result
 
 
 _TUPLE: Any = tuple  # Checkers would take a class that is compared with it for one of its own.
 
 
 def _is_named(kind: Any) -> bool:
-    """Whether a class is one of named tuples, whose children are found by their positions."""
+    """Whether a class is a named tuple, with children by position."""
     own: Any = kind
     is_tuple = isinstance(kind, type) and issubclass(kind, _TUPLE)
     return is_tuple and hasattr(own, "_fields") and own.__getitem__ is _TUPLE.__getitem__

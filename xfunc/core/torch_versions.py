@@ -1,4 +1,4 @@
-"""What differs between releases of torch: all that asks for its version, or for what some lack."""
+"""Differences between releases of torch: all checks of versions and of missing functions."""
 
 # pyright: reportPrivateUsage=false
 
@@ -14,7 +14,7 @@ import torch
 
 
 def properties(*names: str) -> list[Callable[..., object]]:
-    """The getters of these properties of tensors, without those that this release no longer has.
+    """The getters of these properties of tensors, as far as this release has them.
 
     Named tensors went with torch 2.13.
     """
@@ -34,10 +34,10 @@ def is_missing(name: str) -> bool:
 
 @functools.cache
 def load_tangents_of_compositions() -> None:
-    """Import what torch imports at the first forward derivative.
+    """Import the modules that torch imports at the first forward derivative.
 
-    It compiles them by ``torch.jit.script``, at which torch 2.12 and later warn: of its own code.
-    What they warn of, a DeprecationWarning, is a FutureWarning since torch 2.14.
+    torch compiles them by ``torch.jit.script``, and from 2.12 on warns of that: by a
+    DeprecationWarning, from 2.14 on by a FutureWarning.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`torch.jit.script")
@@ -60,8 +60,8 @@ def float8_saturates() -> bool:
 def factors_transpose(name: str, dtype: torch.dtype) -> bool:
     """Whether the triangular factors that an operation returns are of the transposed matrix.
 
-    torch's derivatives assume what torch's own kernels return for a contiguous matrix: in torch 2.9
-    the factors of the transpose if it is real; in 2.13 not for ``_linalg_solve_ex``.
+    torch's derivatives assume the results of torch's own kernels for a contiguous matrix: in torch
+    2.9 the factors of the transpose if it is real; in 2.13 not for ``_linalg_solve_ex``.
     """
     a = torch.tensor([[2.0, 1.0], [0.0, 1.0]], dtype=dtype)  # its own factors
     b = (a[0],) if name == "_linalg_solve_ex" else ()
@@ -85,7 +85,7 @@ _aten: Any = torch.library.Library("aten", "IMPL")
 
 
 def refusing_reads(kind: type[torch.Tensor], message: str) -> Callable[[Any], object]:
-    """What to do with each new tensor of a kind without memory, lest a read ends the process.
+    """Prepare each new tensor of a kind without memory, so that a read cannot end the process.
 
     Reads that do not ask the tensor first, like `to_dlpack`, raise a RuntimeError from then on.
     """
@@ -109,7 +109,7 @@ def _refuse_as_data(kind: type[torch.Tensor], message: str) -> None:
 
 
 class _Data:
-    """``torch.Tensor.data``, whose reads and writes modes see under the names of torch's own."""
+    """``torch.Tensor.data``; modes see its reads and writes under torch's own names."""
 
     def __init__(self, own: Any, kind: type[torch.Tensor], message: str):
         self._own, self._kind, self._message = own, kind, message

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 if TYPE_CHECKING:
-    from xfunc.hlo.spmd.tiles import Tiles
+    from xfunc.hlo.spmd.tiles import HloSharding
     from xfunc.sharding.mesh import AbstractMesh
 
 Number: TypeAlias = bool | int | float | complex
@@ -30,15 +30,15 @@ class Shaped(Protocol):
 
 @runtime_checkable
 class Sharding(Protocol):
-    """What the folders below `xfunc.sharding` need of a `NamedSharding`."""
+    """The part of `NamedSharding` that the folders below `xfunc.sharding` use."""
 
     @property
     def mesh(self) -> AbstractMesh: ...
-    def tiles(self, ndim: int) -> Tiles:
+    def tiles(self, ndim: int) -> HloSharding:
         """The part of an array that each device holds."""
         ...
 
-    def of_tiles(self, tiles: Tiles) -> Sharding | None:
+    def of_tiles(self, tiles: HloSharding) -> Sharding | None:
         """The sharding on the same mesh that divides an array so; None: there is none."""
         ...
 

@@ -10,7 +10,7 @@ from xfunc.tree import Function
 
 
 class Wrapper:
-    """Base of callables whose value is their kind, their options and the function inside.
+    """Base of callables that compare by their kind, their options and the function inside.
 
     Attributes:
         fun: the function inside.

@@ -49,7 +49,7 @@ def write_shardings_with(write: Callable[[Sequence[Any]], object]) -> None:
 
 
 def kept(in_avals: Sequence[Aval], donated: frozenset[int]) -> dict[str, object]:
-    """What a header says of arguments that are sharded or donated."""
+    """The header's fields for sharded or donated arguments."""
     shardings = [a.sharding for a in in_avals]
     found: dict[str, object] = {"donated": sorted(donated)} if donated else {}
     return found | {"shardings": _shardings[0](shardings)} if any(shardings) else found
@@ -79,7 +79,7 @@ def serialize(lowered: object) -> bytes:
     export the gradient instead.
 
     Args:
-        lowered: what ``xf.jit(f).lower(...)`` returns.
+        lowered: the result of ``xf.jit(f).lower(...)``.
 
     Returns:
         bytes: a ZIP archive of the program and a header that describes it.

@@ -27,7 +27,7 @@ from xfunc.torchlib import functorch, values
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.storageless import check_surroundings
 from xfunc.trace import tracing
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 from xfunc.tree import Leaf, PyTree
 
 
@@ -41,7 +41,7 @@ def _check_program(module: Module, avals: Sequence[Aval], outputs: Sequence[Aval
         raise InvalidHloError("its results are not those of the header")
 
 
-def loaded(name: str, hlo: bytes, avals: Sequence[Aval], outputs: Sequence[Aval]) -> Lowering:
+def loaded(name: str, hlo: bytes, avals: Sequence[Aval], outputs: Sequence[Aval]) -> HloProgram:
     """The program of a file, checked against its header."""
     module = Module.from_bytes(hlo)
     _check_program(module, avals, outputs)
@@ -49,8 +49,8 @@ def loaded(name: str, hlo: bytes, avals: Sequence[Aval], outputs: Sequence[Aval]
         unused = build.constant(False, torch.bool)
         types = [array_of(a) for a in outputs]
         results = build.several("call", types, (unused,), None, (module,))
-        return Lowering.of(name, Graph(name, (), results), avals, outputs)
-    return Lowering.of(name, module, avals, outputs)
+        return HloProgram.of(name, Graph(name, (), results), avals, outputs)
+    return HloProgram.of(name, module, avals, outputs)
 
 
 ReadShardings = Callable[[Any], Sequence[Sharding | None]]
@@ -58,12 +58,12 @@ _readers: list[ReadShardings] = []
 
 
 def read_shardings_with(read: ReadShardings) -> None:
-    """Let this function read what the writer of `xfunc.export.files` made of shardings."""
+    """Register the reader of the shardings that `xfunc.export.files` writes."""
     _readers[:] = [read]
 
 
 class _Latest:
-    """What the leaves of a call are compared with, so as not to be checked again.
+    """The accepted leaves of an earlier call, so that equal ones are not checked again.
 
     See `xfunc.stages.fast_path`.
     """
@@ -92,10 +92,10 @@ class Exported:
         stablehlo: the program as a portable StableHLO artifact. Its function ``main`` takes the
             leaves of the arguments in order (a boolean, if there are none) and returns those of
             the result. For a range of shapes, it is the program of the largest bucket.
-        buckets: for a range of shapes, the sizes of each bucket and its StableHLO, whose ``main``
-            takes the leaves padded to the bucket's shape, and after them the actual size of each
-            `Dim`, an int64; its results must be cut to their shapes. () for a single shape.
-        donated: the leaves of the arguments, by position, whose memory a call may reuse.
+        buckets: for a range of shapes, the sizes of each bucket and its StableHLO; its ``main``
+            takes the leaves padded to the bucket's shape, then the actual size of each `Dim`, an
+            int64; its results must be cut to their shapes. () for a single shape.
+        donated: positions of the argument leaves with memory that a call may reuse.
     """
 
     def __init__(self, header: Mapping[str, object], hlo: bytes, stablehlo: bytes):
@@ -122,10 +122,10 @@ class Exported:
         self._expected = tree.unflatten(decode(header["inputs"]), avals)
         self._leaves = avals
         args, kwargs = self._expected
-        # As it is called: what was static is part of the program.
+        # In the form of a call: static arguments are part of the program.
         self._args = tuple(a for i, a in enumerate(args) if i not in self._static)
         self._kwargs = dict(sorted(kwargs.items()))
-        # Of the structures that it was called with, whose named tuples are of the caller's classes.
+        # Structures of earlier calls; their named tuples are of the caller's classes.
         self._leaves_of: Callable[[PyTree], list[Leaf] | None] | None = None
         self._latest: _Latest | None = None
         self._labels = tuple(self._by_path(self._args, self._kwargs))
@@ -179,7 +179,7 @@ class Exported:
         return tensors
 
     def _is_right(self, x: object, want: Aval, label: str) -> bool:
-        """Whether a leaf is surely what the program takes."""
+        """Whether a leaf certainly fits the program."""
         if not isinstance(x, torch.Tensor):
             return False
         values.check_array(x, None, f"{label} of {self.name}")
@@ -189,7 +189,10 @@ class Exported:
         return self._apply(self._lowering, tensors)
 
     def _apply(
-        self, lowering: Lowering, given: Sequence[torch.Tensor], sizes: Sequence[torch.Tensor] = ()
+        self,
+        lowering: HloProgram,
+        given: Sequence[torch.Tensor],
+        sizes: Sequence[torch.Tensor] = (),
     ) -> list[torch.Tensor]:
         """Apply a program to the leaves of the arguments and the sizes of Dims."""
         if tracing.current() is not None or not lowering.outputs:
@@ -253,11 +256,11 @@ class Exported:
             fail(TreeMismatchError, problem, self._without_static(hint))
 
     def _by_path(self, args: PyTree, kwargs: PyTree) -> dict[str, Leaf]:
-        found = {}
+        result = {}
         for root, t in (*((f"argument {i}", a) for i, a in enumerate(args)), *kwargs.items()):
             for path, x in tree.leaves_with_path(t):
-                found[f"{root}{path}"] = self._as_array(x, f"{root}{path}")
-        return found
+                result[f"{root}{path}"] = self._as_array(x, f"{root}{path}")
+        return result
 
     def _as_array(self, x: object, label: str) -> object:
         if isinstance(x, (torch.Tensor, ShapeDtypeStruct)):
@@ -287,7 +290,7 @@ class Exported:
 def _other_nodes(
     args: PyTree, kwargs: PyTree, want_args: PyTree, want_kwargs: PyTree
 ) -> Iterator[str]:
-    """What differs in trees with the same paths of leaves: classes of nodes, and empty ones.
+    """The differences of trees with equal paths of leaves: classes of nodes, and empty nodes.
 
     Classes of named tuples are compared by name and fields: a file has no others.
     """

@@ -175,7 +175,7 @@ def complex_(re: Node, im: Node) -> Node:
 
 def reshape(x: Node, dims: tuple[int, ...]) -> Node:
     """The same elements in row-major order."""
-    if x.opcode == "reshape":  # What is in between has no other meaning.
+    if x.opcode == "reshape":  # Nodes in between have no other meaning.
         (x,) = x.operands
     if x.type.dims == dims:
         return x
@@ -462,7 +462,7 @@ def call(graph: Any, operands: Sequence[Node], more: bytes = b"") -> list[Node]:
 
 
 def while_(body: Any, condition: Any, init: Sequence[Node]) -> list[Node]:
-    """The last state of a loop: graphs from state to state, and to whether it goes on."""
+    """The last state of a loop, given the graphs of its body and of its condition."""
     types = [n.type for n in init]
     return several("while", types, tuple(init), None, (body, condition))
 
@@ -470,7 +470,7 @@ def while_(body: Any, condition: Any, init: Sequence[Node]) -> list[Node]:
 def conditional(
     index: Node, branches: Sequence[Any], operands: Sequence[Sequence[Node]]
 ) -> list[Node]:
-    """The results of the graph with an index, each of which has operands of its own."""
+    """The results of the graph with an index; each graph has its own operands."""
     types = [n.type for n in branches[0].outputs]
     flat = (index, *[n for of in operands for n in of])
     return several("conditional", types, flat, tuple(map(len, operands)), tuple(branches))

@@ -1,7 +1,7 @@
-"""Composites: operations that are spelled out, but that a target may have something better for.
+"""Composites: operations defined by a graph, which a target may replace by a better one.
 
-A composite is a call. The name of its computation, which any target can run, tells what it
-computes, so that a pass can replace the call.
+A composite is a call. Any target can run its computation; the computation's name identifies the
+operation, so that a pass can replace the call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def operation_of(name: str) -> str | None:
 def running_name(operation: str, dim: int) -> str:
     """The name of a computation of all partial results along a dimension.
 
-    It is no composite, but programs of other sizes can tell by it what the steps compute.
+    It is no composite, but identifies the steps' function in programs of other sizes.
     """
     return f"{_RUNNING}{operation}_{dim}"
 

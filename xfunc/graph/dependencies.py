@@ -27,14 +27,14 @@ class _Summaries:
         self._made: dict[Graph, Masks] = {}
 
     def of(self, graph: Graph) -> Masks:
-        found = self._made.get(graph)
-        if found is None:
-            found = self._made[graph] = self._summary(graph)
-        return found
+        result = self._made.get(graph)
+        if result is None:
+            result = self._made[graph] = self._summary(graph)
+        return result
 
     def _summary(self, graph: Graph) -> Masks:
         known: dict[int, int] = {}
-        several: dict[int, Masks] = {}  # of nodes whose results are known one by one
+        several: dict[int, Masks] = {}  # of nodes with separately known results
         for k, n in enumerate(graph.inputs):
             known[id(n)] = known.get(id(n), 0) | 1 << k
         for n in graph.nodes:
@@ -76,17 +76,17 @@ class _Summaries:
                 for k in range(len(carried)):
                     if carried[k] >> via & 1:
                         carried[k] |= carried[via]
-        rounds = 0  # what the number of rounds depends on
+        rounds = 0  # the dependencies of the number of rounds
         for k in _bits(_union(self.of(condition.graph))):
             rounds |= carried[k]
         return tuple([_substituted(mask | rounds, init) for mask in carried])
 
 
 def _union(masks: Sequence[int]) -> int:
-    found = 0
+    result = 0
     for m in masks:
-        found |= m
-    return found
+        result |= m
+    return result
 
 
 def _bits(mask: int) -> Iterator[int]:
@@ -97,7 +97,7 @@ def _bits(mask: int) -> Iterator[int]:
 
 
 def _substituted(mask: int, atoms: Sequence[int]) -> int:
-    found = 0
+    result = 0
     for k in _bits(mask):
-        found |= atoms[k]
-    return found
+        result |= atoms[k]
+    return result

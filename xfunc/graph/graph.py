@@ -1,8 +1,8 @@
 """`Graph`: a function from arrays to arrays, as nodes.
 
-A graph calls others: the functions, loops and branches of the user's program are nodes whose
-`Node.calls` are graphs. Nothing is packed into tuples: the operands and results of such a node are
-the arrays themselves.
+A graph calls others: the functions, loops and branches of the user's program are nodes with graphs
+in `Node.calls`. Nothing is packed into tuples: the operands and results of such a node are the
+arrays themselves.
 
 ==================  ==========================================  ================================
 node                operands                                    calls
@@ -15,8 +15,7 @@ node                operands                                    calls
 ``opt-barrier``     values                                      nothing
 ==================  ==========================================  ================================
 
-What is called may also be a `xfunc.hlo.Module`, which a graph can usually be read from:
-`Callee.graph`.
+A callee may also be a `xfunc.hlo.Module`; most can be read as a graph: `Callee.graph`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class Graph:
 
     Attributes:
         name: of the function.
-        inputs: nodes of any opcode, whose values are given.
+        inputs: nodes of any opcode, with values that the caller gives.
         outputs: nodes computed from the inputs alone.
         effects: nodes that have effects, but no result.
     """
@@ -80,7 +79,7 @@ class Graph:
 
     @functools.cached_property
     def nodes(self) -> tuple[Node, ...]:
-        """What the outputs are computed from, each after its operands, with all inputs."""
+        """The nodes that the outputs depend on, each after its operands, with all inputs."""
         return tuple(reached([*self.inputs, *self.outputs, *self.effects], self.inputs))
 
     @functools.cached_property
@@ -98,9 +97,9 @@ class Graph:
         """The graph with nodes replaced, operands before their users.
 
         Args:
-            change: the node that takes the place of one, given what its operands have become. It
-                is not asked about inputs.
-            known: nodes whose replacement is known.
+            change: returns the replacement of a node, given its new operands. It is not called for
+                inputs.
+            known: replacements of nodes.
         """
         found: dict[Node, Node] = dict(known or {})
         for n in self.inputs:
@@ -122,16 +121,16 @@ class Graph:
 
         Args:
             args: in place of the inputs.
-            operation: of which nodes are that are part of none, such as those of a loop.
+            operation: for nodes without one, such as those of a loop.
         """
 
         def copied(n: Node, operands: tuple[Node, ...]) -> Node:
             if n.opcode == "constant":
                 return n
-            made = n.changed(operands)
+            result = n.changed(operands)
             if operation is not None and not (n.operation.name or n.operation.wire):
-                made.operation = operation
-            return made
+                result.operation = operation
+            return result
 
         made = self.rewritten(copied, dict(zip(self.inputs, args, strict=True)))
         return [*made.outputs], [*made.effects]
@@ -155,7 +154,7 @@ def moved(n: Node, operands: tuple[Node, ...], calls: tuple[Any, ...] | None = N
 
 
 def rerun(n: Node, operands: tuple[Node, ...], of: Callable[[Graph], Graph]) -> Node:
-    """A node that runs graphs, on other operands, with what `of` makes of each graph."""
+    """A copy of a node that runs graphs: other operands, and `of` applied to each graph."""
     return moved(n, operands, tuple([c if c.graph is None else of(c.graph) for c in n.calls]))
 
 
@@ -171,8 +170,8 @@ def is_pair(graph: Graph) -> bool:
 
 def used_by(nodes: Iterable[Node]) -> dict[Node, list[Node]]:
     """The users of each node among some."""
-    found: dict[Node, list[Node]] = {}
+    result: dict[Node, list[Node]] = {}
     for n in nodes:
         for o in dict.fromkeys(n.operands):
-            found.setdefault(o, []).append(n)
-    return found
+            result.setdefault(o, []).append(n)
+    return result

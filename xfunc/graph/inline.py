@@ -13,19 +13,19 @@ from xfunc.graph.graph import Callee, Graph, moved, rerun
 from xfunc.graph.node import Node
 
 
-def inline(graph: Graph, stays: Callable[[Node, Callee], bool]) -> Graph:
+def inline(graph: Graph, keeps_call: Callable[[Node, Callee], bool]) -> Graph:
     """The graph without calls, and with loops and branches that call nothing.
 
     Args:
         graph: not changed.
-        stays: whether a call of a graph stays one.
+        keeps_call: whether a call of a graph stays one.
     """
-    return _Inliner(stays).flat(graph)
+    return _Inliner(keeps_call).flat(graph)
 
 
 class _Inliner:
-    def __init__(self, stays: Callable[[Node, Callee], bool]) -> None:
-        self._stays = stays
+    def __init__(self, keeps_call: Callable[[Node, Callee], bool]) -> None:
+        self._stays = keeps_call
         self._made: dict[Graph, Graph] = {}
 
     def flat(self, graph: Graph) -> Graph:

@@ -105,7 +105,7 @@ current = _Thread()
 
 @contextlib.contextmanager
 def unattributed() -> Iterator[None]:
-    """A block whose nodes are part of no operation of the user's."""
+    """A block that makes nodes outside of the user's operations."""
     before, current.operation = current.operation, Operation("")
     try:
         yield
@@ -122,11 +122,11 @@ class Node:
     Attributes:
         opcode: XLA's name.
         type: of the result.
-        operands: the nodes whose results it takes.
+        operands: the nodes of its inputs.
         params: its other parameters, hashable; their form depends on the opcode: see
             `xfunc.hlo.write`.
         calls: the computations it calls: reducers by opcode and dtype, graphs or modules.
-        more: what else it carries (a sharding, attributes), as serialised fields.
+        more: further data (a sharding, attributes), as serialised fields.
         operation: it is a part of.
         number: see NOTE [numbers of nodes].
     """
@@ -153,9 +153,9 @@ class Node:
     def changed(self, operands: tuple[Node, ...], calls: tuple[Any, ...] | None = None) -> Node:
         """The same instruction with other operands, and other computations if they are given."""
         calls = self.calls if calls is None else calls
-        made = Node(self.opcode, self.type, operands, self.params, calls, self.more)
-        made.operation = self.operation
-        return made
+        result = Node(self.opcode, self.type, operands, self.params, calls, self.more)
+        result.operation = self.operation
+        return result
 
     @property
     def dims(self) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """`in_order`: a program whose steps run in a given order.
 
-NOTE [how XLA is told an order]: HLO has control dependencies, but on the CPU the simplifier of
+NOTE [fixing an order for XLA]: HLO has control dependencies, but on the CPU the simplifier of
 torch_xla 2.9's XLA ends the process if an instruction that it replaces has one, and StableHLO has
 none. Calls of functions that are not inlined survive all passes, and run after their operands. So
 the program becomes a chain of calls, each with one result of the call before as an operand more.
@@ -34,7 +34,7 @@ def in_order(graph: Graph, steps: Sequence[Node], stays: bytes) -> Graph:
     inputs = set(graph.inputs)
 
     def given(nodes: Iterable[Node], own: int | None) -> list[Node]:
-        """Those that are inputs, or made by other groups."""
+        """The nodes that are inputs, or results of other groups."""
         return [n for n in nodes if n in inputs or made_by.get(n, own) != own]
 
     known = {n: n for n in graph.inputs}
@@ -61,7 +61,7 @@ def in_order(graph: Graph, steps: Sequence[Node], stays: bytes) -> Graph:
 def without_barriers(graph: Graph) -> Graph:
     """The graph without its barriers.
 
-    A step would need all that passes through one with what it reads.
+    A step that reads one value of a barrier would need all of its operands.
     """
 
     def change(n: Node, operands: tuple[Node, ...]) -> Node:
@@ -73,7 +73,7 @@ def without_barriers(graph: Graph) -> Graph:
 
 
 def _needed(group: Sequence[Node], made_by: dict[Node, int]) -> list[Node]:
-    """What a group computes, and the inputs and steps that it reads, in order."""
+    """The graph of a group, and the inputs and steps that it reads, in order."""
     own, found = made_by[group[0]], set[Node]()
     todo = list(group)
     while todo:

@@ -7,8 +7,8 @@ and pairs that undo each other, folds constant scalars, and merges equal operati
 Results stay the same, bit for bit. If a removed operation on floats could change its operand after
 all (``x * 1`` makes a signalling NaN a quiet one), XLA would have removed it as well.
 
-NOTE [what is left alone]: nodes that carry more than a computation, such as a sharding or a name;
-calls of custom functions; nodes that have effects, communicate or draw random numbers; and
+NOTE [nodes that stay unchanged]: nodes that carry more than a computation, such as a sharding or a
+name; calls of custom functions; nodes that have effects, communicate or draw random numbers; and
 barriers, after which a value counts as a different one.
 """
 
@@ -47,7 +47,7 @@ class _Pass:
         return self._made[graph]
 
     def callees(self, n: Node) -> tuple[Any, ...]:
-        """What a node calls; the bodies of loops and branches simplified, if requested."""
+        """The graphs that a node calls; bodies of loops and branches simplified, if requested."""
         if not self._bodies or n.opcode not in ("while", "conditional"):
             return n.calls
         return tuple(self.simpler(c.graph) for c in n.calls)
@@ -92,14 +92,14 @@ class _Simpler:
         self._fills: dict[Node, scalars.Number] = {}  # the value of all elements, where known
 
     def change(self, n: Node, operands: tuple[Node, ...]) -> Node:
-        made = moved(n, operands, self._pass.callees(n))
-        if not made.more:  # See NOTE [what is left alone].
-            before, made = made, self._plain(made)
-            if made.number > before.number and made.opcode != "constant":
-                made.operation = n.operation
-        if made.opcode not in opcodes.PURE:
-            return made
-        return self._first.setdefault(self._pass.same.key(made, made.operands), made)
+        result = moved(n, operands, self._pass.callees(n))
+        if not result.more:  # See NOTE [nodes that stay unchanged].
+            before, result = result, self._plain(result)
+            if result.number > before.number and result.opcode != "constant":
+                result.operation = n.operation
+        if result.opcode not in opcodes.PURE:
+            return result
+        return self._first.setdefault(self._pass.same.key(result, result.operands), result)
 
     def _plain(self, n: Node) -> Node:
         rule = _RULES.get(n.opcode)

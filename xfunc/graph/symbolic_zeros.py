@@ -2,12 +2,12 @@
 
 Derivative formulas multiply: the tangent of ``a * b`` is ``da * b + a * db``. If `a` is a constant
 there is no `da`, and its product with `b` must not be computed: ``0 * inf`` would give NaN. torch
-has special tensors for this, whose product with anything is again such a tensor, but not on every
-device, nor for every product. Here these zeros are nodes of their own (``absent``), which are
-followed through the graph once a function has been traced.
+has special tensors for this (a product with one is again such a tensor), but not on every device,
+nor for every product. Here these zeros are nodes of their own (``absent``), which are followed
+through the graph once a function has been traced.
 
-In reverse mode, only a run of the backward pass shows which results have no cotangent: `without`
-reduces a graph to what is left of it when some of its inputs are absent.
+In reverse mode, only a run of the backward pass shows which results have no cotangent:
+`prune_inputs` reduces a graph to the part that remains when some of its inputs are absent.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ ABSENT = "absent"
 """The opcode of zeros that are absent."""
 
 
-def drop_absent(graph: Graph) -> Graph:
+def propagate_zeros(graph: Graph) -> Graph:
     """A graph in which absent zeros spread through products and are left out of sums."""
     if not any(n.opcode == ABSENT for n in graph.nodes):
         return graph
     return _Spread().over(graph, (False,) * len(graph.inputs))[0]
 
 
-def without(
+def prune_inputs(
     graph: Graph, absent: Collection[int], kept: Collection[int] | None = None
 ) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
-    """What is left of a graph when some of its inputs are absent.
+    """The part of a graph that remains when some of its inputs are absent.
 
     Args:
         graph: not changed; it calls no functions.
         absent: the numbers of the absent inputs.
-        kept: the results to keep; by default, those that are not absent then.
+        kept: the results to keep; by default, those that are then not absent.
 
     Returns:
         The graph; the inputs that are left, and the results.
@@ -74,13 +74,13 @@ _PARTS = {
 
 
 class _Spread:
-    """Rewrites graphs, and what they call with absent operands."""
+    """Rewrites graphs, and the graphs that they call with absent operands."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Graph, Flags], tuple[Graph, Flags]] = {}
 
     def over(self, graph: Graph, given: Flags) -> tuple[Graph, Flags]:
-        """What `rewritten` makes of a graph, made once."""
+        """The result of `rewritten` for a graph, computed once."""
         key = graph, given
         if key not in self._made:
             self._made[key] = self.rewritten(graph, given, keep_inputs=True)
@@ -104,10 +104,10 @@ class _Spread:
             replaced = {n: build.full(0, n.type) for n in known}
 
         def change(n: Node, operands: tuple[Node, ...]) -> Node:
-            made = absent.change(n, operands)
+            result = absent.change(n, operands)
             if known.get(n) is True and n not in absent.results:
                 return build.full(0, n.type)
-            return made
+            return result
 
         made = graph.rewritten(change, replaced)
         if replaced:
@@ -130,7 +130,7 @@ class _Absent:
         self._spread = spread
 
     def change(self, n: Node, operands: tuple[Node, ...]) -> Node:
-        """The node that takes the place of one; says what is absent of it."""
+        """The replacement of a node; records the absent results."""
         known = tuple([self.known.get(o, False) for o in n.operands])
         opcode = n.opcode
         if opcode == ABSENT:
@@ -155,9 +155,9 @@ class _Absent:
         elif opcode == "subtract" and known[1]:
             return operands[0]
         elif opcode == "subtract" and known[0]:
-            made = Node("negate", n.type, operands[1:])
-            made.operation = n.operation
-            return made
+            result = Node("negate", n.type, operands[1:])
+            result.operation = n.operation
+            return result
         return moved(n, operands)
 
     def _calling(self, n: Node, operands: tuple[Node, ...], known: Flags) -> Node:
@@ -166,7 +166,7 @@ class _Absent:
 
     def _call(self, n: Node, known: Flags) -> tuple[Graph, ...] | None:
         callee: Graph | None = n.calls[0].graph
-        # What a target puts in the place of a composite computes from all of its operands.
+        # A target's replacement of a composite reads all of its operands.
         if callee is None or operation_of(callee.name) is not None:
             return None
         if is_pair(callee):
@@ -228,5 +228,5 @@ def _adds(n: Node) -> bool:
 
 
 def _both(a: Flags, b: Flags) -> Flags:
-    """What is absent in both."""
+    """The flags that are set in both."""
     return tuple([x and y for x, y in zip(a, b, strict=True)])

@@ -1,4 +1,4 @@
-"""What nodes carry besides their parameters: attributes, shardings and side effects."""
+"""Data of nodes other than their parameters: attributes, shardings and side effects."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class Contents:
     """A module's protobuf, with the instructions of its computations by opcode and by id.
 
     They are looked up once for all passes that share the contents. A pass that changes a
-    computation says so, or leaves behind what no later pass looks for.
+    computation must report it, unless no later pass looks for the changes.
 
     Attributes:
         proto: of the module.

@@ -3,10 +3,10 @@
 NOTE [slices of fields]: where every instruction of a module is read, its lists of ids are read as
 ``i.operand_ids[:]``: protobuf takes twice as long to iterate over the field itself.
 
-NOTE [absent fields]: protobuf allocates memory to read a field that a message lacks. Each 10,000
-times that it frees such memory, it hands all unused memory back to the system, which takes 10 ms to
-get again. So where every instruction of a module is read, its opcode tells whether to read what few
-have.
+NOTE [absent fields]: protobuf allocates memory to read a field that a message lacks. Once per
+10,000 frees of such memory it returns all unused memory to the system, and needs 10 ms to get it
+back. So a loop over every instruction of a module reads a rare field only for the opcodes that have
+it.
 
 NOTE [copies]: protobuf's ``CopyFrom`` copies a message in memory. Its ``extend``, ``append``,
 ``MergeFrom`` and constructors write it to bytes and read these, which takes twice as long.
@@ -48,11 +48,11 @@ def instruction(
     of: pb.HloInstructionProto | None = None,
 ) -> pb.HloInstructionProto:
     """A new instruction; `of`, which it is a part of, counts as its source."""
-    made = pb.HloInstructionProto(opcode=opcode, id=id, operand_ids=operands, shape=shape)
-    made.name = f"{opcode}.{id}"
+    result = pb.HloInstructionProto(opcode=opcode, id=id, operand_ids=operands, shape=shape)
+    result.name = f"{opcode}.{id}"
     if of is not None:
-        made.metadata.CopyFrom(of.metadata)
-    return made
+        result.metadata.CopyFrom(of.metadata)
+    return result
 
 
 def constant(
@@ -62,9 +62,9 @@ def constant(
     of: pb.HloInstructionProto | None = None,
 ) -> pb.HloInstructionProto:
     """A new scalar; see `instruction`."""
-    made = instruction("constant", id, Shape(dtype).proto, of=of)
-    made.literal.CopyFrom(scalar_literal(value, dtype))
-    return made
+    result = instruction("constant", id, Shape(dtype).proto, of=of)
+    result.literal.CopyFrom(scalar_literal(value, dtype))
+    return result
 
 
 def add_copies(field: Any, messages: Iterable[Any]) -> None:
@@ -75,10 +75,10 @@ def add_copies(field: Any, messages: Iterable[Any]) -> None:
 
 def with_id(i: pb.HloInstructionProto, id: int) -> pb.HloInstructionProto:
     """A copy of an instruction with another id."""
-    made = pb.HloInstructionProto()
-    made.CopyFrom(i)
-    made.id, made.name = id, renamed(i.name, id)
-    return made
+    result = pb.HloInstructionProto()
+    result.CopyFrom(i)
+    result.id, result.name = id, renamed(i.name, id)
+    return result
 
 
 def bypass(c: pb.HloComputationProto, stands_for: Mapping[int, int]) -> None:
@@ -109,12 +109,12 @@ def unused(uses: dict[int, list[int]], root: int, candidates: Collection[int]) -
         candidates: the ids of the instructions.
     """
     times = Counter(chain((root,), *uses.values()))
-    found: set[int] = set()
-    for k in [k for k in reversed(uses) if k in candidates]:  # users before what they use
+    result: set[int] = set()
+    for k in [k for k in reversed(uses) if k in candidates]:  # users before their operands
         if not times[k]:
-            found.add(k)
+            result.add(k)
             times.subtract(uses[k])
-    return found
+    return result
 
 
 def remove(

@@ -1,11 +1,11 @@
 """Whole programs as HLO modules, in the form that is shown, compiled or exported.
 
-NOTE [what is numbered]: members of one group are sharded alike (`annotations.tie`), and on the CPU
-the devices of a group meet under the channel of a collective. If two groups had the same number,
-XLA would tie unrelated values; if these differed in dimensions, it would abort the process. If two
-concurrent collectives had the same channel, a device of one could meet a device of the other. So a
-function with any of these is written anew for each call, as XLA itself would copy it, with numbers
-of its own.
+NOTE [numbers in a whole program]: members of one group are sharded alike (`annotations.tie`), and
+on the CPU the devices of a group meet under the channel of a collective. If two groups had the same
+number, XLA would shard unrelated values alike; if these differed in dimensions, it would abort the
+process. If two concurrent collectives had the same channel, a device of one could meet a device of
+the other. So a function with any of these is written once per call, as XLA itself would copy it,
+each time with new numbers.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from xfunc.hlo import write
 from xfunc.hlo.attributes import NAME, attributes_of, with_attributes
 from xfunc.hlo.spmd.annotations import is_automatic_tie
 from xfunc.hlo.spmd.collectives import AXES
-from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.hlo.spmd.tiles import HloSharding
 from xfunc.hlo.wire import integer_of, message_of
 from xfunc.hlo.write import Style
 
 _CHANNEL = 26
 
 
-class Program(NamedTuple):
-    """What a whole program has besides its graph.
+class WholeProgram(NamedTuple):
+    """The parts of a whole program other than its graph.
 
     Attributes:
-        meaning: what the stamped name of an operation stands for: its name, with the scopes around
-            it; its file and line.
+        meaning: the origin for the stamped name of an operation: its name with its scopes, its file
+            and line.
         lines: whether instructions carry the user's files and lines.
         tiles: how each parameter is sharded; None if unspecified.
         keeps_automatic: whether to keep the ties that xfunc made automatically.
@@ -44,11 +44,11 @@ class Program(NamedTuple):
 
     meaning: Callable[[str], tuple[str, str, int] | None]
     lines: bool = True
-    tiles: Sequence[Tiles | None] = ()
+    tiles: Sequence[HloSharding | None] = ()
     keeps_automatic: bool = True
 
 
-def written(graph: Graph, program: Program) -> bytes:
+def written(graph: Graph, program: WholeProgram) -> bytes:
     """The serialised module of a whole program.
 
     Names that the user gave to values are left out. Scopes and lines replace the stamps. If nothing
@@ -58,7 +58,7 @@ def written(graph: Graph, program: Program) -> bytes:
 
 
 class _Writer(write.Writer):
-    def __init__(self, graph: Graph, program: Program) -> None:
+    def __init__(self, graph: Graph, program: WholeProgram) -> None:
         super().__init__()
         self._meaning, self._lines, self._tiles = program.meaning, program.lines, program.tiles
         self._resolved: dict[bytes, bytes] = {}
@@ -160,15 +160,15 @@ class _Search:
         self._known: dict[Graph, bool] = {}
 
     def wanted(self, n: Node) -> bool:
-        """Whether this is what is looked for."""
+        """Whether the node matches."""
         raise NotImplementedError
 
     def among(self, graph: Graph) -> bool:
         """Whether it is in a graph."""
-        found = self._known.get(graph)
-        if found is None:
-            found = self._known[graph] = any(map(self._holds, graph.nodes))
-        return found
+        result = self._known.get(graph)
+        if result is None:
+            result = self._known[graph] = any(map(self._holds, graph.nodes))
+        return result
 
     def _holds(self, n: Node) -> bool:
         return self.wanted(n) or any(map(self._called, n.calls))
@@ -213,7 +213,7 @@ def _is_divided(sharding: bytes) -> bool:
     return _divides(pb.OpSharding.FromString(sharding))
 
 
-def _is_tiled(tiles: Tiles | None) -> bool:
+def _is_tiled(tiles: HloSharding | None) -> bool:
     return tiles is not None and not tiles.is_replicated
 
 

@@ -1,4 +1,4 @@
-"""A digest of what a module computes, equal in all processes that trace the same function."""
+"""A digest of a module's function, equal in all processes that trace the same function."""
 
 from __future__ import annotations
 

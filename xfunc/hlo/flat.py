@@ -1,8 +1,8 @@
-"""Graphs and modules whose functions are inlined.
+"""Graphs and modules with inlined functions.
 
-Some calls stay: those that tie two values (`annotations.tie`: see the note there); those of a
-manual region (`shard_map`): one device's shard inside it is not a value outside; composites, which
-a target may replace as a whole; and calls that XLA is told not to inline (`passes.barriers`).
+Some calls remain: those of shard groups (`annotations.tie`: see the note there); those of a manual
+region (`shard_map`): one device's shard inside it is not a value outside; composites, which a
+target may replace as a whole; and calls that XLA is told not to inline (`passes.barriers`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from xfunc.hlo.write import write
 
 
 def inlined(graph: Graph) -> Graph:
-    """The graph without calls, but those that stay."""
+    """The graph without calls, except those that must remain."""
     return inline(graph, _stays)
 
 
@@ -33,7 +33,9 @@ def _stays(call: Node, callee: Callee) -> bool:
 
 
 def inline_calls(module: Module) -> Module:
-    """The module without calls, but those that stay; as it is, if no graph can express it."""
+    """The module without calls, except those that must remain; unchanged if no graph can express
+    it.
+    """
     graph = module.graph
     return module if graph is None else Module.from_bytes(write(inlined(graph)))
 

@@ -16,12 +16,12 @@ def holding(contents: Contents, wanted: Callable[[pb.HloInstructionProto], bool]
 
 
 def with_callers(contents: Contents, computations: Iterable[int]) -> set[int]:
-    """Ids of computations, and of those that call them, directly or not."""
-    found = set(computations)
-    for c in contents.proto.computations if found else ():  # callees come first
-        if not found.isdisjoint(contents.called(c)):
-            found.add(c.id)
-    return found
+    """Ids of computations, and of their direct and indirect callers."""
+    result = set(computations)
+    for c in contents.proto.computations if result else ():  # callees come first
+        if not result.isdisjoint(contents.called(c)):
+            result.add(c.id)
+    return result
 
 
 def separate(contents: Contents, which: set[int]) -> None:

@@ -65,11 +65,11 @@ def _scalar_literal(
     dtype: torch.dtype,
     _: str,  # 0.0 == -0.0
 ) -> pb.LiteralProto:
-    made = pb.LiteralProto()
+    result = pb.LiteralProto()
     # Inside grad, jvp or functionalize even a new tensor is wrapped, and cannot be read.
     with plain_tensors():
-        write_literal(torch.tensor(value, dtype=dtype, device="cpu"), made)
-    return made
+        write_literal(torch.tensor(value, dtype=dtype, device="cpu"), result)
+    return result
 
 
 def scalar_of(constant: pb.HloInstructionProto) -> bool | int | float | None:

@@ -21,7 +21,7 @@ class Instruction:
         proto: the protobuf it is a view of.
         id: unique in the module.
         computation: the computation it belongs to.
-        operands: the instructions whose results it takes.
+        operands: the instructions of its inputs.
     """
 
     __slots__ = ("_shape", "computation", "id", "opcode", "operands", "proto")
@@ -128,18 +128,18 @@ class Computation:
     @functools.cached_property
     def by_id(self) -> dict[int, Instruction]:
         """Its instructions by id, in order."""
-        found: dict[int, Instruction] = {}
+        result: dict[int, Instruction] = {}
         for proto in self.proto.instructions:
             key = proto.id
             try:
-                operands = tuple([found[k] for k in proto.operand_ids[:]])
+                operands = tuple([result[k] for k in proto.operand_ids[:]])
             except KeyError as e:
                 raise InvalidHloError(
                     f"instruction {proto.name!r} in computation {self.name!r}: "
                     f"operand {e} is not defined before it"
                 ) from None
-            found[key] = Instruction(proto, key, self, operands)
-        return found
+            result[key] = Instruction(proto, key, self, operands)
+        return result
 
     @functools.cached_property
     def instructions(self) -> tuple[Instruction, ...]:
@@ -154,7 +154,7 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
-        """The instruction whose result is the computation's."""
+        """The instruction with the computation's result."""
         try:
             return self.by_id[self.proto.root_id]
         except KeyError as e:
@@ -166,11 +166,11 @@ class Computation:
 
     @functools.cached_property
     def _users(self) -> dict[int, dict[Instruction, None]]:
-        found: dict[int, dict[Instruction, None]] = {}
+        result: dict[int, dict[Instruction, None]] = {}
         for i in self.instructions:
             for operand in i.operands:
-                found.setdefault(operand.id, {})[i] = None
-        return found
+                result.setdefault(operand.id, {})[i] = None
+        return result
 
     def __repr__(self) -> str:
         return f"<computation {self.name}: {len(self.proto.instructions)} instructions>"
@@ -179,8 +179,8 @@ class Computation:
 class Module:
     """An HLO module, read; compared by identity.
 
-    The views are made on first access, so the protobuf must not change afterwards. Nothing is
-    checked when it is read: that is what `verify` is for.
+    The views are made on first access, so the protobuf must not change afterwards. Reading checks
+    nothing; `verify` does.
 
     Attributes:
         proto: the protobuf it is a view of. It keeps fields that xfunc does not know.

@@ -31,7 +31,7 @@ def read(module: pb.HloModuleProto) -> Graph:
 
     Raises:
         UnreadableError: its instructions run in an order of their own, have types that torch does
-            not have, or custom calls whose results have a layout of their own.
+            not have, or custom calls that set the layout of their results.
     """
     reader = _Reader(module)
     try:
@@ -133,14 +133,14 @@ class _Reader:
 
     def _operation(self, i: pb.HloInstructionProto) -> Operation:
         key = i.metadata.SerializeToString() if i.HasField("metadata") else b""
-        found = self._operations.get(key)
-        if found is None:
-            found = Operation(i.metadata.op_type, wire.message_of(7, key) if key else b"")
-            self._operations[key] = found
-        return found
+        result = self._operations.get(key)
+        if result is None:
+            result = Operation(i.metadata.op_type, wire.message_of(7, key) if key else b"")
+            self._operations[key] = result
+        return result
 
     def _fields(self, i: pb.HloInstructionProto) -> tuple[Any, bytes]:
-        """The parameters of a node, as bytes if no pass looks at them; and what else it carries."""
+        """The parameters of a node, as bytes if no pass reads them, and its further data."""
         rest = self._scratch
         rest.CopyFrom(i)
         for name in (*_STRUCTURE, *_MORE):

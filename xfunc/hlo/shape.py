@@ -142,10 +142,10 @@ class Shape:
         Raises:
             InvalidHloError: it is not an array, or torch has no such element type.
         """
-        found = None if self.is_tuple else _OF_NUMBER[self.element_type].dtype
-        if found is None:
+        result = None if self.is_tuple else _OF_NUMBER[self.element_type].dtype
+        if result is None:
             raise InvalidHloError(f"{self} has no torch dtype")
-        return found
+        return result
 
     @property
     def bytes(self) -> int:

@@ -43,17 +43,17 @@ def verify(module: Module) -> dict[int, Signature]:
         InvalidHloError: names the instruction and its computation.
     """
     proto = module.proto
-    found = _Checker(proto).run()
-    if proto.entry_computation_id not in found:
+    result = _Checker(proto).run()
+    if proto.entry_computation_id not in result:
         raise InvalidHloError(
             f"module {proto.name!r}: the entry computation {proto.entry_computation_id} is missing"
         )
     entry = entry_of(proto)
-    _check_program_shape(entry.name, "program shape", entry.program_shape, found[entry.id])
+    _check_program_shape(entry.name, "program shape", entry.program_shape, result[entry.id])
     _check_program_shape(
-        entry.name, "host program shape", proto.host_program_shape, found[entry.id]
+        entry.name, "host program shape", proto.host_program_shape, result[entry.id]
     )
-    return found
+    return result
 
 
 def mismatch(
@@ -186,13 +186,13 @@ class _Computation:
         )
 
     def shape(self, id: int) -> Shape:
-        found = self.shapes.get(id)
-        if found is None:
+        result = self.shapes.get(id)
+        if result is None:
             try:
-                found = self.shapes[id] = Shape.from_proto(self.defined[id].shape)
+                result = self.shapes[id] = Shape.from_proto(self.defined[id].shape)
             except InvalidHloError as e:
                 self.fail(self.defined[id], str(e))
-        return found
+        return result
 
     def signature(self) -> Signature:
         parameters: dict[int, pb.HloInstructionProto] = {}

@@ -16,11 +16,11 @@ def fields(data: bytes) -> Fields:
 
     Raises: google.protobuf.message.DecodeError: it is not a message.
     """
-    found: Fields = collections.defaultdict(list)
+    result: Fields = collections.defaultdict(list)
     message = empty_pb2.Empty.FromString(data)
     for field in unknown_fields.UnknownFieldSet(message):
-        found[field.field_number].append(field.data)
-    return found
+        result[field.field_number].append(field.data)
+    return result
 
 
 def message(found: Fields, number: int) -> Fields:

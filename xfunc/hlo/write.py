@@ -145,7 +145,7 @@ _PARAMS: dict[str, Callable[[Any], bytes]] = {
 
 @functools.lru_cache(65536)
 def params_of(opcode: str, params: Any) -> bytes:
-    """The fields with the parameters of an instruction; those that were read may be bytes."""
+    """The fields with the parameters of an instruction; parameters from `read` may be bytes."""
     return params if isinstance(params, bytes) else _PARAMS[opcode](params)
 
 
@@ -174,7 +174,7 @@ _ID, _OPERANDS = b"\x98\x02", b"\xa2\x02"  # fields 35 and 36
 
 @functools.lru_cache(65536)
 def _head(opcode: str, shape: bytes) -> tuple[bytes, bytes]:
-    """The beginning of an instruction's name, and what follows its name."""
+    """The prefix of an instruction's name, and the fields after it."""
     code = opcode.encode()
     return code + b".", message_of(2, code) + message_of(3, shape) + _ID
 
@@ -275,7 +275,7 @@ class Writer:
         return (b"" if n.params is None else params_of(n.opcode, n.params)) + n.more
 
     def more_of(self, n: Node) -> bytes:
-        """The same, without its parameters, of a constant or of what takes tuples."""
+        """The same, without parameters, of a constant or of an instruction with tuples."""
         return n.more
 
     def sharding_of(self, n: Node, place: int | None) -> bytes:
@@ -283,7 +283,7 @@ class Writer:
         return sharding_of(n)
 
     def callee(self, called: Any) -> Any:
-        """What stands for a function that is called."""
+        """The id of a called function."""
         return called
 
     def is_passed(self, call: Node) -> bool:
@@ -292,7 +292,7 @@ class Writer:
 
     def is_apart(self, called: Graph) -> bool:
         """Whether each call of a function needs one of its own."""
-        # What devices exchange may be equal in one call only, and channels belong to one.
+        # A channel belongs to one call, and collectives may be equal within one call only.
         return called.communicates
 
     def callees(self, n: Node) -> list[int]:
@@ -342,7 +342,7 @@ class Writer:
         return number
 
     def _embedded(self, module: pb.HloModuleProto) -> tuple[int, bool]:
-        """The entry of a module whose computations are added under new numbers.
+        """The entry of a module, after adding its computations under new numbers.
 
         Returns:
             Its number, and whether devices communicate in it.
@@ -376,7 +376,7 @@ class Writer:
 
 
 def metadata(kind: str, name: str, file: str = "", line: int = 0) -> bytes:
-    """The field with what is known about the operation that an instruction is a part of."""
+    """The metadata field of the user's operation that an instruction belongs to."""
     place = message_of(3, file.encode()) + integer_of(4, line) if file else b""
     return message_of(7, message_of(1, kind.encode()) + message_of(2, name.encode()) + place)
 
@@ -398,7 +398,7 @@ _BARE, _TEST = Style(False, True), Style(True, True)
 _STYLES: dict[str, tuple[Style, ...]] = {
     "while": (_PACKED, _TEST), "conditional": (_PACKED,),
 }  # fmt: skip
-"""By opcode, the styles of what it calls; the last is that of all others."""
+"""By opcode, the styles of its callees; the last one is for all further callees."""
 
 
 class _Body:

@@ -244,4 +244,4 @@ def _traced(
         outputs = list(step(*inputs, **options))
         for found, aval in zip(outputs, avals[1 : n + 1] if n else (), strict=bool(n)):
             assert (tuple(found.shape), found.dtype) == (aval.shape, aval.dtype), step
-        return recorder.recorded(step.__name__, inputs, outputs)
+        return recorder.lower(step.__name__, inputs, outputs)

@@ -15,7 +15,7 @@ from xfunc.program.custom_reverse_rule import CustomReverseRule
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
 from xfunc.program.program import differentiable
 from xfunc.torchlib.batching import at_dim
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class ShardGroup(Annotation):
 
 
 @functools.lru_cache(1024)
-def _lowering(annotation: Annotation) -> Lowering:
+def _lowering(annotation: Annotation) -> HloProgram:
     with unattributed():
         graph = annotation.graph
-    return Lowering.of(annotation.name, graph, annotation.avals, annotation.avals)
+    return HloProgram.of(annotation.name, graph, annotation.avals, annotation.avals)

@@ -18,11 +18,11 @@ from typing import Protocol, TypeAlias, cast
 
 import torch
 
-from xfunc.backends.active import runtime, staying_on
+from xfunc.backends.active import runtime, using_runtime
 from xfunc.backends.protocol import Runtime
 from xfunc.core.avals import Aval
 from xfunc.core.types import AutogradContext
-from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor, placed
+from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor, scatter_to_inputs
 from xfunc.program.program import differentiable
 from xfunc.torchlib import batching, functorch
 from xfunc.torchlib.batching import at_dim
@@ -49,7 +49,7 @@ class _PairContext(AutogradContext, Protocol):
     plain: bool
 
 
-def alive(args: Sequence[Leaf]) -> list[Leaf]:
+def unwrap_dead(args: Sequence[Leaf]) -> list[Leaf]:
     """Tensors without the wrappers of torch.func levels that have ended.
 
     A pullback of torch.func.vjp runs after the level it belongs to has ended.
@@ -83,9 +83,9 @@ class PrimitiveFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _PrimitiveContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
-        args = alive(ctx.saved_tensors)
-        return staying_on(
-            ctx.runtime, _differentiable_backward, ctx, ctx.primitive, args, alive(cts)
+        args = unwrap_dead(ctx.saved_tensors)
+        return using_runtime(
+            ctx.runtime, _differentiable_backward, ctx, ctx.primitive, args, unwrap_dead(cts)
         )
 
     @staticmethod
@@ -105,14 +105,14 @@ class PrimitiveFunction(torch.autograd.Function):
 
 
 def _absent(output: Aval) -> Tensor | None:
-    """What torch accepts as no tangent: zeros that stay zero when multiplied by infinity."""
+    """A tangent that torch treats as absent: zeros that stay zero when multiplied by infinity."""
     if not differentiable(output):
         return None
     return functorch.zero_tensor(output.shape, output.dtype, recorder.device())
 
 
 def _contiguous(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
-    # torch copies a tangent whose strides are not those of its primal, by an operation
+    # torch copies a tangent if its strides differ from those of its primal, by an operation
     # (as_strided) that has no rule.
     if tangent.stride() == strides:
         return tangent
@@ -153,7 +153,7 @@ class PairFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _PairContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
-        return staying_on(ctx.runtime, _gradients, ctx, alive(ctx.saved_tensors), cts)
+        return using_runtime(ctx.runtime, _gradients, ctx, unwrap_dead(ctx.saved_tensors), cts)
 
     @staticmethod
     def vmap(
@@ -174,7 +174,7 @@ def _gradients(
     """The backward pass of `PairFunction`."""
     application, n = ctx.application, ctx.n_args
     pair = application.pair
-    args, residuals, given = saved[:n], saved[n:], alive(cts[: pair.n_outputs])
+    args, residuals, given = saved[:n], saved[n:], unwrap_dead(cts[: pair.n_outputs])
     if torch.is_grad_enabled() and (ctx.plain or _watched_below(given)):
         # Plain autograd with create_graph=True; or the cotangents, but not the arguments,
         # depend on the variables of a gradient further down.
@@ -183,7 +183,7 @@ def _gradients(
     if all(c is None for c in given):
         return (None,) * (n + 1)
     grads = apply(_BackwardFunction, application, n, len(residuals), *saved, *given)
-    return (None, *placed(n, pair.wrt, grads))
+    return (None, *scatter_to_inputs(n, pair.wrt, grads))
 
 
 def _watched_below(cts: Sequence[Tensor | None]) -> bool:
@@ -222,7 +222,7 @@ class _BackwardFunction(torch.autograd.Function):
     ) -> tuple[Gradients, Dims]:
         dims, n = in_dims[3:], _size(info)
         if application.batched is None or application.batched[0] != _depth():
-            pullback = _batched_pullback if application.primitive else _batched_again
+            pullback = _batched_pullback if application.primitive else _batched_nested
             return pullback(application, n_args, n_residuals, flat, dims, n)
         _, inner, arg_dims, out_dims, grad_dims = application.batched
         wanted = (*arg_dims, *(None for _ in range(n_residuals)), *out_dims)
@@ -266,11 +266,11 @@ def _batched_pullback(
     tensors: list[Leaf] = [flat[i] for i in present]
     own = [dims[i] for i in present]
     own_grads = batching.vmap(tracing.current(), pull, own, tensors, batching.axes_of(n))
-    grads = placed(len(wrt), found, own_grads)
+    grads = scatter_to_inputs(len(wrt), found, own_grads)
     return grads, _dims_of(grads, (0,) * len(wrt))
 
 
-def _batched_again(
+def _batched_nested(
     application: Application,
     n_args: int,
     n_residuals: int,
@@ -278,7 +278,7 @@ def _batched_again(
     dims: Sequence[int | None],
     n: int,
 ) -> tuple[Gradients, Dims]:
-    """Likewise, for a pair that was batched at a level above: both of its passes are run."""
+    """The same for a rule that was batched at an outer level: runs both of its passes."""
     pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(dims[:n_args]), n)
     cts_from = n_args + n_residuals
     args = _moved(flat[:n_args], dims[:n_args], arg_dims, n)
@@ -317,4 +317,4 @@ def _differentiable_backward(
     )
     if not wrt or all(c is None for c in cts):
         return (None,) * (len(args) + 1)
-    return (None, *placed(len(args), wrt, primitive.vjp(args, cts, wrt)))
+    return (None, *scatter_to_inputs(len(args), wrt, primitive.vjp(args, cts, wrt)))

@@ -1,15 +1,15 @@
 """Applying primitives, so that every transform of torch.func finds its rule.
 
-A `Primitive` is something that has HLO and can be differentiated and batched: a `Program`
+A `Primitive` is something that has HLO and can be differentiated and batched: a `TracedProgram`
 (`xfunc.program.call.Call`), or a loop over one, or a choice. `bind` applies one. If nothing watches
 the arguments, that is one HLO call; otherwise it goes through one of three
 ``torch.autograd.Function`` classes (`xfunc.program.autograd_functions`), whose rules apply
 primitives again, so grad of grad, vmap of grad, jvp of grad and so on compose without further code.
 
 NOTE [two ways to differentiate]: first-order reverse mode runs a `ReverseRule`: the forward half of
-the joint program keeps residuals, the backward half uses them. Halves are programs of XLA only and
-can't be differentiated again. If the backward pass is itself being differentiated, `Primitive.vjp`
-is used: it recomputes everything from the inputs, with operations that have rules.
+the joint program keeps residuals, the backward half uses them. The two halves are opaque programs
+of XLA and can't be differentiated again. If the backward pass is itself being differentiated,
+`Primitive.vjp` is used: it recomputes everything from the inputs, with operations that have rules.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from xfunc.program.autograd_functions import (
     Application,
     PairFunction,
     PrimitiveFunction,
-    alive,
     apply,
+    unwrap_dead,
 )
 from xfunc.program.primitive import Primitive, Rule, Tensor
 from xfunc.program.program import differentiable
@@ -41,7 +41,7 @@ def bind(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     trace = tracing.current()
     if trace is not None:  # First: the trace recognises captured values by their wrapper.
         args = [_on_device(trace.lift(a)) for a in args]
-    args = alive(args)
+    args = unwrap_dead(args)
     outputs = _dispatch(primitive, args)
     if trace is not None:
         trace.register(outputs)
@@ -112,7 +112,7 @@ class _Below(Rule):
 
 
 def ad_depth(args: Sequence[Tensor]) -> int:
-    """What watches a call: 0 nothing, 1 exactly one gradient, on top, 2 anything else."""
+    """The transforms active at a call: 0 none, 1 exactly one gradient, on top, 2 anything else."""
     with values.unseen():  # Each read would pass the mode of a trace.
         grad = torch.is_grad_enabled() and any(functorch.innermost(a).requires_grad for a in args)
     levels = functorch.levels()

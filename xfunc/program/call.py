@@ -8,25 +8,25 @@ from typing import cast
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind
 from xfunc.program.dependence import where_reached
-from xfunc.program.primitive import Dims, Primitive, Tensor, placed
-from xfunc.program.program import Joint, Program, differentiable
+from xfunc.program.primitive import Dims, Primitive, Tensor, scatter_to_inputs
+from xfunc.program.program import Joint, TracedProgram, differentiable
 from xfunc.remat.partition import Partition, gathered
 from xfunc.remat.policies import Policy, everything_saveable
 
 
 class Call(Primitive):
-    """The primitive that applies a `Program`; see `Primitive` for its methods.
+    """The primitive that applies a `TracedProgram`; see `Primitive` for its methods.
 
     Args:
-        program: what it applies.
-        policy: what the forward pass keeps.
+        program: the program to apply.
+        policy: chooses the residuals of the forward pass.
         barrier: whether XLA must not merge the two passes: see `xfunc.remat.partition`.
         compiler: compiler options by name, of all programs that it runs.
     """
 
     def __init__(
         self,
-        program: Program,
+        program: TracedProgram,
         policy: Policy = everything_saveable,
         barrier: bool = False,
         compiler: tuple[tuple[str, object], ...] = (),
@@ -102,26 +102,26 @@ class CallReverseRule:
         self.n_outputs = len(joint.outputs)
 
     @property
-    def halves(self) -> Partition:
+    def partition(self) -> Partition:
         return self._joint.split(self._policy, barrier=self._barrier)
 
     @property
     def n_residuals(self) -> int:
         """How many results of `forward` are residuals."""
-        return self.halves.n_residuals
+        return self.partition.n_residuals
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
-        return self.halves.forward.apply(args, options=self._compiler)
+        return self.partition.forward.apply(args, options=self._compiler)
 
     def backward(
         self, args: Sequence[Tensor], residuals: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> list[Tensor | None]:
         joint = self._joint
-        halves = joint.without(self.halves, cts)
+        partition = joint.prune_cotangents(self.partition, cts)
         given = cast("list[Tensor]", [cts[i] for i in joint.cts])  # Those that are read exist.
-        flat = gathered(halves.sources, args, residuals, given.__getitem__)
-        grads = halves.backward.apply(flat, options=self._compiler)
-        return list(placed(len(self.wrt), halves.gradients, grads))
+        flat = gathered(partition.sources, args, residuals, given.__getitem__)
+        grads = partition.backward.apply(flat, options=self._compiler)
+        return list(scatter_to_inputs(len(self.wrt), partition.gradients, grads))
 
     def batched(self, dims: Dims, n: int) -> tuple[CallReverseRule, Dims, Dims, Dims]:
         joint = self._joint.batched(dims, n)

@@ -41,7 +41,7 @@ class Communication(Primitive):
         return (Aval(self.exchange.result(self.aval.shape, self.size), self.aval.dtype),)
 
     def of_batch(self: C, n: int) -> C:
-        """The primitive of a batch, whose axis goes where the exchange says."""
+        """The primitive of a batch; the collective determines the position of its axis."""
         before, shape = self.exchange.before, self.aval.shape
         wider = Aval((*shape[:before], n, *shape[before:]), self.aval.dtype)
         return dataclasses.replace(self, aval=wider)

@@ -1,4 +1,4 @@
-"""The pair of a primitive whose own `vjp` is its backward pass."""
+"""The reverse rule of a primitive that uses its own `vjp` as its backward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xfunc.program.primitive import Dims, Tensor
 
 
 class Mappable(Protocol):
-    """A primitive whose batched form is of the same kind."""
+    """A primitive with a batched form of the same kind."""
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         """See `Primitive`."""

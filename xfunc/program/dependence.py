@@ -9,17 +9,17 @@ T = TypeVar("T")
 
 
 def reached(reads: Sequence[Collection[int]], carries: int, given: Collection[int]) -> set[int]:
-    """The given inputs of a loop, and those that its steps compute from them.
+    """The given inputs of a loop, and the carries that its steps compute from them.
 
     Args:
         reads: for each output of a step, the inputs that it is computed from.
         carries: how many of the first outputs become the first inputs of the next step.
         given: the inputs to start from.
     """
-    found = set(given)
-    while new := {i for i in range(carries) if i not in found and not found.isdisjoint(reads[i])}:
-        found |= new
-    return found
+    result = set(given)
+    while new := {i for i in range(carries) if i not in result and not result.isdisjoint(reads[i])}:
+        result |= new
+    return result
 
 
 def read_by(

@@ -22,7 +22,7 @@ from xfunc.hlo.edit import renumber
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
 from xfunc.trace import tracing
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 _WIDE = (torch.int64, torch.uint64, torch.float64, torch.complex128)
 
@@ -39,11 +39,11 @@ def call_jax(
     it in a `shard_map`. JAX lowers it once for each kind of arguments.
 
     Args:
-        fun: takes arrays and returns arrays; or its name, ``"module:function"``, whose module is
-            imported when it is called.
+        fun: takes arrays and returns arrays; or its name, ``"module:function"``, which is imported
+            at the call.
         args: its arguments by position; None is passed on.
-        platform: what it is lowered for, ``"tpu"``, ``"cuda"`` or ``"cpu"``; None: the devices that
-            run programs now. A Pallas kernel for TPUs can be lowered for the CPU only if it is
+        platform: the target, ``"tpu"``, ``"cuda"`` or ``"cpu"``; None: the devices that run
+            programs now. A Pallas kernel for TPUs can be lowered for the CPU only if it is
             interpreted.
         static: its arguments by keyword.
 
@@ -75,7 +75,7 @@ _RULE = "give it a rule with xf.custom_vjp, which serves for the first derivativ
 class JaxCall(Primitive):
     """The primitive: a program that was made elsewhere; see `Primitive`."""
 
-    lowering: Lowering
+    lowering: HloProgram
 
     @property
     def outputs(self) -> tuple[Aval, ...]:
@@ -117,7 +117,7 @@ def _lowered(
     avals: tuple[Aval | None, ...],
     platform: str,
     static: tuple[tuple[str, object], ...],
-) -> Lowering:
+) -> HloProgram:
     jax = _library()
     given = tuple(a for a in avals if a is not None)
     structs = [
@@ -143,7 +143,7 @@ def _lowered(
         text = f"JAX could not lower {name} for the platform {platform!r}; it said: {said}"
         raise CompileError(report(text, "fix the function or its arguments.")) from error
     found = [Aval(tuple(x.shape), getattr(torch, str(x.dtype))) for x in lowered.out_info]
-    return Lowering.of(name, _as_ours(hlo), given, found)
+    return HloProgram.of(name, _as_ours(hlo), given, found)
 
 
 def _library() -> Any:

@@ -1,10 +1,10 @@
 """Named `vmap` axes, and the primitives by which the examples of a batch communicate.
 
 NOTE [which vmap it is]: a vmap with a named axis also maps over the numbers of its examples, and
-each primitive takes them as an operand. So at each level of vmap its rule can tell whether that is
-the axis's own: only there are the numbers batched. This holds wherever the call is written, in a
+each primitive takes them as an operand. So its rule knows at each level of vmap whether the axis
+belongs to it: only there are the numbers batched. This holds wherever the call is written, in a
 loop, a branch or a custom rule inside the vmap, since values these close over become arguments.
-They are traced for one example first, where the primitive has a shape but no meaning.
+They are first traced for one example, where only the shape of the result is used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from xfunc.program.collective_ops import CollectiveOp
 from xfunc.program.communication import Communication
 from xfunc.program.primitive import Dims, Tensor
 from xfunc.torchlib.batching import at_dim
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 ONE_EXAMPLE = "xfunc_named_axis"
 """The call in the HLO of one example: it has a shape but no meaning."""
@@ -59,15 +59,15 @@ class NamedAxis:
         found = self.numbers()
         return _NOTHING if found is None else found
 
-    def place(self) -> Tensor:
+    def axis_index(self) -> Tensor:
         """The number of the example, an int64 scalar."""
-        found = self.numbers()
-        assert found is not None, "whatever uses the axis holds its numbers"
-        return found
+        result = self.numbers()
+        assert result is not None, "whatever uses the axis holds its numbers"
+        return result
 
     def apply(self, exchange: CollectiveOp, x: Tensor) -> Tensor:
         """The exchange applied to `x` of all examples."""
-        return bind(Among(exchange, aval_of(x), self.size), [x, self.place()])[0]
+        return bind(BatchedCollective(exchange, aval_of(x), self.size), [x, self.axis_index()])[0]
 
 
 @contextlib.contextmanager
@@ -82,10 +82,10 @@ def named(name: str, size: int, numbers: Tensor) -> Generator[None]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Among(Communication):
+class BatchedCollective(Communication):
     """The primitive for examples of a batch; it also takes their numbers.
 
-    It has no pair: at the vmap where the numbers are batched, a pair would span all examples.
+    It has no reverse rule: at the vmap where the numbers are batched, one would span all examples.
     """
 
     examples: int
@@ -112,12 +112,12 @@ class Among(Communication):
 
 
 @functools.lru_cache(maxsize=1024)
-def _one_example(primitive: Among) -> Lowering:
+def _one_example(primitive: BatchedCollective) -> HloProgram:
     avals = (primitive.aval, Aval((), torch.int64))
     with unattributed():
         given = build.parameters([array_of(a) for a in avals])
         type = array_of(primitive.outputs[0])
         out = Node("custom-call", type, tuple(given), CustomCall(ONE_EXAMPLE))
-    return Lowering.of(
+    return HloProgram.of(
         primitive.name, Graph(primitive.name, given, [out]), avals, primitive.outputs
     )

@@ -72,7 +72,7 @@ class Rule:
         """A gradient for each input, or None."""
         if all(c is None for c in cts):
             return (None,) * n_inputs
-        return placed(n_inputs, *self.gradients(kept, cts))
+        return scatter_to_inputs(n_inputs, *self.gradients(kept, cts))
 
     def jvp(
         self, kept: Sequence[Tensor], tangents: Sequence[Tensor | None]
@@ -81,7 +81,7 @@ class Rule:
         raise NotImplementedError
 
 
-def placed(
+def scatter_to_inputs(
     n_inputs: int, wrt: Sequence[int], gradients: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
     """A gradient for each input; None for inputs that are not in `wrt`."""

@@ -1,6 +1,6 @@
 """Programs: pure flat functions with their HLO, and the programs derived from them.
 
-A `Program` is made by running a Python function on placeholders. The first run discovers its
+A `TracedProgram` is made by running a Python function on placeholders. The first run discovers its
 captures; afterwards they are explicit inputs (*closure conversion*), so that every program derived
 from it differentiates and batches them like arguments.
 
@@ -37,7 +37,7 @@ from xfunc.remat.policies import Policy
 from xfunc.torchlib import batching, functorch, values
 from xfunc.trace import tracing
 from xfunc.trace.array_operands import check_returned
-from xfunc.trace.lowering import Lowering, lower
+from xfunc.trace.lowering import HloProgram, lower
 from xfunc.trace.tracing import Trace
 
 Flat = Callable[..., list[torch.Tensor]]
@@ -52,7 +52,7 @@ def differentiable(x: Shaped) -> bool:
 
 
 def made_once(memo: Memo, key: Hashable, make: Callable[[], T]) -> T:
-    """What `make` returns, made once per key, in one thread at a time."""
+    """The value of `make`, computed once per key, in one thread at a time."""
     if key not in memo:
         with turn((id(memo), key)):
             if key not in memo:
@@ -73,8 +73,8 @@ class Joint:
         unread: the inputs in `wrt` that no output depends on: their gradients are zeros.
     """
 
-    source: Program
-    lowering: Lowering
+    source: TracedProgram
+    lowering: HloProgram
     n_inputs: int
     outputs: tuple[Aval, ...]
     cts: tuple[int, ...]
@@ -105,21 +105,21 @@ class Joint:
             ),
         )
 
-    def without(
+    def prune_cotangents(
         self,
-        halves: Partition,
+        partition: Partition,
         cts: Sequence[object | None],
         gradients: tuple[int, ...] | None = None,
     ) -> Partition:
-        """What is left of its halves when some cotangents of outputs are None.
+        """The partition without the cotangents of outputs that are None.
 
-        By default, all gradients are kept that are not absent then.
+        By default it keeps all gradients that are not absent then.
         """
         absent = tuple(k for k, i in enumerate(self.cts) if cts[i] is None)
-        if not absent and gradients in (None, halves.gradients):
-            return halves
-        key = ("without", halves, absent, gradients)
-        return self.memo(key, lambda: halves.without(absent, gradients))
+        if not absent and gradients in (None, partition.gradients):
+            return partition
+        key = ("prune_cotangents", partition, absent, gradients)
+        return self.memo(key, lambda: partition.prune_cotangents(absent, gradients))
 
     def memo(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` returns, made once per key."""
@@ -142,7 +142,7 @@ class Joint:
 
         return self.memo(("batched", dims, n, batching.axes_of(n)), make)
 
-    def as_program(self) -> Program:
+    def as_program(self) -> TracedProgram:
         """The joint function as a separate program."""
         n, cts, wrt, fn = self.n_inputs, self.cts, self.wrt, self.source.fn
 
@@ -165,7 +165,7 @@ class Joint:
         return self.memo("program", lambda: self.source.related(name, joint, avals))
 
 
-class Program:
+class TracedProgram:
     """A pure flat function ``(*tensors) -> list of tensors`` and the programs derived from it.
 
     Attributes:
@@ -193,9 +193,9 @@ class Program:
         self.has_rule = False  # whether a custom_vjp function is called in it, once it is traced
         self.defined_at: Location | None = None
         self._derived = derived  # A derived program has no captures.
-        self._around = ambient.key()  # also for tracing it again elsewhere
+        self._ctx = ambient.key()  # also for tracing it again elsewhere
         self._outputs: tuple[Aval, ...] = ()
-        self._lowering: Lowering | None = None
+        self._lowering: HloProgram | None = None
         self._memo: Memo = {}
 
     def fn(self, *flat: torch.Tensor) -> list[torch.Tensor]:
@@ -218,7 +218,7 @@ class Program:
         return self._outputs
 
     @property
-    def lowering(self) -> Lowering:
+    def lowering(self) -> HloProgram:
         """The HLO of the function itself."""
         if self._lowering is None:
             with turn(self):
@@ -252,9 +252,9 @@ class Program:
         On the first run `wrt` covers the arguments; captures are differentiated if they are being
         watched. Inputs in `zeros` get a gradient of zeros where they have none.
         """
-        made = self.memo(("joint", wrt, zeros), lambda: self._trace_joint(wrt, zeros))
-        self._memo["joint", self._extend(wrt), zeros] = made
-        return made
+        result = self.memo(("joint", wrt, zeros), lambda: self._trace_joint(wrt, zeros))
+        self._memo["joint", self._extend(wrt), zeros] = result
+        return result
 
     def _extend(self, wrt: tuple[bool, ...]) -> tuple[bool, ...]:
         """`wrt` for the captures too, if it covers the arguments only."""
@@ -292,7 +292,7 @@ class Program:
         return Joint(self, lowering, n, self._outputs, cts, positions, unread)
 
     def _open(self) -> Trace:
-        return Trace(self.name, self._traced or self._derived, self.defined_at, self._around)
+        return Trace(self.name, self._traced or self._derived, self.defined_at, self._ctx)
 
     def _run(
         self, trace: Trace, wrt: tuple[bool, ...]
@@ -323,17 +323,17 @@ class Program:
         """What `make` returns, made once per key."""
         return made_once(self._memo, key, make)
 
-    def derive(self, key: Hashable, name: str, fn: Flat, avals: Sequence[Aval]) -> Program:
+    def derive(self, key: Hashable, name: str, fn: Flat, avals: Sequence[Aval]) -> TracedProgram:
         """A program traced from `fn`, made once per key."""
         return self.memo(key, lambda: self.related(name, fn, avals))
 
-    def related(self, name: str, fn: Flat, avals: Sequence[Aval]) -> Program:
-        """A program without captures, with the same surroundings."""
-        program = Program(name, fn, avals, derived=True)
-        program._around = self._around
+    def related(self, name: str, fn: Flat, avals: Sequence[Aval]) -> TracedProgram:
+        """A program without captures, with the same context."""
+        program = TracedProgram(name, fn, avals, derived=True)
+        program._ctx = self._ctx
         return program
 
-    def pullback(self, wrt: tuple[int, ...], cts: tuple[int, ...]) -> Program:
+    def pullback(self, wrt: tuple[int, ...], cts: tuple[int, ...]) -> TracedProgram:
         """``(inputs, cotangents of the outputs in cts) -> gradients of the inputs in wrt``."""
         n, outputs = len(self.avals), self.outputs
 
@@ -352,7 +352,7 @@ class Program:
         avals = [*self.avals, *(outputs[i] for i in cts)]
         return self.derive(("pullback", wrt, cts), f"pullback of {self.name}", fn, avals)
 
-    def with_fwd_rules(self) -> Program:
+    def with_fwd_rules(self) -> TracedProgram:
         """The function as a gradient sees it: custom_vjp functions as their forward rules."""
         floats = tuple(i for i, a in enumerate(self.avals) if differentiable(a))
 
@@ -369,7 +369,7 @@ class Program:
 
         return self.derive(("below gradient",), self.name, fn, self.avals)
 
-    def pushforward(self, wrt: tuple[int, ...]) -> Program:
+    def pushforward(self, wrt: tuple[int, ...]) -> TracedProgram:
         """``(inputs, tangents of the inputs in wrt) -> (outputs, tangents of float outputs)``."""
         n, outputs = len(self.avals), self.outputs
         floats = [i for i, o in enumerate(outputs) if differentiable(o)]
@@ -394,7 +394,7 @@ class Program:
         avals = [*self.avals, *(self.avals[i] for i in wrt)]
         return self.derive(("pushforward", wrt), f"pushforward of {self.name}", fn, avals)
 
-    def batched(self, dims: tuple[int | None, ...], n: int) -> Program:
+    def batched(self, dims: tuple[int | None, ...], n: int) -> TracedProgram:
         """vmap over dimension ``dims[i]`` of input i (None: the same for all); outputs at 0."""
 
         def fn(*flat: torch.Tensor) -> list[torch.Tensor]:

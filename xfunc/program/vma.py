@@ -1,13 +1,13 @@
-"""Varying types in what is traced: the primitives behind the marks of `xfunc.hlo.spmd.vma`.
+"""Varying types in traces: the primitives behind the operations of `xfunc.hlo.spmd.vma`.
 
 NOTE [gradients by type]: in the function that a device runs, collectives are transposed as
 functions of all devices' arrays. For a value that does not vary, each device then has a part of the
 cotangent: their sum is the cotangent. Where no user code sees it, this form is as good as any
 other, and needs no types. Where user code does see it, at the beginning and the end of a `grad` or
 a `vjp` and around the backward rule of a `custom_vjp`, the form changes: the cotangent of a value
-that does not vary comes in as a share for each device (`share`), and goes out summed (`total`).
-That is what JAX gets by transposing each implicit ``pvary`` to a ``psum``; here sums come once, at
-the end.
+that does not vary comes in as a share for each device (`unreduced`), and goes out summed
+(`psum_unvarying`). JAX has the same result by transposing each implicit ``pvary`` to a ``psum``;
+here the sums come once, at the end.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from xfunc.core.locations import user_location
 from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import unattributed
-from xfunc.hlo.spmd.marks import CAST, SHARE, SUM, TYPE, Mark
-from xfunc.hlo.spmd.vma import mark
+from xfunc.hlo.spmd.vma import vma_op
+from xfunc.hlo.spmd.vma_ops import CAST, SHARE, SUM, TYPE, VmaOp
 from xfunc.program.bind import bind, zeros
 from xfunc.program.custom_reverse_rule import CustomReverseRule
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
 from xfunc.torchlib import functorch
 from xfunc.torchlib.batching import at_dim, axes_of
 from xfunc.trace.calls import regions
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 from xfunc.tree import PyTree
 
 Tensors: TypeAlias = Tensor | Sequence[Tensor]
@@ -46,25 +46,27 @@ def checked() -> tuple[str, ...]:
     return () if region is None else region.checked
 
 
-def witness(x: Tensor) -> Tensor:
+def vma_of(x: Tensor) -> Tensor:
     """A boolean scalar of the type of `x`."""
     x = x.detach()
     return bind(Type(checked(), aval_of(x)), [x])[0]
 
 
-def total(ct: Tensor, of: Tensor) -> Tensor:
-    """A cotangent, of which each device has a part, in the form that user code sees.
+def psum_unvarying(ct: Tensor, of: Tensor) -> Tensor:
+    """The sum of a cotangent's parts over the axes along which the value does not vary.
 
     Args:
         ct: the cotangent.
-        of: the witness of what it is of.
+        of: the witness (`vma_of`) of the primal value.
     """
     return bind(Linear(SUM, checked(), aval_of(ct), (aval_of(of),)), [ct, of])[0]
 
 
-def share(ct: Tensor, of: Tensor, at: str = "") -> Tensor:
-    """The opposite of `total`. With `at`, it is an error that `ct` varies where `of` does not."""
-    own = witness(ct)
+def unreduced(ct: Tensor, of: Tensor, at: str = "") -> Tensor:
+    """The opposite of `psum_unvarying`. With `at`, it is an error that `ct` varies where `of` does
+    not.
+    """
+    own = vma_of(ct)
     avals = (aval_of(of), aval_of(own))
     return bind(Linear(SHARE, checked(), aval_of(ct), avals, at=at), [ct, of, own])[0]
 
@@ -75,29 +77,29 @@ def vary(x: Tensor, axes: Sequence[str]) -> Tensor:
 
 
 def gathered(x: Tensor, axes: Sequence[str]) -> Tensor:
-    """Likewise, but devices are still known to have equal values."""
+    """As `vary`, but devices are still known to have equal values."""
     return bind(Linear(CAST, tuple(axes), aval_of(x), weak=True), [x])[0]
 
 
 def vary_like(x: Tensor, like: Tensor) -> Tensor:
     """`x`, which varies along all axes that `like` varies along."""
-    w = witness(like)
+    w = vma_of(like)
     return bind(Linear(CAST, checked(), aval_of(x), (aval_of(w),), weak=True), [x, w])[0]
 
 
 def vjp(fun: Callable[..., object], *primals: Tensor) -> tuple[PyTree, Pull, PyTree]:
-    """`functorch.vjp`, whose cotangents are those that programs see."""
+    """`functorch.vjp` with cotangents in the form that programs see."""
     out, pull, aux = functorch.vjp(fun, *primals)
     if not checked():
         return out, pull, aux
     single = isinstance(out, torch.Tensor)
-    ins, outs = list(map(witness, primals)), list(map(witness, [out] if single else out))
+    ins, outs = list(map(vma_of, primals)), list(map(vma_of, [out] if single else out))
 
     def typed(ct: PyTree) -> tuple[Tensor, ...]:
         at = _here()
-        cts = [share(c, w, at) for c, w in zip([ct] if single else ct, outs, strict=True)]
+        cts = [unreduced(c, w, at) for c, w in zip([ct] if single else ct, outs, strict=True)]
         grads = pull(cts[0] if single else tuple(cts))
-        return tuple(total(g, w) for g, w in zip(grads, ins, strict=True))
+        return tuple(psum_unvarying(g, w) for g, w in zip(grads, ins, strict=True))
 
     return out, typed, aux
 
@@ -109,19 +111,19 @@ def autograd_grad(
     *args: bool,
     **options: bool,
 ) -> tuple[Tensor | None, ...]:
-    """``torch.autograd.grad``, likewise."""
+    """``torch.autograd.grad`` with cotangents in the form that programs see."""
     outs, ins = ((x,) if isinstance(x, torch.Tensor) else tuple(x) for x in (outputs, inputs))
     cts = (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else grad_outputs
     cts = [None] * len(outs) if cts is None else cts
     given = [torch.ones_like(o) if c is None else c for o, c in zip(outs, cts, strict=True)]
     at = _here()
-    shares = [share(c, witness(o), at) for o, c in zip(outs, given, strict=True)]
+    shares = [unreduced(c, vma_of(o), at) for o, c in zip(outs, given, strict=True)]
     with functorch.own_gradient():
         found = torch.autograd.grad(outs, ins, shares, *args, **options)
     # With `allow_unused` some are None, which torch does not declare.
     grads = cast("tuple[Tensor | None, ...]", found)
     pairs = zip(grads, ins, strict=True)
-    return tuple(None if g is None else total(g, witness(x)) for g, x in pairs)
+    return tuple(None if g is None else psum_unvarying(g, vma_of(x)) for g, x in pairs)
 
 
 def _here() -> str:
@@ -131,7 +133,7 @@ def _here() -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Type(Primitive):
-    """The primitive behind `witness`; see `Primitive`.
+    """The primitive behind `vma_of`; see `Primitive`.
 
     Attributes:
         axes: along which it is of interest whether the value varies.
@@ -141,7 +143,7 @@ class Type(Primitive):
     axes: tuple[str, ...]
     aval: Aval
     name = TYPE.name
-    mark = TYPE
+    vma_op = TYPE
 
     @property
     def operands(self) -> tuple[Aval, ...]:
@@ -170,18 +172,19 @@ class Type(Primitive):
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Primitive):
-    """The primitive behind `total`, `share` and casts: linear in a value, given witnesses.
+    """The primitive behind `psum_unvarying`, `unreduced` and casts: linear in a value, given
+    witnesses.
 
     Attributes:
         mark: which one it is.
-        axes: those that it is about.
+        axes: the axes concerned.
         aval: of the value.
         witnesses: avals of the witnesses, which may be batched.
-        weak: see `xfunc.hlo.spmd.vma.mark`.
+        weak: see `xfunc.hlo.spmd.vma.vma_op`.
         at: see there.
     """
 
-    mark: Mark
+    vma_op: VmaOp
     axes: tuple[str, ...]
     aval: Aval
     witnesses: tuple[Aval, ...] = ()
@@ -190,7 +193,7 @@ class Linear(Primitive):
 
     @property
     def name(self) -> str:
-        return self.mark.name
+        return self.vma_op.name
 
     @property
     def operands(self) -> tuple[Aval, ...]:
@@ -213,7 +216,7 @@ class Linear(Primitive):
         if ct is None:
             return [zeros(self.aval)]
         # Sums and shares are their own transposes, and a cast changes no value.
-        return [ct] if self.mark is CAST else bind(self, [ct, *args[1:]])
+        return [ct] if self.vma_op is CAST else bind(self, [ct, *args[1:]])
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         tangent = tangents[0]
@@ -230,20 +233,20 @@ class Linear(Primitive):
         """The primitive of a batch; where operands and result have their batch dimensions."""
         wanted = (0, *(None if d is None else 0 for d in dims[1:]))
         first, *rest = batched(self.operands, wanted, n)
-        # What differs along an axis that divides the examples is not about one of them.
+        # A difference along an axis that divides the examples does not concern one of them.
         axes = tuple(a for a in self.axes if a not in axes_of(n))
         inner = dataclasses.replace(self, axes=axes, aval=first, witnesses=tuple(rest))
         return inner, wanted, (0,)
 
 
 @functools.lru_cache(maxsize=4096)
-def _lowering(primitive: Type | Linear) -> Lowering:
+def _lowering(primitive: Type | Linear) -> HloProgram:
     weak, at = (False, "") if isinstance(primitive, Type) else (primitive.weak, primitive.at)
     with unattributed():
         given = build.parameters([array_of(a) for a in primitive.operands])
-        result = mark(primitive.mark, given, primitive.axes, weak=weak, at=at)
+        result = vma_op(primitive.vma_op, given, primitive.axes, weak=weak, at=at)
     graph = Graph(primitive.name, given, [result])
-    return Lowering.of(primitive.name, graph, primitive.operands, primitive.outputs)
+    return HloProgram.of(primitive.name, graph, primitive.operands, primitive.outputs)
 
 
 regions.grad = lambda: autograd_grad if checked() else None

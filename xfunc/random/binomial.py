@@ -177,10 +177,10 @@ def _tail(k: Tensor) -> Tensor:
     """The error of Stirling's formula for log(k!)."""
     small = k.clamp(0, len(_TAIL) - 1)
     square = (small + 1) * (small + 1)
-    found = (1 / 12 - (1 / 360 - 1 / 1260 / square) / square) / (small + 1)
+    result = (1 / 12 - (1 / 360 - 1 / 1260 / square) / square) / (small + 1)
     for i, value in enumerate(_TAIL):
-        found = torch.where((k <= 9) & (small.floor() == i), value, found)
-    return found
+        result = torch.where((k <= 9) & (small.floor() == i), value, result)
+    return result
 
 
 @partial(jit, static_argnames=("shape", "dtype", "unroll"))

@@ -204,7 +204,7 @@ def _randint(
         draws = [d & mask for d in draws]
     else:
         mask, remainder = -1, _unsigned_remainder
-    # The two draws are the halves of a number of twice the width; its remainder is hardly biased.
+    # The two draws form a number of twice the width; its remainder is hardly biased.
     factor = remainder(torch.full_like(span, 1 << limits.bits // 2), span)
     factor = remainder(factor * factor & mask, span)
     offset = (remainder(draws[0], span) * factor + remainder(draws[1], span)) & mask

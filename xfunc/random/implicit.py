@@ -134,7 +134,7 @@ class _Outside(TorchFunctionMode):
         ):
             return func(*args, **kwargs)
         with _Outside(self._context):
-            found = self._context.draw(func, args, kwargs)
-        if found is NotImplemented:
-            found = func(*args, **kwargs)
-        return found
+            result = self._context.draw(func, args, kwargs)
+        if result is NotImplemented:
+            result = func(*args, **kwargs)
+        return result

@@ -79,7 +79,7 @@ def key_data(keys: Tensor) -> Tensor:
     Returns:
         int32 ``[..., 2]``.
 
-    Source: ``jax.random.key_data``, whose words are unsigned.
+    Source: ``jax.random.key_data``, which returns unsigned words.
     """
     return wrap_key_data(keys)
 
@@ -88,7 +88,8 @@ def wrap_key_data(words: Tensor) -> Tensor:
     """A key, or an array of keys, from its words.
 
     Args:
-        words: ``[..., 2]`` of int32, or of another integer dtype, whose lowest 32 bits count.
+        words: ``[..., 2]`` of int32, or of another integer dtype, of which the lowest 32 bits
+            count.
 
     Returns:
         int32 ``[..., 2]``: a key along the last axis.
@@ -143,7 +144,8 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
 
     Args:
         key: int32[2].
-        data: an integer from 0 to 2**32 - 1, or a 0-d integer tensor, whose lowest 32 bits count.
+        data: an integer from 0 to 2**32 - 1, or a 0-d integer tensor, of which the lowest 32 bits
+            count.
 
     Returns:
         int32[2]: the new key.

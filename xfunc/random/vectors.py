@@ -101,7 +101,7 @@ def orthogonal(
 
 
 def generalized_normal(key: Tensor, p: Number, shape: Shape = (), dtype: Dtype = None) -> Tensor:
-    """Samples from the distribution whose density is proportional to ``exp(-abs(x) ** p)``.
+    """Samples from the distribution with a density proportional to ``exp(-abs(x) ** p)``.
 
     Args:
         key: int32[2].

@@ -1,1 +1,1 @@
-"""What is kept for the backward pass, and what is recomputed."""
+"""Rematerialisation: values kept for the backward pass, and values recomputed."""

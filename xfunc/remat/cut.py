@@ -1,9 +1,9 @@
-"""Which values to keep for the backward pass: the choice as a graph problem, and its solutions.
+"""The choice of values to keep for the backward pass, as a graph problem, and its solutions.
 
 A `CutProblem` holds the forward values of a joint program. A value that the backward pass needs is
-there already (`at_hand`), is kept, or is recomputed; a recomputed value needs its operands in turn.
-Keeping costs bytes, recomputing costs seconds, once per node. Three questions are answered, each
-exactly:
+there already (`available`), is kept, or is recomputed; a recomputed value needs its operands in
+turn. Keeping costs bytes, recomputing costs seconds, once per node. Three questions are answered,
+each exactly:
 
 ==================  ==========================================================================
 `least`             the fewest bytes
@@ -20,13 +20,13 @@ with fewer bytes is chosen for p: that is Q, not P. The seconds never fall, for 
 This requires an order among plans without rounding, so seconds are counted in whole ticks, about
 2**20 for all the seconds of a problem; and it requires plans that are `exact`.
 
-NOTE [guarantees about the peak]: the true peak of the backward pass cannot have this property,
-whatever the planner. Let a large value be computed from an input, and a small one, which is needed,
-from the large one. A budget that has no room for the small one brings the large one back. What
-falls with the budget is an upper bound: the kept bytes, plus the most recomputed bytes that a plan
-which keeps nothing has to hold at once. The second term is the same for every budget; and no plan
-holds more for recomputation, since that plan recomputes the same values and possibly more, in the
-same order, for the same users and possibly more.
+NOTE [guarantees about the peak]: no planner can give the true peak of the backward pass this
+property. Let a large value be computed from an input, and a small one, which is needed, from the
+large one. A budget that has no room for the small one brings the large one back. An upper bound
+falls with the budget: the kept bytes, plus the most recomputed bytes that a plan without kept
+values holds at once. The second term is the same for every budget; and no plan holds more for
+recomputation, since that plan recomputes the same values and possibly more, in the same order, for
+the same users and possibly more.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Node:
     bytes: int
     seconds: float
     operands: tuple[int, ...]
-    at_hand: bool = False
+    available: bool = False
     keepable: bool = True
     recomputable: bool = True
     heavy: bool = False
@@ -67,7 +67,7 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class CutProblem:
-    """The values that can be kept, and those that the backward pass needs.
+    """The values that can be kept, and the values that the backward pass needs.
 
     Attributes:
         nodes: forward values, operands before their users.
@@ -166,7 +166,7 @@ def recomputed(problem: CutProblem, kept: Collection[int]) -> tuple[int, ...]:
     wanted = set(problem.needed)
     found: list[int] = []
     for n in reversed(problem.nodes):  # Users come first.
-        if n.id in wanted and n.id not in kept and not n.at_hand:
+        if n.id in wanted and n.id not in kept and not n.available:
             if not n.recomputable:
                 raise NoPlan(n.id)
             found.append(n.id)
@@ -188,7 +188,7 @@ def verify(problem: CutProblem, plan: Plan, budget_bytes: int | None = None) -> 
         raise ValueError(str(e)) from None
     used = {o for v in again for o in nodes[v].operands}.union(problem.needed)
     for v in plan.kept:
-        if nodes[v].at_hand or not nodes[v].keepable:
+        if nodes[v].available or not nodes[v].keepable:
             raise ValueError(f"node {v} may not be kept")
         if v not in used:
             raise ValueError(f"node {v} is kept for nothing")
@@ -203,12 +203,12 @@ def verify(problem: CutProblem, plan: Plan, budget_bytes: int | None = None) -> 
 def _forced(problem: CutProblem) -> set[int]:
     """Ids of the nodes that every plan recomputes, because they are used and cannot be kept."""
     used = set(problem.needed)
-    found: set[int] = set()
+    result: set[int] = set()
     for n in reversed(problem.nodes):
-        if n.id in used and not n.keepable and not n.at_hand:
-            found.add(n.id)
+        if n.id in used and not n.keepable and not n.available:
+            result.add(n.id)
             used.update(n.operands)
-    return found
+    return result
 
 
 def _solved(

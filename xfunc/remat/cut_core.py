@@ -4,7 +4,7 @@ The forward values of a transformer layer are reduced from hundreds to tens. Eac
 best plan, in bytes as well as in seconds:
 
 - Values that the backward pass can never need are left out.
-- Values at hand, values of no bytes, and values computed in no time from these are always there.
+- Available values, values of no bytes, and values computed in no time from these need no decision.
 - A needed value that cannot be recomputed is kept; a needed value that cannot be kept is
   recomputed, so its operands are needed.
 - A value that takes no time, and no fewer bytes than its operands together, is never kept: keep the
@@ -82,9 +82,9 @@ def reduce(problem: CutProblem, budget: int | None) -> Core:
         if n.id not in wanted:
             continue
         size = n.bytes if n.keepable and (budget is None or n.bytes <= budget) else None
-        if n.at_hand or size == 0:
+        if n.available or size == 0:
             stands_for[n.id] = set()
-            if not n.at_hand:
+            if not n.available:
                 kept.add(n.id)
             continue
         ticks = None
@@ -112,7 +112,9 @@ def reduce(problem: CutProblem, budget: int | None) -> Core:
 
 
 def _shrink(graph: dict[int, _Node], needed: set[int], kept: set[int]) -> int:
-    """Remove nodes from the graph, users first; returns the bytes of those that are always kept."""
+    """Remove nodes from the graph, users first; returns the bytes of the nodes that are always
+    kept.
+    """
     kept_bytes = 0
     for v in reversed(list(graph)):
         n = graph[v]
@@ -177,7 +179,7 @@ def _wanted(problem: CutProblem) -> set[int]:
     """Ids of the nodes that the backward pass may need."""
     wanted = set(problem.needed)
     for n in reversed(problem.nodes):
-        if n.id in wanted and n.recomputable and not n.at_hand:
+        if n.id in wanted and n.recomputable and not n.available:
             wanted.update(n.operands)
     return wanted
 

@@ -26,7 +26,7 @@ Weights = Mapping[Measure, int]
 Caps = Mapping[Measure, int]
 
 _OPTIMAL = 0  # `status` of scipy's milp
-_PRECISE = 2**44  # Weights may add up to this: HiGHS must tell a difference of one.
+_PRECISE = 2**44  # The largest sum of weights: HiGHS must resolve a difference of one.
 _BASE = 2**16
 
 
@@ -63,11 +63,11 @@ class _Choice:
 def solve(
     core: Core, by: tuple[Measure, Measure], budget: int | None, limits: Limits
 ) -> tuple[frozenset[int], bool]:
-    """Ids of the nodes to keep, and whether that is known to be optimal.
+    """Ids of the nodes to keep, and whether the choice is proven optimal.
 
     Args:
         core: of the problem.
-        by: what to minimise, and the tie-breaker.
+        by: the objective, and the tie-breaker.
         budget: the bytes that may be kept.
         limits: of each search.
 
@@ -187,7 +187,7 @@ class _Program:
         return [k for k in range(n) if found.x[k] > 0.5], found.status == _OPTIMAL
 
     def counted(self, kept: list[int]) -> _Choice | None:
-        """A choice without what it keeps needlessly, and its cost; None if it is incomplete."""
+        """A choice without redundant nodes, and its cost; None if it is incomplete."""
         core = self.core
         chosen, wanted = frozenset(kept), set(core.needed)
         used: list[int] = []

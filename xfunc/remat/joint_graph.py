@@ -19,7 +19,7 @@ from xfunc.hlo.attributes import acts
 from xfunc.hlo.flat import inlined
 from xfunc.hlo.spmd.annotations import is_automatic_tie
 from xfunc.remat.names import fold_names
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class JointGraph:
     gradients: tuple[Node, ...]
     backward: frozenset[Node]
     varies: frozenset[Node]
-    at_hand: frozenset[Node]
+    available: frozenset[Node]
     steps: int
 
     @property
@@ -64,29 +64,29 @@ class JointGraph:
         return tuple(n for n in forward if n in behind)
 
     @functools.cached_property
-    def once(self) -> set[Node]:
-        """Forward values that must not be recomputed, and the elements of several such.
+    def must_save(self) -> set[Node]:
+        """Forward values that must not be recomputed, and the elements of tuples of them.
 
-        Ties may be recomputed: they only state how values are sharded. So may what devices send
-        each other.
+        Shard groups may be recomputed: they only state how values are sharded. So may results of
+            collectives.
         """
         return self._holding(_runs_once)
 
     @functools.cached_property
     def exchanged(self) -> set[Node]:
-        """Forward values that devices send each other, and what is computed in one with these."""
+        """Results of collectives in the forward pass, and of calls that contain collectives."""
         return self._holding(lambda n: n.opcode in opcodes.COLLECTIVES)
 
     def _holding(self, wanted: Callable[[Node], bool]) -> set[Node]:
         holds = holding(wanted)
-        found: set[Node] = set()
+        result: set[Node] = set()
         for n in self.nodes:
             if n.opcode == "get-tuple-element":
-                if n.operands[0] in found:
-                    found.add(n)
+                if n.operands[0] in result:
+                    result.add(n)
             elif holds(n):
-                found.add(n)
-        return found
+                result.add(n)
+        return result
 
 
 def holding(wanted: Callable[[Node], bool]) -> Callable[[Node], bool]:
@@ -108,7 +108,7 @@ def holding(wanted: Callable[[Node], bool]) -> Callable[[Node], bool]:
 
 
 def joint_graph(
-    joint: Lowering,
+    joint: HloProgram,
     *,
     n_inputs: int,
     n_outputs: int,
@@ -147,7 +147,7 @@ def joint_graph(
     graph = _without_ties(graph, is_for_a_tie)
     backward = _backward(graph, params, n_inputs)
     varies = _depending(graph, (n for n, k in params.items() if k not in invariant))
-    at_hand = {n for n, k in params.items() if k not in unavailable and n not in backward}
+    available = {n for n, k in params.items() if k not in unavailable and n not in backward}
     return JointGraph(
         graph,
         params,
@@ -155,7 +155,7 @@ def joint_graph(
         graph.outputs[n_outputs:],
         frozenset(backward),
         frozenset(varies),
-        frozenset(at_hand),
+        frozenset(available),
         steps,
     )
 
@@ -166,11 +166,11 @@ def _backward(graph: Graph, params: dict[Node, int], n_inputs: int) -> set[Node]
 
 def _depending(graph: Graph, inputs: Iterable[Node]) -> set[Node]:
     """Some inputs, and the values that depend on them."""
-    found = set(inputs)
+    result = set(inputs)
     for n in graph.nodes:
-        if n not in found and not found.isdisjoint(n.operands):
-            found.add(n)
-    return found
+        if n not in result and not result.isdisjoint(n.operands):
+            result.add(n)
+    return result
 
 
 def _without_ties(graph: Graph, leave_out: Callable[[Node], bool]) -> Graph:
@@ -190,8 +190,8 @@ def _without_ties(graph: Graph, leave_out: Callable[[Node], bool]) -> Graph:
 def _skip_passed_on(graph: Graph) -> Graph:
     """The graph without the results of calls that are arguments of these calls.
 
-    A rule may return its arguments as residuals. Behind the call they look like new values, and a
-    loop would keep a copy of a weight that it has at hand at each step.
+    A rule may return its arguments as residuals. After the call they look like new values, and a
+    loop would keep a copy of a weight at each step.
     """
     known: dict[Graph, dict[int, int]] = {}
 

@@ -1,4 +1,4 @@
-"""`min_cut`: a solver chooses what is kept for the backward pass.
+"""`min_cut`: a solver chooses the values kept for the backward pass.
 
 Without a budget: the fewest bytes such that no matrix product or convolution is computed twice.
 With one: the least time spent on recomputation, such that the bytes kept stay within the budget.
@@ -94,9 +94,9 @@ def cut_problem(graph: JointGraph) -> CutProblem:
             n.bytes,
             0.0 if n.opcode in opcodes.FREE or not again else roofline(known[n]),
             tuple(dict.fromkeys(places[o] for o in n.operands)),
-            at_hand=n in graph.at_hand or n not in graph.varies,
+            available=n in graph.available or n not in graph.varies,
             keepable=not is_several(n),
-            recomputable=not (n in graph.params or n in graph.once or n in graph.exchanged),
+            recomputable=not (n in graph.params or n in graph.must_save or n in graph.exchanged),
             heavy=again and is_heavy(n),
         )
 

@@ -51,9 +51,9 @@ def fold_names(graph: Graph) -> Graph:
 def _named(n: Node, names: Iterable[str]) -> Node:
     every = _SEPARATOR.join(dict.fromkeys([*names_of(n), *names]))
     more = with_attributes(n.more, {**attributes_of(n), NAME: every})
-    made = Node(n.opcode, n.type, n.operands, n.params, n.calls, more)
-    made.operation = n.operation
-    return made
+    result = Node(n.opcode, n.type, n.operands, n.params, n.calls, more)
+    result.operation = n.operation
+    return result
 
 
 def _is_name(n: Node) -> bool:

@@ -1,4 +1,4 @@
-"""`Offloaded`: what another policy keeps, kept in the host's memory."""
+"""`Offloaded`: stores the residuals of another policy in the host's memory."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from xfunc.remat.residuals import is_several
 
 @dataclasses.dataclass(frozen=True)
 class Offloaded(GraphPolicy):
-    """Keep in the host's memory what a policy keeps, and the states of a loop's steps.
+    """Keep the residuals of a policy, and the states of a loop's steps, in the host's memory.
 
     Single numbers stay on the device.
 
     Attributes:
-        policy: says what is kept.
+        policy: chooses the residuals.
     """
 
     policy: Policy
@@ -29,5 +29,5 @@ class Offloaded(GraphPolicy):
             kept = self.policy.choose(graph)
         else:
             kept = frozenset(n for n in arrays if self.policy(n))
-        states = graph.params.keys() - graph.at_hand
+        states = graph.params.keys() - graph.available
         return frozenset(n for n in arrays if n in kept or n in states)

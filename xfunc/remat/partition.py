@@ -15,13 +15,13 @@ from xfunc.core.avals import Aval
 from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node
-from xfunc.graph.symbolic_zeros import without
+from xfunc.graph.symbolic_zeros import prune_inputs
 from xfunc.hlo.flat import inlined
 from xfunc.hlo.passes.offload import place
 from xfunc.remat.joint_graph import joint_graph
 from xfunc.remat.policies import Offload, Policy, everything_saveable
 from xfunc.remat.residuals import choose
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 Source = tuple[Literal["input", "residual", "ct"], int]
 T = TypeVar("T")
@@ -39,16 +39,18 @@ class Partition:
         gradients: the gradients that `backward` computes, by their index in the joint program.
     """
 
-    forward: Lowering
-    backward: Lowering
+    forward: HloProgram
+    backward: HloProgram
     sources: tuple[Source, ...]
     n_residuals: int
     gradients: tuple[int, ...]
 
-    def without(self, cts: Collection[int], gradients: Collection[int] | None = None) -> Partition:
-        """What is left when some cotangents are absent; the forward half is unchanged.
+    def prune_cotangents(
+        self, cts: Collection[int], gradients: Collection[int] | None = None
+    ) -> Partition:
+        """The partition without absent cotangents; the forward half is unchanged.
 
-        The gradients that are left are those in `gradients`, by default those that are not absent.
+        It computes the given `gradients`, by default those that are not absent.
 
         An absent cotangent is not replaced by zeros: multiplied by infinity, they would give NaN.
         """
@@ -57,12 +59,12 @@ class Partition:
             return self
         second = self.backward
         kept = None if gradients is None else [self.gradients.index(g) for g in gradients]
-        graph, left, results = without(inlined(second.graph), absent, kept)
+        graph, left, results = prune_inputs(inlined(second.graph), absent, kept)
         avals = [second.avals[n] for n in left]
         outputs = [second.outputs[k] for k in results]
         return dataclasses.replace(
             self,
-            backward=Lowering.of(second.name, graph, avals, outputs),
+            backward=HloProgram.of(second.name, graph, avals, outputs),
             sources=tuple(self.sources[n] for n in left),
             gradients=tuple(self.gradients[k] for k in results),
         )
@@ -81,7 +83,7 @@ def gathered(
 
 
 def split(
-    joint: Lowering,
+    joint: HloProgram,
     *,
     n_inputs: int,
     n_outputs: int,
@@ -97,11 +99,11 @@ def split(
         joint: ``(inputs, cotangents) -> (outputs, gradients)``.
         n_inputs: how many of the flat inputs are not cotangents.
         n_outputs: how many of the results are outputs of the forward pass.
-        policy: decides what is kept.
+        policy: chooses the residuals.
         unavailable: inputs that the backward pass does not receive.
         invariant: inputs that are the same at every step of a loop.
         barrier: put an optimisation barrier before the backward pass, so that XLA does not merge
-            what is recomputed there with the forward pass.
+            recomputed values with the forward pass.
         steps: how many steps the loop has: residuals of all steps are kept at once.
     """
     graph = joint_graph(
@@ -120,7 +122,7 @@ def split(
     away = {n: w for n, w in kept.items() if w is not None}
     stored = [place(n, away[n].dst) if n in away else n for n in residuals]
     first, taken = Graph.between(f"{name}.forward", [*params], [*outputs, *stored])
-    forward = Lowering.of(
+    forward = HloProgram.of(
         first.name,
         first,
         joint.avals[:n_inputs],
@@ -139,7 +141,7 @@ def split(
         sources.append(("ct", k - n_inputs) if k >= n_inputs else ("input", k))
     sources.extend(("residual", k) for k in range(len(residuals)))
     avals = map(_aval, [*read, *residuals])
-    backward = Lowering.of(second.name, second, [*avals], joint.outputs[n_outputs:])
+    backward = HloProgram.of(second.name, second, [*avals], joint.outputs[n_outputs:])
     return Partition(
         forward, backward, tuple(sources), len(residuals), tuple(range(len(gradients)))
     )
@@ -158,17 +160,17 @@ def _behind(graph: Graph, away: Mapping[Node, Offload], barrier: bool) -> Graph:
 
 
 def _fresh(n: Node) -> Node:
-    made = Node("parameter", n.type, more=n.more if n.opcode == "parameter" else b"")
-    made.operation = n.operation
-    return made
+    result = Node("parameter", n.type, more=n.more if n.opcode == "parameter" else b"")
+    result.operation = n.operation
+    return result
 
 
-def primal(joint: Lowering, *, n_inputs: int, n_outputs: int, name: str) -> Lowering:
+def primal(joint: HloProgram, *, n_inputs: int, n_outputs: int, name: str) -> HloProgram:
     """The forward pass of a joint program alone."""
     graph = joint.graph
     made, taken = Graph.between(name, graph.inputs, graph.outputs[:n_outputs])
     inputs = [joint.inputs[k] for k in taken]
-    return Lowering.of(name, made, joint.avals[:n_inputs], joint.outputs[:n_outputs], inputs)
+    return HloProgram.of(name, made, joint.avals[:n_inputs], joint.outputs[:n_outputs], inputs)
 
 
 def _aval(n: Node) -> Aval:

@@ -1,4 +1,4 @@
-"""Policies: what a differentiated function keeps for its backward pass.
+"""Policies: the choice of values that a differentiated function keeps for its backward pass.
 
 A policy is asked about a forward value that the backward pass could use: it is a function of the
 node, an HLO instruction, that computes the value, and returns True (keep it), False (recompute it),

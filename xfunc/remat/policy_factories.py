@@ -94,7 +94,7 @@ class _Both:
 
 
 def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
-    """Keep what either of two policies keeps; if both do, the first decides how.
+    """Keep the values that either policy keeps; where both do, the first decides how.
 
     Args:
         policy_1: a function of an HLO instruction.

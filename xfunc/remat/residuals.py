@@ -1,11 +1,11 @@
-"""Which values of a joint program a policy keeps for its backward pass.
+"""The values of a joint program that a policy keeps for its backward pass.
 
 Some values are never kept, whatever the policy says:
 
 - inputs, which the backward pass receives anyway (unless the caller says that one is unavailable
-  then: the carry of a scan, whose value at each step is gone);
+  then: the carry of a scan, which each step overwrites);
 - results of a reshape, transpose, broadcast, convert and the like, if the operand is no larger and
-  is at hand or kept: recomputing them is free;
+  is available or kept: recomputing them is free;
 - likewise results of elementwise operations that the forward pass itself does not use: they are
   computed in the backward pass, the only place where they are needed;
 - values that depend on nothing that varies: constants, and in a loop everything computed from
@@ -29,7 +29,7 @@ Kept = dict[Node, Offload | None]
 
 
 def choose(graph: JointGraph, policy: Policy) -> Kept:
-    """The values that the backward pass gets from the forward pass, besides the inputs."""
+    """The values that the backward pass gets from the forward pass, in addition to the inputs."""
     chosen = policy.choose(graph) if isinstance(policy, GraphPolicy) else None
     place = policy.place if isinstance(policy, GraphPolicy) else None
     kept: Kept = {}
@@ -43,7 +43,7 @@ def choose(graph: JointGraph, policy: Policy) -> Kept:
         return policy(n)
 
     def is_missing(n: Node) -> bool:
-        return n in graph.varies and n not in graph.at_hand and n not in kept
+        return n in graph.varies and n not in graph.available and n not in kept
 
     def is_free(n: Node) -> bool:
         """Whether recomputing costs nothing and keeps no more bytes than keeping it would."""
@@ -64,11 +64,11 @@ def choose(graph: JointGraph, policy: Policy) -> Kept:
             needed.update(n.operands)
             continue
         if n in graph.params:
-            if n not in graph.at_hand:
+            if n not in graph.available:
                 found = answer(n)
                 kept[n] = found if isinstance(found, Offload) else None
             continue
-        if n in graph.once and not is_several(n):
+        if n in graph.must_save and not is_several(n):
             kept[n] = None
             continue
         found = answer(n) if n in graph.varies else False
@@ -80,5 +80,5 @@ def choose(graph: JointGraph, policy: Policy) -> Kept:
 
 
 def is_several(n: Node) -> bool:
-    """Whether a node has several results, each of which is an element of it."""
+    """Whether a node has several results, which are its elements."""
     return isinstance(n.type, TupleType)

@@ -12,9 +12,9 @@ from xfunc.remat.policies import GraphPolicy
 class SameCut(GraphPolicy):
     """A policy like `min_cut` with a relative budget.
 
-    Sizes of arguments change what a cut keeps in bytes, and could change the cut. This policy
-    chooses a cut for the first sizes it sees and uses it for all others: programs that differ only
-    in sizes have the same values in the same order.
+    Sizes of arguments change the bytes of a cut, and could change the cut. This policy chooses a
+    cut for the first sizes it sees and uses it for all others: programs that differ only in sizes
+    have the same values in the same order.
 
     Args:
         part: the budget, as a fraction of the range from the fewest bytes that can be kept to those

@@ -33,14 +33,16 @@ def prepare(
     trace = tracing.current()
     made: list[torch.Tensor] = []
     fixed: list[tuple[int, object]] = []
-    stays = staged.stays(structure) if staged.stays else (False,) * len(leaves)
+    static_scalars = (
+        staged.static_scalars(structure) if staged.static_scalars else (False,) * len(leaves)
+    )
     for i, x in enumerate(leaves):
         if isinstance(x, (np.ndarray, np.generic)):
             x = from_numpy(x)
             if trace is not None and isinstance(x, torch.Tensor):
                 made.append(literal(x))
                 continue
-        if stays[i] and type(x) in NUMBERS:
+        if static_scalars[i] and type(x) in NUMBERS:
             fixed.append((i, x))
         elif type(x) in NUMBERS:
             dtype = dtype_of(type(cast(complex, x)))
@@ -78,23 +80,23 @@ def prepare(
 
 def as_outputs(name: str, outs: Sequence[object], structure: tree.Structure) -> list[torch.Tensor]:
     """The leaves that a traced function returned, as traced tensors."""
-    made: list[torch.Tensor] = []
+    result: list[torch.Tensor] = []
     for i, o in enumerate(outs):
         if isinstance(o, torch.Tensor):
             trace = tracing.current()
             if trace is not None:
                 o = trace.lift(o)
                 o = literal(o) if o.device.type == "cpu" else o
-            made.append(o)
+            result.append(o)
         elif isinstance(o := from_numpy(o), torch.Tensor):
-            made.append(literal(o))
+            result.append(literal(o))
         elif type(o) in NUMBERS and not (type(o) is int and abs(o) >= 2**63):
-            made.append(
+            result.append(
                 torch.full((), o, dtype=dtype_of(type(cast(complex, o))), device=recorder.device())
             )
         else:
             no_result(name, o, structure.accessors()[i].codify("output"))
-    return made
+    return result
 
 
 def avals_of(leaves: Sequence[Shaped]) -> tuple[AvalKey, ...]:

@@ -25,7 +25,7 @@ Fun = tree.Function
 
 
 def check_callable(fun: object, name: str, usage: str) -> None:
-    """Raise unless what a transform was given as its function is one; `usage` shows a call."""
+    """Raise unless the first argument of a transform is callable; `usage` shows a call."""
     if not callable(fun):
         what = short(fun) if isinstance(fun, Tensor) else f"{shown(fun)} ({kind_of(fun)})"
         fail(
@@ -60,7 +60,7 @@ def as_arrays(t: object) -> PyTree:
 
 
 def as_results(t: object, name: str, root: str = "output") -> PyTree:
-    """`as_tensors` of what a user's function returned.
+    """`as_tensors` of the result of a user's function.
 
     Args:
         t: a tree.
@@ -79,7 +79,7 @@ def as_results(t: object, name: str, root: str = "output") -> PyTree:
 
 
 def no_result(name: str, leaf: object, path: str) -> NoReturn:
-    """Refuse what a user's function returned at a path: it is not an array."""
+    """Raise: the result of a user's function has a leaf that is no array."""
     fail(
         TypeError,
         f"{name} returned {shown(leaf)} ({kind_of(leaf)}) at {path}",
@@ -90,7 +90,7 @@ def no_result(name: str, leaf: object, path: str) -> NoReturn:
 
 def arrays(leaves: Sequence[object], name: str, labels: Sequence[str]) -> list[Tensor]:
     """The leaves, all of which must be tensors."""
-    found: list[Tensor] = []
+    result: list[Tensor] = []
     for x, label in zip(leaves, labels, strict=True):
         if not isinstance(x, Tensor):
             fail(
@@ -98,8 +98,8 @@ def arrays(leaves: Sequence[object], name: str, labels: Sequence[str]) -> list[T
                 f"{name} was given {shown(x)} ({kind_of(x)}) at {label}",
                 instead_of(x, label),
             )
-        found.append(x)
-    return found
+        result.append(x)
+    return result
 
 
 def select(
@@ -115,14 +115,14 @@ def select(
                 "arguments",
                 f"pass the arguments of {option} by position.",
             )
-    found = tuple(i % len(args) for i in nums)
-    if len(set(found)) < len(found):
+    result = tuple(i % len(args) for i in nums)
+    if len(set(result)) < len(result):
         fail(
             ValueError,
             f"{name} has {option}={argnums}, in which an argument occurs twice",
             f"name each argument once in {option}.",
         )
-    return found
+    return result
 
 
 def chosen(

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from xfunc.stages.stages import Lowered
 
 
-class Program(Protocol):
+class CompiledProgram(Protocol):
     """The output of a target's compiler.
 
     Attributes:
         topology: the devices that it is for; None for the devices of this process.
-        compiler: what compiled it, with its version.
+        compiler: name and version of the compiler.
     """
 
     @property
@@ -72,7 +72,7 @@ class Target(Protocol):
 
     def __call__(
         self, lowered: Lowered, target: str, options: dict[str, object], timeout: float | None
-    ) -> Program:
+    ) -> CompiledProgram:
         """Compile.
 
         Args:
@@ -102,7 +102,7 @@ _targets: dict[str, tuple[Target, Callable[[str], Device]]] = {}
 
 
 def register_target(kind: str, target: Target, device: Callable[[str], Device]) -> None:
-    """Let ``Lowered.compile`` compile for the targets whose name begins with ``kind:``.
+    """Register a compiler for the targets ``kind:...`` of ``Lowered.compile``.
 
     `device` describes the devices of a target that the user named.
     """
@@ -155,7 +155,7 @@ class Compiled:
     """
 
     lowered: Lowered
-    program: Program
+    program: CompiledProgram
 
     @property
     def topology(self) -> Topology | None:
@@ -164,7 +164,7 @@ class Compiled:
 
     @property
     def compiler(self) -> str:
-        """What compiled it: ``"libtpu 0.0.21 (jax 0.7.1)"``, or the backend's name."""
+        """The compiler: ``"libtpu 0.0.21 (jax 0.7.1)"``, or the backend's name."""
         return self.program.compiler
 
     def as_text(self) -> str | None:
@@ -197,7 +197,7 @@ class Compiled:
         """The n largest buffers in one device's memory and their contents, the largest first.
 
         Values that use the same memory at different times count once, as the largest of them. None
-        for the running device, whose compiler does not report them.
+        for the running device: its compiler does not report them.
         """
         return self.program.largest_buffers(n)
 

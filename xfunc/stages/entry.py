@@ -17,7 +17,7 @@ from xfunc.core import ambient
 from xfunc.core.avals import Aval
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
-from xfunc.program.program import Program
+from xfunc.program.program import TracedProgram
 from xfunc.stages.compiler_options import CompilerOptions
 from xfunc.torchlib import functorch
 from xfunc.trace import effects, tracing
@@ -34,13 +34,13 @@ class Entry:
         out_tree: the structure of its results.
         captures: for each capture, where to find it: among the tensors that the function holds
             (an index), or as itself.
-        donated: flat arguments whose buffers the program may reuse.
+        donated: flat arguments with buffers that the program may reuse.
         effects: delivered after each run; their tensors are the program's last outputs.
         compiler: compiler options by name.
         executable: the last executable that ran; None before the first run.
     """
 
-    program: Program
+    program: TracedProgram
     call: Call
     out_tree: tree.Structure
     captures: tuple[int | torch.Tensor, ...]
@@ -83,7 +83,7 @@ class Entry:
         """Call the program with tensors on the device, outside any trace.
 
         Where the result is going to be inspected, with the arguments, the donated ones are left
-        to `take_over`.
+        to `mark_donated`.
         """
         if lock.is_shared and lock.is_held_here():
             with lock.let_go():
@@ -127,16 +127,16 @@ class Entry:
         lowering = self.program.lowering
         return lowering.executable(donated, where.placements(flat), self.compiler)
 
-    def take_over(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> None:
+    def mark_donated(self, leaves: list[torch.Tensor], held: Sequence[torch.Tensor]) -> None:
         """Make the donated arguments of a `run` unusable, once its result has been inspected."""
         flat = self.inputs(leaves, held)
         if self.donated and self.program.outputs and not _is_differentiated(flat):
             executable = self._executable(active.runtime(), flat, frozenset())
-            executable.take_over([leaves[i] for i in self.donated])
+            executable.mark_donated([leaves[i] for i in self.donated])
 
 
 def _is_differentiated(flat: Sequence[torch.Tensor]) -> bool:
-    """Whether a program that is called with these tensors is part of what is differentiated."""
+    """Whether a gradient is being taken through a call with these tensors."""
     return functorch.top_level() is not None or (
         torch.is_grad_enabled() and functorch.any_requires_grad(*flat)
     )

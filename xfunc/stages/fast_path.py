@@ -1,9 +1,9 @@
 """Calls like the last one.
 
 NOTE [calls like the last one]: a loop calls a function with arguments of the same kinds, and
-nothing around it changes. Then the key of the call need not be built: it is enough that each part
-of it is as it was in the last call. Whatever is unusual (a trace, a gradient, another program found
-since) goes the long way, `xfunc.stages.staging.run_staged`, which notes what to compare next time.
+nothing around it changes. Then comparing each part with the last call's avoids building the key. An
+unusual call (a trace, a gradient, another program found since) takes the general path,
+`xfunc.stages.staging.run_staged`, which records the parts to compare next time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _any_requires_grad, _is_transformed = functorch.any_requires_grad, functorch.is_
 
 
 class FastPath:
-    """What a call is compared with, and what it runs if it is the same.
+    """The parts of the last call to compare with, and the program to run if all are equal.
 
     Args:
         caller: identifies who calls.
@@ -100,7 +100,7 @@ def call(staged: Staged, args: tuple[Leaf, ...], kwargs: dict[str, object]) -> P
     again: FastPath | None = staged.cache.latest.again
     if again is None or again.caller is not staged.caller or _refusing:
         return MISSED
-    if lock.is_shared:  # Nothing here changes what is shared, but for the guards.
+    if lock.is_shared:  # Only the guards change shared state here.
         return _call(again, staged, args, kwargs)
     if not _acquire(False):
         return MISSED
@@ -166,7 +166,7 @@ def note(
     avals: tuple[AvalKey, ...],
     of_host: Sequence[int],
 ) -> None:
-    """Note what the next call is compared with, if this one was usual; see `FastPath`."""
+    """Record the parts of this call for the next comparison, if it was usual; see `FastPath`."""
     guards: Any = None
     if type(latest.entry) is Guarded:
         guards = latest.entry.only(entry)

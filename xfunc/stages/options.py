@@ -1,4 +1,4 @@
-"""The options with which a function is traced, besides its arguments."""
+"""The options with which a function is traced, apart from its arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple, TypeAlias
 
 from xfunc.program.call import Call
-from xfunc.program.program import Program
+from xfunc.program.program import TracedProgram
 from xfunc.stages.compiler_options import CompilerOptions
 from xfunc.tree import Function
 
@@ -23,11 +23,11 @@ class Options(NamedTuple):
     Attributes:
         static: arguments that were taken out, as part of the key; see `Static`.
         fixed: leaves that are compared by value; see `Fixed`.
-        beside: other dependencies of the program, by value; tensors in them are treated like
+        extra_deps: other dependencies of the program, by value; tensors in them are treated like
             tensors that the function holds.
-        call: what to trace instead of the function (with static arguments put back).
+        call: traced instead of the function (with static arguments put back).
         donated: returns the flat arguments to donate.
-        zeros: see `Program.joint`.
+        zeros: see `TracedProgram.joint`.
         primitive: how the program is applied.
         effects_allowed: whether the caller delivers the effects: see `Entry.result`.
         compiler: compiler options by name; functions that differ in them are staged separately.
@@ -35,18 +35,18 @@ class Options(NamedTuple):
 
     static: Static | None = None
     fixed: Fixed = ()
-    beside: tuple[tuple[Hashable, object], ...] = ()
+    extra_deps: tuple[tuple[Hashable, object], ...] = ()
     call: Function | None = None
     donated: Callable[[], frozenset[int]] = frozenset
     zeros: frozenset[int] = frozenset()
-    primitive: Callable[[Program], Call] = Call
+    primitive: Callable[[TracedProgram], Call] = Call
     effects_allowed: bool = False
     compiler: CompilerOptions = ()
 
     @property
     def is_usual(self) -> bool:
         """Whether they add nothing to the key of a call."""
-        return self.static is None and not self.fixed and not self.beside and self.call is None
+        return self.static is None and not self.fixed and not self.extra_deps and self.call is None
 
 
 PLAIN = Options()

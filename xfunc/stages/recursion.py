@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections.abc import Generator
 
-from xfunc.cache.misses import Key
+from xfunc.cache.key import Key
 from xfunc.cache.programs import FunctionCache
 from xfunc.errors import fail
 from xfunc.trace.lowering import count_compiles

@@ -9,12 +9,12 @@ import torch
 
 from xfunc import tree
 from xfunc.backends.pjrt import printer
-from xfunc.backends.placement import known_sharding, lies
+from xfunc.backends.placement import known_sharding, placement_of_tensor
 from xfunc.core.avals import Aval
 from xfunc.core.types import Sharding
 from xfunc.errors import ShardingError, fail, shown
 from xfunc.hlo import Module
-from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.hlo.spmd.tiles import HloSharding
 from xfunc.stages import compiled
 from xfunc.stages.arguments import arguments_of, avals_of
 from xfunc.stages.compiled import Compiled
@@ -22,8 +22,8 @@ from xfunc.stages.entry import Entry
 from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged
 from xfunc.trace import portable
-from xfunc.trace.finished import finished
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.finished import finalize
+from xfunc.trace.lowering import HloProgram
 from xfunc.trace.text import text_of
 from xfunc.tree import PyTree
 
@@ -43,11 +43,11 @@ class Parts:
     staged: Staged
     entry: Entry
     options: Options
-    tiles: tuple[Tiles | None, ...] = ()
+    tiles: tuple[HloSharding | None, ...] = ()
     is_padded: bool = False
 
     @property
-    def lowering(self) -> Lowering:
+    def lowering(self) -> HloProgram:
         """The program as HLO."""
         return self.entry.program.lowering
 
@@ -93,7 +93,7 @@ class Traced:
         Returns:
             The text.
 
-        Semantics: ``jax.make_jaxpr``, whose result is printed likewise.
+        Semantics: ``jax.make_jaxpr``, which also prints its result.
         """
         graph = self.parts.lowering.function.graph
         return str(self.lower().module) if graph is None else text_of(graph, lines)
@@ -116,7 +116,7 @@ class Lowered:
     def module(self) -> Module:
         """The HLO as data."""
         lowering, tiles = self.traced.parts.lowering, self.traced.parts.tiles
-        return finished(lowering.graph, tiles=[tiles[i] for i in lowering.inputs] if tiles else ())
+        return finalize(lowering.graph, tiles=[tiles[i] for i in lowering.inputs] if tiles else ())
 
     def as_text(self, dialect: str = "hlo") -> str:
         """The program as text.
@@ -220,7 +220,7 @@ def _tiles(
     avals: Sequence[Aval],
     leaves: Sequence[torch.Tensor | Aval],
     held: Sequence[torch.Tensor],
-) -> tuple[Tiles | None, ...]:
+) -> tuple[HloSharding | None, ...]:
     """The shardings of the program's flat inputs; () if none is specified."""
     captures = [held[c] if isinstance(c, int) else c for c in entry.captures]
     tensors = [*leaves, *captures]
@@ -229,8 +229,8 @@ def _tiles(
     return tuple(found) if any(found) else ()
 
 
-def _divided(x: torch.Tensor | Aval, sharding: Sharding | None) -> Tiles | None:
+def _divided(x: torch.Tensor | Aval, sharding: Sharding | None) -> HloSharding | None:
     if sharding is not None:
         return sharding.tiles(len(x.shape))
-    where = lies(x) if isinstance(x, torch.Tensor) else None
+    where = placement_of_tensor(x) if isinstance(x, torch.Tensor) else None
     return where and where.tiles

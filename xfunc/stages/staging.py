@@ -23,7 +23,7 @@ from xfunc.backends.protocol import Runtime
 from xfunc.cache import draws, frozen, identity, programs
 from xfunc.cache.changes import Changed
 from xfunc.cache.globals import Guards
-from xfunc.cache.misses import Key
+from xfunc.cache.key import Key
 from xfunc.cache.programs import LOG, FunctionCache
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, AvalKey
@@ -32,7 +32,7 @@ from xfunc.core.locations import Location, function_name
 from xfunc.core.paths import Labels, path_of
 from xfunc.core.wrappers import Part
 from xfunc.program.bind import ad_depth, bind
-from xfunc.program.program import Program, differentiable
+from xfunc.program.program import TracedProgram, differentiable
 from xfunc.stages import fast_path, recursion
 from xfunc.stages.arguments import as_outputs, avals_of, prepare
 from xfunc.stages.entry import Entry
@@ -60,7 +60,7 @@ class Staged:
         value: identifies the function in the cache; `fun` if None.
         arrays_only: whether arguments that are neither tensors nor numbers are an error; if not,
             they are compared by value.
-        stays: for the flat arguments of a structure, tells where a Python number stays one.
+        static_scalars: for each flat argument, whether a Python number stays static.
 
     Attributes:
         repeats: whether calls may be like the last one; see NOTE [calls like the last one] in
@@ -73,9 +73,9 @@ class Staged:
         fun: Function,
         value: object = None,
         arrays_only: bool = False,
-        stays: Callable[[tree.Structure], Sequence[bool]] | None = None,
+        static_scalars: Callable[[tree.Structure], Sequence[bool]] | None = None,
     ):
-        self.fun, self.stays = fun, stays
+        self.fun, self.static_scalars = fun, static_scalars
         self.arrays_only = arrays_only
         self.value = fun if value is None else value
         self.name = function_name(fun if value is None else value)
@@ -84,7 +84,7 @@ class Staged:
 
     @functools.cached_property
     def cache(self) -> FunctionCache:
-        """The cache, shared with every function of the same skeleton."""
+        """The cache, shared with every function with the same `code_key`."""
         return programs.cache_of(self.value)
 
     @functools.cached_property
@@ -114,12 +114,12 @@ class Staged:
         self, structure: tree.Structure, avals: tuple[AvalKey, ...], options: Options
     ) -> tuple[KeyParts, list[torch.Tensor]]:
         """The fields of the `Key` of a call, and the tensors that the function holds."""
-        if options.fixed or options.beside or ambient.named_axes() or ambient.global_hooks():
+        if options.fixed or options.extra_deps or ambient.named_axes() or ambient.global_hooks():
             value, others, held = self._values(options)
         else:  # nearly always
             others = ()
             value, held = self.function_value()
-        return (value, structure, avals, options.static, ambient.modes(), others), held
+        return (value, structure, avals, options.static, ambient.context_key(), others), held
 
     def _values(self, options: Options) -> tuple[Hashable, Beside, list[torch.Tensor]]:
         """The values of the function and of its other dependencies, and the tensors they hold."""
@@ -127,8 +127,10 @@ class Staged:
         if ambient.named_axes():  # The function may hold their indices without our knowing.
             held = [*held, *(axis.held() for axis in ambient.named_axes())]
         hooks = [("a hook of all modules", hook) for hook in ambient.global_hooks()]
-        beside = (*options.fixed, *options.beside, *hooks)
-        return (value, *identity.values_beside(beside, held)) if beside else (value, (), held)
+        extra_deps = (*options.fixed, *options.extra_deps, *hooks)
+        return (
+            (value, *identity.values_beside(extra_deps, held)) if extra_deps else (value, (), held)
+        )
 
     def find(
         self,
@@ -155,7 +157,7 @@ class Staged:
         wrt: tuple[bool, ...] | None,
         options: Options,
     ) -> Entry:
-        """Trace the function for a new key, unless another thread is doing so: then wait for that.
+        """Trace the function for a new key, or wait for the thread that is doing so.
 
         The caller holds `lock`.
 
@@ -164,7 +166,7 @@ class Staged:
             held: the tensors that the function holds.
             wrt: for a first-order gradient, the arguments it is taken with respect to: then the
                 first run makes the joint program.
-            options: those that the key was made from.
+            options: the options in the key.
         """
         check_surroundings(self.name)
         key = Key(*key_parts)
@@ -182,7 +184,7 @@ class Staged:
     ) -> Entry:
         run, fixed = [options.call or self.fun], options.fixed
         allowed = options.effects_allowed  # The program must not hold `options`: see `frozen`.
-        later = frozen.frozen(run[0])
+        later = frozen.snapshot_closure(run[0])
         store, name = self.cache, self.name
         store.missed(key, self.parameters)
         avals = [Aval(tuple(shape), dtype) for shape, dtype in key.avals]
@@ -204,7 +206,7 @@ class Staged:
             out_tree[:], had[:] = [structure], found.effects
             return [*as_outputs(name, outs, structure), *found.tensors]
 
-        program = Program(self.name, flat, avals, labels)
+        program = TracedProgram(self.name, flat, avals, labels)
         program.defined_at = definition(self.value)
         places = identity.places_of(self.value)
         store.globals = store.globals or Guards()
@@ -226,7 +228,7 @@ class Staged:
         collects = [identity.let_change(f) for e in had for f in e.functions]
         if Changed.VOLATILE in changed or any(collects):
             value, others, held = self._values(options)
-            key = key._replace(values=value, beside=others)
+            key = key._replace(values=value, extra_deps=others)
         run[0] = frozen.as_it_was(later)
         slots = {id(t): i for i, t in enumerate(held)}
         others = [c for c in program.captures if id(c) not in slots]
@@ -284,7 +286,7 @@ def run_staged(
     check_surroundings(staged.name)
     where = active.runtime()
     if lock.is_shared and active.may_share(where):
-        return active.staying_on(where, _run_staged, where, staged, args, kwargs, options)
+        return active.using_runtime(where, _run_staged, where, staged, args, kwargs, options)
     with lock:
         if not lock.is_shared:
             return _run_staged(active.runtime(), staged, args, kwargs, options)
@@ -323,7 +325,7 @@ def _run_staged(
         entry = store.find(key)
         if entry is None:
             options = options._replace(effects_allowed=True)
-            entry = staged.make(key, held, watched(leaves), options)
+            entry = staged.make(key, held, requires_grad_mask(leaves), options)
         latest = store.latest
     if entry.executable is None or where.device_count() > 1:
         result = first_run(store, entry, leaves, held)
@@ -352,7 +354,7 @@ def inspected(
     """
     if (inspect := ambient.inspector()) is not None:
         inspect(staged.name, options.call or staged.fun, args, kwargs, result)
-        entry.take_over(leaves, held)
+        entry.mark_donated(leaves, held)
 
 
 def first_run(
@@ -381,7 +383,7 @@ def counting_compiles(store: FunctionCache) -> Generator[None]:
         count_compiles(before)
 
 
-def watched(leaves: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
+def requires_grad_mask(leaves: Sequence[torch.Tensor]) -> tuple[bool, ...] | None:
     """The arguments with respect to which a first-order gradient is being taken; None if there is
     none.
     """
@@ -401,7 +403,7 @@ def call_in_trace(
     leaves, structure = tree.flatten((args, kwargs))
     leaves, fixed = prepare(staged, leaves, structure)
     options = options._replace(fixed=fixed, effects_allowed=True)
-    entry, held = staged.find(structure, avals_of(leaves), watched(leaves), options)
+    entry, held = staged.find(structure, avals_of(leaves), requires_grad_mask(leaves), options)
     inputs = entry.inputs(leaves, held)
     check_captures(inputs[len(leaves) :])
     return entry.result(bind(entry.call, inputs))

@@ -29,7 +29,7 @@ from xfunc.tree import PyTree
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 S = TypeVar("S")
-_INTERNAL = frozenset("apply inside kind define run staged stays without_compiler".split())
+_INTERNAL = frozenset("apply inside kind define run staged static_scalars without_compiler".split())
 Q = ParamSpec("Q")
 T = TypeVar("T")
 
@@ -58,15 +58,15 @@ class Transform(Wrapper, Generic[P, R]):
         self.fun, self.options, self._kind_name = fun, options, name
         functools.update_wrapper(self, fun, updated=())
         self.__name__ = self.__qualname__ = f"{name}({function_name(fun)})"
-        self._staged = Staged(self.apply, value=self, stays=self.stays)
+        self._staged = Staged(self.apply, value=self, static_scalars=self.static_scalars)
 
     @property
     def staged(self) -> Staged:
         """The programs of `apply`."""
         return self._staged
 
-    def stays(self, structure: tree.Structure) -> Sequence[bool]:
-        """For each flat argument, whether a Python number there stays one (compared by value)."""
+    def static_scalars(self, structure: tree.Structure) -> Sequence[bool]:
+        """For each flat argument, whether a Python number there is static (compared by value)."""
         return (False,) * structure.num_leaves
 
     def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -75,9 +75,9 @@ class Transform(Wrapper, Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            found = fast_path.call(self._staged, args, kwargs)
-            if found is not fast_path.MISSED:
-                return found
+            result = fast_path.call(self._staged, args, kwargs)
+            if result is not fast_path.MISSED:
+                return result
             if tracing.current() is None and not is_eager():
                 return self.run(args, kwargs)
         except Exception as error:
@@ -94,7 +94,7 @@ class Transform(Wrapper, Generic[P, R]):
         return result if tracing.current() is None else own(result)
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickled by name, as functions are, where it has one; else made anew, without programs."""
+        """Pickle by name if it has one, like a function; otherwise as a copy without programs."""
         found: Any = sys.modules.get(self.__module__)
         for name in self.__qualname__.split("."):
             found = getattr(found, name, None)
@@ -111,9 +111,9 @@ class Transform(Wrapper, Generic[P, R]):
         return [n for n in dir(type(self)) if n[0] != "_" and n not in _INTERNAL]
 
     def __copy__(self) -> Self:
-        made = object.__new__(type(self))
-        vars(made).update(vars(self))
-        return made
+        result = object.__new__(type(self))
+        vars(result).update(vars(self))
+        return result
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Transform[P, R]: ...
@@ -134,10 +134,10 @@ def _made_anew(
     kwargs: dict[str, Any],
     state: Mapping[str, Any] | None = None,
 ) -> T:
-    """What `Transform.__reduce__` describes."""
-    made = kind(*args, **kwargs)
-    vars(made).update(state or {})
-    return made
+    """Rebuild a transform from the arguments of `Transform.__reduce__`."""
+    result = kind(*args, **kwargs)
+    vars(result).update(state or {})
+    return result
 
 
 def own(result: T) -> T:

@@ -1,8 +1,7 @@
 """``buckets="auto"``: powers of 2 at first, then the best ladder for the sizes that occur.
 
-NOTE [no compilation beside calls]: a compilation takes the processor from the calls. So nothing is
-compiled in the background. Instead, the benefit of a compilation is weighed: see NOTE [when a new
-ladder pays] in `adaptive_buckets`.
+NOTE [no background compilation]: a compilation would take the processor from the calls. Instead,
+the benefit of a compilation is weighed: see NOTE [when a new ladder pays] in `adaptive_buckets`.
 """
 
 from __future__ import annotations
@@ -47,20 +46,20 @@ class Auto:
 
     def ends(self, env: Mapping[str, int]) -> dict[str, tuple[int, int]]:
         """The smallest and the largest sizes of the bucket that a call runs in."""
-        found = {}
+        result = {}
         for k, (name, r) in enumerate(self._ranges):
             rungs = self._ladders[k] if self._ladders is not None else ()
-            found[name] = _between(rungs, env[name], r)
-        highs = tuple(high for _, high in found.values())
+            result[name] = _between(rungs, env[name], r)
+        highs = tuple(high for _, high in result.values())
         if highs not in self._used and len(self._used) >= MOST_PROGRAMS:
             sizes = [env[n] for n, _ in self._ranges]
             large = [u for u in self._used if all(s <= n for s, n in zip(sizes, u, strict=True))]
             if large:
                 best = min(large, key=lambda u: _cells(*u))
                 for (name, r), high in zip(self._ranges, best, strict=True):
-                    low, top = found[name]
-                    found[name] = (low if top == high else r.min, high)
-        return found
+                    low, top = result[name]
+                    result[name] = (low if top == high else r.min, high)
+        return result
 
 
 def power_of_2(size: int, r: Range) -> tuple[int, int]:

@@ -63,7 +63,7 @@ class Declared:
         """The value of each symbol in a call with arguments of these shapes.
 
         Raises:
-            ShapeError: a symbol has no value, or the shapes contradict what was declared.
+            ShapeError: a symbol has no value, or the shapes contradict the declared ones.
         """
         key = tuple([shapes[k] for k in self._varying])
         env = self._known.get(key)

@@ -1,10 +1,10 @@
 """The program of a bucket: made from traces, for all sizes in the bucket.
 
-NOTE [what is compared]: the HLO at the probes shows whether a function is one program for all
-sizes. Its HLO at the bucket's own sizes, and at the smallest that use the bucket, must be that
-program as well; otherwise the probes are chosen among the bucket's sizes. So a function that takes
-another path from some size on is noticed, wherever that size is. A function that differs at a
-single size in between is not.
+NOTE [compared sizes]: the HLO at the probes shows whether a function is one program for all sizes.
+Its HLO at the bucket's own sizes, and at the smallest that use the bucket, must be that program as
+well; otherwise the probes are chosen among the bucket's sizes. So a function that takes another
+path from some size on is detected for every such size. A function that differs at a single size in
+between is not.
 
 NOTE [small sizes]: where a dimension would be 0 or 1, functions and torch itself take other paths:
 they squeeze, broadcast, clip a slice, or refuse. So each size is compared up to the first at which
@@ -36,17 +36,17 @@ from xfunc.stages.staging import Staged
 from xfunc.symbolic.binding import Declared, sizes_at
 from xfunc.symbolic.folded_cumulative import folded, unfolded
 from xfunc.symbolic.interpolation import NoFit, SymbolicModule, at_one_size, fit
-from xfunc.symbolic.pad import narrowed
+from xfunc.symbolic.pad import unpad
 from xfunc.symbolic.padding.control import Padded, padded
 from xfunc.symbolic.padding.values import Inexact
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
 from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.trace import scopes
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 Ends = Mapping[str, tuple[int, int]]  # the smallest and the largest sizes of a bucket
 
-_MOST_SMALL = 8  # sizes of a symbol that are compared below those that surely agree
+_MOST_SMALL = 8  # sizes of a symbol to compare below the sizes that surely agree
 _MOST_OTHER = 4  # sizes without small dimensions that may differ before the others agree
 
 
@@ -77,7 +77,7 @@ class Bucket:
     ends: Ends = dataclasses.field(default_factory=dict)
 
     def holds(self, ends: Ends) -> bool:
-        """Whether what was found out about it is true for a bucket between given sizes."""
+        """Whether the results of the comparison hold for a bucket between given sizes."""
         if self.entry is None or self.ends == ends:
             return self.ends == ends
         return all(
@@ -94,10 +94,10 @@ class Bucket:
         }
 
     def is_watched(self, held: Sequence[torch.Tensor]) -> bool:
-        """Whether autograd watches a tensor that the function holds.
+        """Whether a tensor in the function's closure requires a gradient.
 
         Args:
-            held: those that the program is not tied to.
+            held: the tensors that are no fixed part of the program.
         """
         if not torch.is_grad_enabled():
             return False
@@ -107,17 +107,17 @@ class Bucket:
 
     @functools.cached_property
     def _varying(self) -> list[int]:
-        """The results whose shapes vary."""
+        """The results with varying shapes."""
         return [
             k for k, dims in enumerate(self.outputs) if any(isinstance(s, Polynomial) for s in dims)
         ]
 
     def cut(self, outs: Sequence[torch.Tensor], env: Env) -> list[torch.Tensor]:
         """The results of a run without their padding."""
-        found = list(outs)
+        result = list(outs)
         for k in self._varying:
-            found[k] = narrowed(found[k], tuple(value(s, env) for s in self.outputs[k]))
-        return found
+            result[k] = unpad(result[k], tuple(value(s, env) for s in self.outputs[k]))
+        return result
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,7 +125,7 @@ class _Program:
     """The part of a program that an `Entry` needs to run it."""
 
     name: str
-    lowering: Lowering
+    lowering: HloProgram
     outputs: tuple[Any, ...]
 
 
@@ -193,7 +193,9 @@ class Maker:
         return bucket
 
     def _fitted_to(self, ends: Ends) -> tuple[SymbolicModule, Env, str, bool]:
-        """The program for a bucket, what `_checked` says of it, and whether it is for it alone."""
+        """The program for a bucket, the result of `_checked`, and whether it is for this bucket
+        only.
+        """
         high = {n: high for n, (_, high) in ends.items()}
         error: NoFit | None = None
         for sizes in (None, ends, self._upper(ends)):
@@ -289,7 +291,7 @@ class Maker:
         return folded(lowering.module)
 
     def _check_held(self, source: Entry, symbolic: SymbolicModule) -> None:
-        """Refuse tensors from outside whose sizes vary: nothing pads them."""
+        """Refuse captured tensors with varying sizes: nothing pads them."""
         inputs, n = source.program.lowering.inputs, len(self._avals)
         for p in symbolic.module.entry.parameters:
             varies = any(isinstance(s, Polynomial) for s in symbolic.dims(p))
@@ -350,11 +352,11 @@ class _Small:
 
     def _plain(self) -> dict[str, int]:
         """The smallest sizes at which all dimensions are larger than 1, if there are such."""
-        found = {n: low for n, (low, _) in self._ends.items()}
-        while names := {n for n in self._symbolic.small_at(found) if found[n] < self._high[n]}:
+        result = {n: low for n, (low, _) in self._ends.items()}
+        while names := {n for n in self._symbolic.small_at(result) if result[n] < self._high[n]}:
             for n in names:
-                found[n] = min(found[n] + self._maker.step(n), self._high[n])
-        return found
+                result[n] = min(result[n] + self._maker.step(n), self._high[n])
+        return result
 
     def _start(self, name: str, plain: int) -> int:
         """The first size of a symbol at which the program agrees, with the largest of others."""
@@ -384,7 +386,7 @@ def _entry(source: Entry, found: Padded, held: int, symbols: int) -> Entry:
     lowering = source.program.lowering
     n = len(lowering.avals)
     inputs = [i if i < n else i + symbols for i in lowering.inputs]
-    padded_lowering = Lowering(
+    padded_lowering = HloProgram(
         lowering.name,
         unfolded(found.module, lowering.module),
         (*inputs, *range(n, n + symbols)),

@@ -107,10 +107,10 @@ class Rungs:
                 f"{name} has no largest size, so {self._function} has no last bucket",
                 f"declare Dim({name!r}, max=...), or give jit the buckets.",
             )
-        found = [self.of(name, r.min, r)]
-        while found[-1][1] < last:
-            found.append(self.of(name, found[-1][1] + r.step, r))
-        return found
+        result = [self.of(name, r.min, r)]
+        while result[-1][1] < last:
+            result.append(self.of(name, result[-1][1] + r.step, r))
+        return result
 
 
 def _is_grid(buckets: object) -> bool:

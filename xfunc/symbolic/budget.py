@@ -28,7 +28,7 @@ from xfunc.symbolic.binding import Dims, sizes_at
 from xfunc.symbolic.plans import Measure, Plans, Trace
 from xfunc.symbolic.polynomial import Env
 from xfunc.symbolic.shape_domain import ShapeDomain
-from xfunc.trace.finished import finished
+from xfunc.trace.finished import finalize
 
 
 def check(limit: object, name: str) -> None:
@@ -55,7 +55,7 @@ class Target:
 
     @property
     def device(self) -> Device:
-        """What the devices are."""
+        """The kind of the devices."""
         return device_of(self.name)
 
     def compile(self, lowered: stages.Lowered) -> Compiled:
@@ -98,7 +98,7 @@ class Planned(stages.Lowered):
 
 
 class Planning(NamedTuple):
-    """What a function is to be planned for.
+    """The target to plan a function for.
 
     Attributes:
         bytes: the memory that a program may use on a device.
@@ -110,7 +110,7 @@ class Planning(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What a function is traced for.
+    """The call to trace a function for.
 
     Attributes:
         args: positional arguments.
@@ -151,8 +151,8 @@ class Limit:
         """The override of the function's policies for a call, if one is needed.
 
         Args:
-            call: what it is traced for.
-            target: what it is compiled for; None: the running device.
+            call: the call to trace.
+            target: the device to compile for; None: the running device.
 
         Raises:
             OutOfMemoryError: no plan fits.
@@ -162,7 +162,7 @@ class Limit:
         with lock:
             function = self._staged.function_value()[0]
         where = target and (target.device, str(target.options))
-        key = (function, structure, kinds, call.options.static, ambient.modes(), where)
+        key = (function, structure, kinds, call.options.static, ambient.context_key(), where)
         plans = self._plans.get(key)
         if plans is None:
             with lock, turn((self, key)):
@@ -219,7 +219,7 @@ def plans_of(
 ) -> Plans:
     """The plans for a target, or for the device in use.
 
-    What is compiled for the device in use to measure them is counted.
+    Programs compiled for the device in use to measure them are counted.
     """
 
     def counted(measure: Measure) -> Measure:
@@ -242,7 +242,7 @@ T = TypeVar("T")
 
 
 def within_here(f: Callable[[Target | None], T]) -> Callable[[Target | None], T]:
-    """A function that will run in the surroundings of now, such as the mesh in use."""
+    """A function bound to the current context, such as the mesh in use."""
     here = ambient.key()
 
     def run(target: Target | None) -> T:
@@ -280,7 +280,7 @@ def of_chip(parts: stages.Parts) -> tuple[Module, tuple[int, ...]]:
     lowering, tiles = parts.lowering, parts.tiles
     inputs = list(lowering.inputs)
     numbers = tuple(inputs.index(k) for k in sorted(parts.entry.donated) if k in inputs)
-    module = finished(lowering.graph, tiles=[tiles[k] for k in inputs] if tiles else ())
+    module = finalize(lowering.graph, tiles=[tiles[k] for k in inputs] if tiles else ())
     return per_chip(liveness.prepared(module)) if any(tiles) else module, numbers
 
 

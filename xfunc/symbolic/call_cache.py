@@ -17,7 +17,7 @@ from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.symbolic.binding import Declared
 from xfunc.symbolic.bucket import Bucket, Ends
-from xfunc.symbolic.pad import widened
+from xfunc.symbolic.pad import pad
 from xfunc.symbolic.polynomial import Env
 from xfunc.tree import Leaf
 
@@ -30,11 +30,11 @@ class CachedCall:
 
     Attributes:
         declared: the dimensions of its arguments.
-        bucket: whose program it is.
+        bucket: the bucket of the program.
         override: the plan for the memory limit, if there is one.
         env: the sizes of the call.
         rung: the smallest and the largest sizes of the bucket.
-        ends: those that its program is for; others may have their own.
+        ends: the ends of the bucket that its program is for; others may have their own.
         wide: the arguments that are padded, and their shapes then.
         avals: of the padded arguments.
     """
@@ -75,10 +75,10 @@ def padded_leaves(
     leaves: Sequence[Leaf], wide: Iterable[tuple[int, tuple[int, ...]]]
 ) -> list[Leaf]:
     """The leaves, some of them padded to the shapes given by position."""
-    found = list(leaves)
+    result = list(leaves)
     for k, shape in wide:
-        found[k] = widened(found[k], shape)
-    return found
+        result[k] = pad(result[k], shape)
+    return result
 
 
 class Memory:
@@ -90,9 +90,9 @@ class Memory:
     def key(
         self, leaves: Sequence[object], structure: tree.Structure, options: Options
     ) -> Hashable:
-        """What two calls must have in common to be alike."""
+        """The key of a call: equal for calls that may share a program."""
         kinds = tuple([(getattr(x, "shape", None), getattr(x, "dtype", type(x))) for x in leaves])
-        return structure, kinds, options.static, ambient.modes()
+        return structure, kinds, options.static, ambient.context_key()
 
     def find(self, key: Hashable) -> CachedCall | None:
         """An earlier call of this kind."""

@@ -16,7 +16,7 @@ from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, shown
 from xfunc.program.bind import ad_depth
 from xfunc.stages.arguments import arguments_of, avals_of, prepare
 from xfunc.stages.compiled import Compiled, Running
-from xfunc.symbolic.pad import widened
+from xfunc.symbolic.pad import pad
 from xfunc.torchlib import functorch
 from xfunc.trace import tracing
 from xfunc.tree import Leaf, PyTree
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class CompiledRange:
     """A function compiled for a range of shapes: takes arguments of any of these.
 
-    What is asked without sizes is about the program of the largest bucket, which takes the most
-    memory and time; `at` gives that of another.
+    Queries without sizes are about the program of the largest bucket, which takes the most memory
+    and time; `at` gives that of another.
 
     Attributes:
         lowered: the lowered function that was compiled.
@@ -76,7 +76,7 @@ class CompiledRange:
         """The programs as bytes, for another process: see `xfunc.export.serialize`.
 
         Raises:
-            ValueError: it was compiled for an absent device, whose format holds one program.
+            ValueError: it was compiled for an absent device; that format holds one program.
         """
         if self.topology is not None:
             fail(
@@ -109,7 +109,7 @@ class CompiledRange:
         key = lowered.key_of(env)
         bucket, traced = lowered.buckets[key]
         wide: list[Leaf] = [
-            widened(x, tuple(a.shape)) for x, a in zip(leaves, traced.in_avals, strict=True)
+            pad(x, tuple(a.shape)) for x, a in zip(leaves, traced.in_avals, strict=True)
         ]
         labels = staged.labels(structure)
         wide = [

@@ -160,19 +160,19 @@ def dimension(s: Size, box: ShapeDomain) -> int | Expression:
 
 def merged(dims: Iterable[object]) -> dict[str, Range]:
     """The ranges of all symbols in some dimensions."""
-    found: dict[str, Range] = {}
+    result: dict[str, Range] = {}
     for d in dims:
         if not isinstance(d, Expression):
             continue
         for name, sizes in d.ranges.items():
-            if found.setdefault(name, sizes) != sizes:
+            if result.setdefault(name, sizes) != sizes:
                 fail(
                     ValueError,
-                    f"there are two different Dims named {name!r}: {_shown(found[name])}, and "
+                    f"there are two different Dims named {name!r}: {_shown(result[name])}, and "
                     f"{_shown(sizes)}",
                     "use one Dim, or give them different names.",
                 )
-    return found
+    return result
 
 
 def _shown(r: Range) -> str:

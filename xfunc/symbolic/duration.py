@@ -53,11 +53,11 @@ class Seconds:
         return float((own + self._moved @ m) @ self._counts)
 
     def _rows(self, polynomials: list[Polynomial], speed: float) -> np.ndarray:
-        found = np.zeros((len(polynomials), len(self._monomials)))
-        for row, p in zip(found, polynomials, strict=True):
+        result = np.zeros((len(polynomials), len(self._monomials)))
+        for row, p in zip(result, polynomials, strict=True):
             for m, c in p.terms:
                 row[self._monomials.index(m)] = float(c) / speed
-        return found
+        return result
 
 
 class _Size(int):
@@ -114,7 +114,7 @@ def _with_sizes(symbolic: SymbolicModule) -> Module:
 
 
 class _Shape(Shape):
-    """A shape whose dimensions are `_Size`."""
+    """A shape with dimensions of type `_Size`."""
 
     @classmethod
     def of(cls, shape: SymbolicShape, env: Env) -> _Shape:
@@ -135,17 +135,17 @@ class _Shape(Shape):
 
 def _times(symbolic: SymbolicModule) -> dict[int, Polynomial]:
     """How often each computation runs, by its id."""
-    found: dict[int, Polynomial] = {}
+    result: dict[int, Polynomial] = {}
 
     def add(c: Computation, n: Polynomial) -> None:
-        found[c.id] = found.get(c.id, Polynomial(())) + n
+        result[c.id] = result.get(c.id, Polynomial(())) + n
         for i in c.instructions:
             if i.opcode in ("while", "call", "conditional"):
                 for inner in i.called_computations:
                     add(inner, n * _trips(symbolic, i) if i.opcode == "while" else n)
 
     add(symbolic.module.entry, Polynomial.constant(1))
-    return found
+    return result
 
 
 def _trips(symbolic: SymbolicModule, loop: Instruction) -> Polynomial:

@@ -50,7 +50,7 @@ class _Given(NamedTuple):
 
 
 class Dynamic:
-    """The programs of a function whose arguments have symbolic dimensions.
+    """The programs of a function with symbolic dimensions in its arguments.
 
     Args:
         staged: the function.
@@ -149,7 +149,7 @@ class Dynamic:
         """The plans for calls of one kind."""
         assert self._limit is not None
         avals = avals_of(arguments_of(self._staged, leaves, structure)[0])
-        key = (self._kind(declared, structure, avals, options), ambient.modes())
+        key = (self._kind(declared, structure, avals, options), ambient.context_key())
         if key not in self._plans:
             options = options._replace(donated=fixed(options))
             maker = Maker(self._staged, declared, structure, avals, options)
@@ -299,7 +299,7 @@ class Dynamic:
         options: Options,
     ) -> tuple[Bucket, list[torch.Tensor]]:
         options = options._replace(effects_allowed=True)
-        key = (structure, avals, options.static, ambient.modes())
+        key = (structure, avals, options.static, ambient.context_key())
         found = self._buckets.get(key)
         if found is not None and found.source is None:
             return found, []
@@ -325,7 +325,7 @@ class Dynamic:
         options: Options,
     ) -> Maker:
         sizes = tuple(declared.box.ranges.items())
-        value = (self._kind(declared, structure, avals, options), ambient.modes(), sizes)
+        value = (self._kind(declared, structure, avals, options), ambient.context_key(), sizes)
         return self._makers.setdefault(value, maker)
 
     def _kind(

@@ -39,7 +39,7 @@ from xfunc.symbolic.binding import Declared, sizes_at
 from xfunc.symbolic.bucket import Bucket
 from xfunc.symbolic.dim import dimension
 from xfunc.symbolic.lowered import LoweredRange, of_bucket, refuse_small
-from xfunc.symbolic.pad import narrowed, widened
+from xfunc.symbolic.pad import pad, unpad
 from xfunc.symbolic.polynomial import Polynomial, Size, value
 from xfunc.symbolic.shape_domain import Range, ShapeDomain
 from xfunc.trace import portable, recorder, tracing
@@ -149,7 +149,7 @@ class ExportedRange(Exported):
         refuse_small(self.name, self._first[k], env)
         bucket, traced = self.buckets[k][0], tracing.current() is not None
         wide = [
-            (_padded if traced else widened)(x, sizes_at(d, tuple(x.shape), bucket))
+            (_padded if traced else pad)(x, sizes_at(d, tuple(x.shape), bucket))
             for x, d in zip(tensors, self._dims, strict=True)
         ]
         sizes = [_scalar(s, traced) for s in env.values()]
@@ -159,7 +159,7 @@ class ExportedRange(Exported):
         ]
         if traced:
             return [x[tuple(map(slice, s))] for x, s in zip(outs, shapes, strict=True)]
-        return [narrowed(x, s) for x, s in zip(outs, shapes, strict=True)]
+        return [unpad(x, s) for x, s in zip(outs, shapes, strict=True)]
 
 
 def _padded(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

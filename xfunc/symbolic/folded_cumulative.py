@@ -1,13 +1,12 @@
 """Running operations as single instructions, where programs of several sizes are compared.
 
-NOTE [one running operation for all sizes]: the steps that spell out a running operation are others
-for each length. But no element of its result depends on a later one, so where padding is at the
-end, the steps for the length of a bucket are right for all shorter ones. So the call of such an
-operation is folded into one custom call, and what remains is compared between sizes, fitted and
-padded. The program of a bucket then gets the steps back that the function has at the bucket's own
-sizes.
+NOTE [one running operation for all sizes]: the steps of a running operation differ for each length.
+But no element of its result depends on a later one, so where padding is at the end, the steps for
+the length of a bucket are right for all shorter ones. So the call of such an operation is folded
+into one custom call, and what remains is compared between sizes, fitted and padded. The program of
+a bucket then gets the steps back that the function has at the bucket's own sizes.
 
-NOTE [what coincides at a size]: a tracer makes equal constants once, and barriers of arrays of one
+NOTE [coincidences at a size]: a tracer makes equal constants once, and barriers of arrays of one
 shape call the same computation. At some size, two numbers or shapes may be equal by chance. So each
 use of a scalar constant gets its own, and so does each call of a barrier. The numbers of shard
 groups are ids, which depend on how many instructions there are before.
@@ -131,7 +130,7 @@ def unfolded(module: Module, source: Module) -> Module:
 
 
 def _names(proto: pb.HloModuleProto) -> dict[int, str]:
-    """What running operations are, by the computations of their steps."""
+    """Running operations, by the computations of their steps."""
     found = {c.id: running_of(c.name) for c in proto.computations}
     return {k: name for k, name in found.items() if name is not None}
 

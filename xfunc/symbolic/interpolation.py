@@ -22,7 +22,7 @@ from xfunc.symbolic.sample_sizes import probes
 from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.symbolic.shapes import SymbolicShape
 from xfunc.symbolic.solve import Solver
-from xfunc.symbolic.value_numbering import Program, Table
+from xfunc.symbolic.value_numbering import ProgramValues, Table
 
 Fitted = Size | float | Ratio
 
@@ -96,9 +96,9 @@ class SymbolicModule:
             return False
         table = Table()
         there = {i.id: n for i, n in _instructions(module)}
-        other = Program(module, there, {k: n.lists for k, n in there.items()}, table)
+        other = ProgramValues(module, there, {k: n.lists for k, n in there.items()}, table)
         here = {i.id: n for i, n in _instructions(self.module)}
-        return Program(self.module, here, lists, table).key == other.key
+        return ProgramValues(self.module, here, lists, table).key == other.key
 
     @functools.cached_property
     def _varying(self) -> set[Polynomial]:
@@ -244,10 +244,10 @@ def _fitted(
 def _size(
     solver: Solver, values: tuple[Any, ...], i: Instruction, what: str, envs: Sequence[Env]
 ) -> Size:
-    found = solver.size(values)
-    if found is None:
+    result = solver.size(values)
+    if result is None:
         raise NoFit(f"{what} of {i.opcode} are {_at(values, envs)}, which is not a polynomial", i)
-    return found
+    return result
 
 
 def _at(values: Sequence[float], envs: Sequence[Env]) -> str:
@@ -261,29 +261,29 @@ def _at(values: Sequence[float], envs: Sequence[Env]) -> str:
 def _instructions(module: Module) -> list[tuple[Instruction, Numbers]]:
     """All instructions of a module, each with its parts."""
     computations = {c.id: k for k, c in enumerate(module.computations)}
-    found = []
+    result = []
     for c in module.computations:
         places = {i.id: k for k, i in enumerate(c.proto.instructions)}
-        found += [(i, taken_apart(i.proto, places, computations)) for i in c.instructions]
-    return found
+        result += [(i, taken_apart(i.proto, places, computations)) for i in c.instructions]
+    return result
 
 
 def _pairs(
     here: Sequence[tuple[Instruction, Numbers]], there: Sequence[tuple[Instruction, Numbers]]
 ) -> list[tuple[Instruction, Instruction, Numbers, Numbers]]:
     """The instructions of two modules, pair by pair, if both are the same program."""
-    found = []
+    result = []
     for (i, m), (j, n) in zip(here, there, strict=False):
         same = i.opcode == j.opcode and m.rest == n.rest and m.lists.keys() == n.lists.keys()
         if not same or (i is i.computation.root) != (j is j.computation.root):
             change = f"another {i.opcode}" if i.opcode == j.opcode else f"{j.opcode} for {i.opcode}"
             raise NoFit(f"another program for other sizes: {change}", j, True)
-        found.append((i, j, m, n))
+        result.append((i, j, m, n))
     if len(here) != len(there):
         longer = max(here, there, key=len)
         last = longer[min(len(here), len(there))][0]
         raise NoFit(f"another program for other sizes: with or without {last.opcode}", last, True)
-    return found
+    return result
 
 
 def _agrees(x: Fitted, n: float, env: Env, element_type: int) -> bool:

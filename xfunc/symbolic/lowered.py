@@ -60,8 +60,8 @@ class Programs:
 class LoweredRange:
     """A function as HLO for a range of shapes: a program for each bucket.
 
-    `at` gives one of them. What is asked without sizes is about that of the largest bucket, which
-    takes the most memory and time.
+    `at` gives one of them. Queries without sizes are about the largest bucket, which takes the most
+    memory and time.
 
     Attributes:
         declared: which dimensions of the arguments vary, and between which bounds.
@@ -96,8 +96,8 @@ class LoweredRange:
 
     @property
     def typical(self) -> tuple[Bucket, Traced]:
-        """The bucket whose results tell most about those of all: one of a single size has numbers
-        instead of `Dim`s.
+        """The bucket with the most general results: a bucket of a single size has numbers instead
+        of `Dim`s.
         """
         return max(self.buckets.values(), key=lambda found: _symbols(found[0]))
 
@@ -291,7 +291,7 @@ def lower(
     def made(ends: Ends) -> tuple[Maker, Bucket]:
         """The program of a bucket under the plan that is set."""
         new = Maker(staged, declared, structure, avals, options)
-        maker = makers.setdefault(ambient.modes(), new)
+        maker = makers.setdefault(ambient.context_key(), new)
         return maker, maker.bucket(ends)
 
     cells = [dict(zip(box.ranges, cell, strict=True)) for cell in itertools.product(*ends)]
@@ -355,7 +355,7 @@ def _plans(
     cells: Sequence[Ends],
     target: Target | None,
 ) -> Plans:
-    """What the programs of the buckets may keep for the backward pass."""
+    """The values that the programs of the buckets may keep for the backward pass."""
 
     def measure(env: Env) -> int | None:
         (cell,) = (c for c in cells if _top(c) == env)

@@ -32,7 +32,7 @@ class Numbers(NamedTuple):
     """An instruction, taken apart.
 
     Attributes:
-        rest: everything that must be the same at all sizes.
+        rest: the parts that must be equal at all sizes.
         lists: the numbers that may differ, by kind:
             ``dims``: of the result, or of all elements of a tuple, one after the other;
             ``slice``: start, limit and stride of each dimension;

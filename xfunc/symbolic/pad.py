@@ -18,7 +18,7 @@ from xfunc.tree import Leaf
 # that depend on sizes are cut there.
 
 
-def widened(x: Leaf, shape: tuple[int, ...]) -> Leaf:
+def pad(x: Leaf, shape: tuple[int, ...]) -> Leaf:
     """An argument padded at the end; see NOTE [padded on the CPU]."""
     if tuple(getattr(x, "shape", ())) == shape:
         return x
@@ -28,7 +28,7 @@ def widened(x: Leaf, shape: tuple[int, ...]) -> Leaf:
     return wide
 
 
-def narrowed(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def unpad(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     """A result without its padding; sharded as before, where its new sizes can be divided so."""
     if tuple(x.shape) == shape:
         return x
@@ -36,12 +36,12 @@ def narrowed(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     running = runtime()
     if running.device_count() == 1:
         return running.to_device(cut)
-    (where,) = running.lie([x])
+    (where,) = running.placements_of([x])
     if where is not None and any(n % k for n, k in zip(shape, where.tiles.dims, strict=True)):
         where = None
-    found = running.put(cut, where)
-    hand_on_mesh([x], [found])
-    return found
+    result = running.put(cut, where)
+    hand_on_mesh([x], [result])
+    return result
 
 
 _MOST = 4096
@@ -60,13 +60,13 @@ class Scalars:
             return [_scalar(n) for n in sizes]
         if len(self._known) > _MOST:
             self._known.clear()
-        found = []
+        result = []
         for n in sizes:
             known = self._known.get(n)
             if known is None:
                 known = self._known[n] = _scalar(n)
-            found.append(known)
-        return found
+            result.append(known)
+        return result
 
 
 def _scalar(n: int) -> torch.Tensor:

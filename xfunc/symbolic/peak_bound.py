@@ -1,10 +1,10 @@
 """The peak of a program's memory over all sizes at once.
 
 The memory held at each step, in one order of the steps, is a polynomial in the symbols, and the
-peak is the upper envelope of these: the largest of them at each size. The order of the
-steps, and which buffers share memory, depend on comparisons, so there is one such envelope for each
-of a few parts of the box; see NOTE [an analysis of one shape, for many]. The peak is exactly what
-`xfunc.hlo.estimate.liveness.peak` finds at each size.
+peak is the upper envelope of these: the largest of them at each size. The order of the steps, and
+which buffers share memory, depend on comparisons, so there is one such envelope for each of a few
+parts of the box; see NOTE [an analysis of one shape, for many]. At each size the peak equals that
+of `xfunc.hlo.estimate.liveness.peak`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SymbolicPeak:
 
     Args:
         symbolic: the program, as `prepared` makes it.
-        donated: the parameters whose memory results may take over.
+        donated: the parameters with memory that results may reuse.
         orders: the candidates; the best is taken at each size.
     """
 
@@ -115,7 +115,7 @@ class SymbolicPeak:
         return [self._piece(k, env, monomials) for k in range(len(self._orders))]
 
     def envelopes(self, env: Env) -> list[list[Polynomial]]:
-        """For each order, the polynomials whose maximum is the peak around there."""
+        """For each order, the polynomials that have the peak as their maximum nearby."""
         return [
             [self.basis.polynomial(tuple(map(int, t))) for t in p.terms] for p in self.pieces(env)
         ]
@@ -183,11 +183,11 @@ def upper(points: Sequence[Terms], basis: Basis, box: ShapeDomain) -> list[Terms
 
 def samples(box: ShapeDomain) -> list[Env]:
     """The corners of a box, and sizes inside: a third and a thirtieth of the way up."""
-    found = list(box.corners())
+    result = list(box.corners())
     for part in (1 / 3, 1 / 30):
         inner = {}
         for name, r in box.ranges.items():
             top = r.min + 4096 * r.step if r.max is None else r.max
             inner[name] = r.min + int((top - r.min) * part) // r.step * r.step
-        found.append(inner)
-    return found
+        result.append(inner)
+    return result

@@ -1,4 +1,4 @@
-"""`Plan`: a policy for all checkpoints and scans of a function, and what it then takes."""
+"""`Plan`: a policy for all checkpoints and scans of a function, with its memory and time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Plan:
         override: replaces all other policies while the function is traced and called.
         reorder_above: bytes; a program that exceeds them only because of XLA's order of its steps
             gets another. None: XLA's is kept.
-        why_one_by_one: why each size is analysed by itself; None if that is not so.
+        why_one_by_one: the reason for analysing each size separately, or None.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Plan:
         self._box, self._is_fitted = box, not box.ranges
         self._found: tuple[SymbolicPeak, Seconds] | None = None
         self._measured: dict[_Key, int] = {}
-        self._in_order: set[_Key] = set()  # sizes whose program is not in XLA's order
+        self._in_order: set[_Key] = set()  # sizes at which the program is not in XLA's order
         self._reordered = 0
         self._known: dict[tuple[int, ...], tuple[int, float]] = {}
 
@@ -189,9 +189,9 @@ class Plan:
         donated: list[tuple[int, ...]] = []
 
         def module(env: Env) -> Module:
-            found, numbers = self.traced(env)
+            result, numbers = self.traced(env)
             donated[:] = [numbers]
-            return found
+            return result
 
         try:
             known = [dict(zip(self._box.ranges, k, strict=True)) for k in self._known]

@@ -1,16 +1,16 @@
-"""`Plans`: what to keep for the backward pass, chosen for each size by a memory limit.
+"""`Plans`: the values to keep for the backward pass, chosen for each size by a memory limit.
 
 A plan is a policy for all checkpoints and scans of a function; a function that has none is
 differentiated as if it were a checkpoint itself. The candidates go from keeping everything to
 keeping nothing, over the matrix products, the minimum cut, and cuts that keep a part of the bytes;
-then, where a device has a host with other memory, the same with what they keep in there.
-The peak and time of each are known for all sizes at once (`SymbolicPeak`, `Seconds`), so finding
-the fastest candidate that fits a size only takes comparisons.
+then, where the host has separate memory, the same cuts with the kept values in it. The peak and
+time of each are known for all sizes at once (`SymbolicPeak`, `Seconds`), so finding the fastest
+candidate that fits a size only takes comparisons.
 
-NOTE [plans that nobody needs]: finding out how much memory a plan takes at all sizes needs a few
-traces of the function. So plans are examined in order, those that keep the most first, and no more
-once one that fits is nearly as fast as the fastest, which recomputes nothing. One trace shows
-whether a plan equals an earlier one; more are made of plans that differ.
+NOTE [unneeded plans]: finding out how much memory a plan takes at all sizes needs a few traces of
+the function. So plans are examined in order, those that keep the most first, and no more once one
+that fits is nearly as fast as the fastest, which recomputes nothing. One trace shows whether a plan
+equals an earlier one; more are made of plans that differ.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Key = tuple[int, bool, tuple[int, ...]]  # the limit, whether for the padded pr
 
 
 def candidates() -> dict[str, Policy | None]:
-    """The plans by name, those that keep most first; None: the function as written."""
+    """The plans by name, in descending order of kept bytes; None: the function as written."""
     return {
         "everything": cp.everything_saveable,
         "as written": None,
@@ -55,7 +55,7 @@ def candidates() -> dict[str, Policy | None]:
 
 
 def offloading() -> dict[str, Policy | None]:
-    """Further plans, which keep in the host's memory what others keep; see `Offloaded`."""
+    """Further plans, which keep the residuals of others in the host's memory; see `Offloaded`."""
     return {
         name + _OFFLOADED: Offloaded(policy)
         for name, policy in candidates().items()
@@ -71,9 +71,9 @@ class Plans:
         trace: returns its HLO at given sizes.
         box: the sizes that its symbols may have; without symbols, there is one size.
         limit: bytes that it may hold at a time, its arguments included.
-        chip: one of `CHIPS`, whose speed decides which plan is the fastest.
+        chip: one of `CHIPS`; its speed decides which plan is the fastest.
         measure: compiles the chosen plan to check its memory; None: estimates are enough.
-        where: what it is planned for, as `explain` names it; empty for the running device.
+        where: the target's name in `explain`; empty for the running device.
         measure_padded: likewise for the program of the bucket that ends at given sizes.
     """
 
@@ -112,10 +112,10 @@ class Plans:
             OutOfMemoryError: none does; the error gives the smallest limit that would suffice.
         """
         key = (self.limit, padded, tuple(env.values()))
-        found = self._chosen.get(key)
-        if found is None:
-            found = self._chosen[key] = self._fastest(env, padded)
-        return found
+        result = self._chosen.get(key)
+        if result is None:
+            result = self._chosen[key] = self._fastest(env, padded)
+        return result
 
     def misfit(self, env: Env, padded: bool = False) -> Exception | None:
         """Why no plan fits, or why the function cannot be traced at these sizes; None if one does.
@@ -201,7 +201,7 @@ class Plans:
     def _expected(self, env: Env, padded: bool) -> dict[Plan, float]:
         """The peak of each plan, as measured.
 
-        If it is not, as estimated, and corrected by what was measured of others at these sizes.
+        An unmeasured peak is the estimate, corrected by measurements of other plans at these sizes.
         """
         measured = [p for p in self.plans if p.is_measured(env, padded)]
         ratio = min((p.peak(env, padded) / p.estimate(env) for p in measured), default=1.0)
@@ -251,7 +251,7 @@ class Plans:
         return None
 
     def _base(self, name: str) -> Plan | None:
-        """The examined plan that keeps on the device what a candidate offloads, if it does."""
+        """The examined plan that keeps a candidate's offloaded values on the device, or None."""
         base = name.removesuffix(_OFFLOADED)
         return next((p for p in self.plans if p.name == base != name), None)
 
@@ -261,7 +261,7 @@ class Plans:
         if policy is cp.everything_saveable and self._is_whole(env):
             return  # The function as written does that.
         if name.endswith(_OFFLOADED) and self._base(name) is None:
-            return  # What it would offload equals what another does.
+            return  # It would offload the same values as another plan.
         plan = self._plan(name, policy and Override(policy, self._is_whole(env)))
         if not any(
             p.estimate(env) == plan.estimate(env)

@@ -28,7 +28,7 @@ class Polynomial:
 
     @classmethod
     def of(cls, terms: Iterable[tuple[Monomial, Number]]) -> Polynomial:
-        """The sum of terms, several of which may have the same monomial."""
+        """The sum of terms; several may have the same monomial."""
         found: dict[Monomial, Number] = {}
         for m, c in terms:
             found[m] = found.get(m, 0) + c
@@ -44,7 +44,7 @@ class Polynomial:
         """A constant polynomial."""
         return cls.of([((), value)])
 
-    # -- what it is ---------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------
 
     @functools.cached_property
     def symbols(self) -> tuple[str, ...]:
@@ -111,7 +111,7 @@ class Polynomial:
 
     def divided(self, other: Size) -> Polynomial | None:
         """The polynomial quotient by `other`; None if the division is not exact."""
-        divisor, rest, found = as_polynomial(other), self, Polynomial(())
+        divisor, rest, result = as_polynomial(other), self, Polynomial(())
         if not divisor.terms:
             return None
         names = sorted({*self.symbols, *divisor.symbols})
@@ -123,8 +123,8 @@ class Polynomial:
                 return None
             left = tuple((name, e) for name, e in powers.items() if e)
             term = Polynomial.of([(left, Fraction(d) / c)])
-            found, rest = found + term, rest - term * divisor
-        return found
+            result, rest = result + term, rest - term * divisor
+        return result
 
     def __str__(self) -> str:
         if not self.terms:
@@ -158,10 +158,10 @@ def value(x: Size, env: Env) -> int:
     Raises:
         ValueError: it is not an integer there.
     """
-    found = x.at(env) if isinstance(x, Polynomial) else x
-    if not isinstance(found, int):
-        raise ValueError(f"{x} is {found} at {dict(env)}, which is no size")
-    return found
+    result = x.at(env) if isinstance(x, Polynomial) else x
+    if not isinstance(result, int):
+        raise ValueError(f"{x} is {result} at {dict(env)}, which is no size")
+    return result
 
 
 def product(sizes: Iterable[Size]) -> Size:
@@ -182,10 +182,10 @@ class Ratio:
         top, bottom = self.numerator.at(env), self.denominator.at(env)
         if bottom == 0:
             return math.nan if top == 0 else math.copysign(math.inf, top)
-        found = float(Fraction(top) / Fraction(bottom))
+        result = float(Fraction(top) / Fraction(bottom))
         if not self.root:
-            return found
-        return math.sqrt(found) if found >= 0 else math.nan
+            return result
+        return math.sqrt(result) if result >= 0 else math.nan
 
     def __str__(self) -> str:
         text = str(self.numerator)

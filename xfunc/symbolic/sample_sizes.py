@@ -18,8 +18,8 @@ def probes(
     """Sizes to trace at, one more than there are monomials; and those monomials.
 
     The sizes of all symbols are distinct, none is 0 or 1, and none divides another, as far as there
-    are such sizes: they tell the symbols apart, and are not special. The last are `check`, if that
-    is given and is not one of the others. None if the box has too few.
+    are such sizes: they distinguish the symbols, and are not special. The last sizes are `check`,
+        if given and not among the others. None if the box has too few.
     """
     basis = list(monomials(box.ranges, highest))
     taken: list[int] = []
@@ -60,7 +60,8 @@ def _sizes(r: Range, taken: Sequence[int]) -> Iterator[int]:
     last = r.max if r.max is not None else start + 400 * r.step
     candidates = range(start, min(last, start + 400 * r.step) + 1, r.step)
     # Sizes in programs are mostly multiples of 4: values of such a size might be shared with
-    # others. The second size is even if the first is odd: functions often tell these apart.
+    # others. The second size is even if the first is odd: functions often treat odd and even sizes
+    # differently.
     for plain, apart in ((True, True), (False, True), (False, False)):
         for size in candidates:
             known, n = [*taken, *seen], size // r.step

@@ -2,8 +2,8 @@
 
 Candidates are the order as written, list scheduling with sizes compared over the whole box (see
 `Always`; ties go to the step whose results are read soonest, then to the earlier one), and searches
-at a few sizes. Of those that are nowhere above the order as written, the one is taken that
-is the least above the best candidate where it is the furthest above it.
+at a few sizes. Among the candidates that are nowhere above the order as written, the one with the
+smallest maximal excess over the best candidate is taken.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def schedule(symbolic: SymbolicModule, donated: Sequence[int] = ()) -> Schedule:
 
     Args:
         symbolic: a program, as `prepared` makes it.
-        donated: the parameters whose memory results may take over.
+        donated: the parameters with memory that results may reuse.
     """
     envs = list({tuple(e.items()): e for e in samples(symbolic.box)}.values())
 
@@ -74,7 +74,7 @@ def schedule(symbolic: SymbolicModule, donated: Sequence[int] = ()) -> Schedule:
 
 
 def arranged(module: Module) -> Module:
-    """A program whose steps run in the order, of all candidates, that needs the least memory."""
+    """A program with its steps in the candidate order that needs the least memory."""
     assert module.graph is not None
     graph = without_barriers(flat(module.graph))
     data, numbers = numbered(graph)

@@ -3,8 +3,8 @@
 A comparison answers True, False, or None if it gives up: it never guesses.
 
 NOTE [how it decides]: a polynomial in which no symbol has a higher power than 1 has its extremes at
-corners of the box, so their values decide. Any other is written in the Bernstein basis of the box,
-whose coefficients enclose its values; if they do not decide, the box is halved. Corners are
+corners of the box, so their values decide. Any other is written in the Bernstein basis of the box:
+its coefficients enclose its values; if they do not decide, the box is halved. Corners are
 themselves sizes, so a corner where the claim fails refutes it. In a symbol without a largest size,
 the polynomial is written in powers of the excess over the smallest size: if no coefficient is ever
 negative, neither is the polynomial.
@@ -50,7 +50,7 @@ class ShapeDomain:
     ranges: Mapping[str, Range]
 
     def within(self, **ends: tuple[int, int]) -> ShapeDomain:
-        """The part of the box in which symbols lie between two sizes, inclusive."""
+        """The part of the box in which symbols are between two sizes, inclusive."""
         found = dict(self.ranges)
         for name, (low, high) in ends.items():
             found[name] = Range(low, high, self.ranges[name].step)
@@ -129,7 +129,7 @@ class ShapeDomain:
             p = _shift(p, name, r.min)
             p = Polynomial.of((m, c * (r.max - r.min) ** dict(m).get(name, 0)) for m, c in p.terms)
         degrees = {n: p.degree(n) for n in self.ranges}
-        found = []
+        result = []
         for index in itertools.product(*(range(d + 1) for d in degrees.values())):
             at = dict(zip(degrees, index, strict=True))
             total: Number = 0
@@ -137,8 +137,8 @@ class ShapeDomain:
                 for n, e in m:
                     c *= Fraction(math.comb(at[n], e), math.comb(degrees[n], e))
                 total += c
-            found.append(total)
-        return found
+            result.append(total)
+        return result
 
     def _halves(self) -> list[ShapeDomain]:
         """The box cut in two, with no size left out; [] if it cannot be halved.

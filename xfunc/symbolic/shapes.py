@@ -1,4 +1,4 @@
-"""Shapes whose dimensions are polynomials."""
+"""Shapes with polynomials as dimensions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ONE = pb.ShapeProto(element_type=pb.PRED)
 
 @dataclasses.dataclass(frozen=True)
 class SymbolicShape:
-    """The shape of an array or a tuple: a `Shape` whose sizes may depend on symbols.
+    """The shape of an array or a tuple: a `Shape` with sizes that may depend on symbols.
 
     Attributes:
         element_type: XLA's number of the element type.

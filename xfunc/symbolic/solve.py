@@ -16,12 +16,12 @@ _MAX_DENOMINATOR = 64
 
 
 class Solver:
-    """Finds the expression that has given values at given points.
+    """Finds the expression with given values at given points.
 
     Args:
         points: the symbols' values at each; there are more points than monomials, so that the rest
             check the result.
-        monomials: those that a polynomial may consist of.
+        monomials: the allowed monomials of a polynomial.
         box: the sizes of the symbols: at all of them, a size is a whole number.
     """
 
@@ -33,7 +33,9 @@ class Solver:
         n = len(monomials)
         self._inverse = _inverse([[_at(m, env) for m in monomials] for env in points[:n]])
         self._known: dict[tuple[Number, ...], Polynomial | None] = {}
-        self.sizes: dict[Polynomial, None] = {}  # those found: what other numbers may be divided by
+        self.sizes: dict[
+            Polynomial, None
+        ] = {}  # found expressions, as candidate divisors of other numbers
 
     def size(self, values: tuple[int, ...]) -> Size | None:
         """The size with these values, if there is one."""
@@ -51,12 +53,12 @@ class Solver:
             return values[0]
         if any(math.isinf(v) or math.isnan(v) for v in values):
             return None
-        for found in self._ratios(values, digits(element_type)):
+        for result in self._ratios(values, digits(element_type)):
             if all(
-                is_close(found.at(env), v, element_type)
+                is_close(result.at(env), v, element_type)
                 for env, v in zip(self._points, values, strict=True)
             ):
-                return found
+                return result
         return None
 
     def _ratios(self, values: tuple[float, ...], precision: int) -> Iterable[Ratio]:

@@ -237,7 +237,7 @@ def _whole(terms: Terms) -> Terms:
 
 
 class TrackedModule:
-    """A program whose instructions have `Tracked` sizes.
+    """A program with `Tracked` sizes in its instructions.
 
     Attributes:
         module: the HLO.
@@ -272,7 +272,7 @@ def _leaves(shape: SymbolicShape) -> Sequence[Size]:
 
 
 class _Shape(Shape):
-    """A shape whose size is `Tracked`."""
+    """A shape with a `Tracked` size."""
 
     @classmethod
     def tracked(cls, shape: SymbolicShape, env: Env, basis: Basis, facts: Facts) -> _Shape:

@@ -1,12 +1,12 @@
-"""Whether two programs compute the same, where they differ by how they treat dimensions of size 1.
+"""Equality of programs up to their treatment of dimensions of size 1.
 
-NOTE [dimensions of size 1]: where a dimension has size 1, torch reshapes what it broadcasts
-elsewhere, leaves out a transpose or a slice, and so on. So the HLO at a small size is often not
-literally the one for all sizes. Here both are numbered by value: two instructions have one number
-if they surely compute the same elements in row-major order. A reshape, a broadcast that repeats
-nothing, and a transpose that only moves dimensions of size 1 have the number of their operand;
-operations on each element know their operands by number only; everything else knows also their
-dimensions. Equal numbers are a proof, different ones are none.
+NOTE [dimensions of size 1]: where a dimension has size 1, torch reshapes instead of broadcasting,
+omits a transpose or a slice, and so on. So the HLO at a small size is often not literally the one
+for all sizes. Here both are numbered by value: two instructions have one number if they surely
+compute the same elements in row-major order. A reshape, a broadcast that repeats nothing, and a
+transpose that only moves dimensions of size 1 have the number of their operand; operations on each
+element know their operands by number only; everything else knows also their dimensions. Equal
+numbers are a proof, different ones are none.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Table:
         return self.number("constant", element_type, x)
 
 
-class Program:
+class ProgramValues:
     """The values of a program.
 
     Args:
@@ -144,7 +144,7 @@ class Program:
         return self._table.number(*key)
 
 
-def _parts(p: Program, number: int, shape: pb.ShapeProto, dims: Any, *path: int) -> Value:
+def _parts(p: ProgramValues, number: int, shape: pb.ShapeProto, dims: Any, *path: int) -> Value:
     """The elements of a tuple, by their positions in the value with a number."""
     if shape.element_type == pb.TUPLE:
         return tuple(_parts(p, number, s, dims, *path, k) for k, s in enumerate(shape.tuple_shapes))
@@ -152,7 +152,7 @@ def _parts(p: Program, number: int, shape: pb.ShapeProto, dims: Any, *path: int)
     return Array(p.number("element", number, *path), own)
 
 
-def _constant(p: Program, i: Instruction, operands: list[Value], lists: Lists) -> int | None:
+def _constant(p: ProgramValues, i: Instruction, operands: list[Value], lists: Lists) -> int | None:
     kind, dims = i.proto.shape.element_type, lists["dims"]
     if "literal" in lists:
         return p.scalar(kind, lists["literal"][0])
@@ -168,11 +168,11 @@ def _constant(p: Program, i: Instruction, operands: list[Value], lists: Lists) -
     return None
 
 
-def _reshape(p: Program, i: Instruction, operands: list[Value], lists: Lists) -> int:
+def _reshape(p: ProgramValues, i: Instruction, operands: list[Value], lists: Lists) -> int:
     return operands[0].number
 
 
-def _broadcast(p: Program, i: Instruction, operands: list[Value], lists: Lists) -> int:
+def _broadcast(p: ProgramValues, i: Instruction, operands: list[Value], lists: Lists) -> int:
     (x,) = operands
     origin = {d: q for q, d in enumerate(i.proto.dimensions) if x.dims[q] != 1}
     large = [(n, origin.get(d)) for d, n in enumerate(lists["dims"]) if n != 1]
@@ -187,7 +187,7 @@ def _broadcast(p: Program, i: Instruction, operands: list[Value], lists: Lists) 
     return p.number("broadcast", x.number, key)
 
 
-def _transpose(p: Program, i: Instruction, operands: list[Value], lists: Lists) -> int:
+def _transpose(p: ProgramValues, i: Instruction, operands: list[Value], lists: Lists) -> int:
     (x,) = operands
     order = [q for q in i.proto.dimensions if x.dims[q] != 1]
     if order == sorted(order):
@@ -197,7 +197,7 @@ def _transpose(p: Program, i: Instruction, operands: list[Value], lists: Lists) 
     return p.number("transpose", x.number, key)
 
 
-def _slice(p: Program, i: Instruction, operands: list[Value], lists: Lists) -> int:
+def _slice(p: ProgramValues, i: Instruction, operands: list[Value], lists: Lists) -> int:
     (x,) = operands
     cuts = _by_threes(lists["slice"])
     large = tuple((n, cut) for n, cut in zip(x.dims, cuts, strict=True) if n != 1)
@@ -206,7 +206,7 @@ def _slice(p: Program, i: Instruction, operands: list[Value], lists: Lists) -> i
     return p.number("slice", x.number, large)
 
 
-def _iota(p: Program, i: Instruction, operands: list[Value], lists: Lists) -> int:
+def _iota(p: ProgramValues, i: Instruction, operands: list[Value], lists: Lists) -> int:
     kind, dims, along = i.proto.shape.element_type, lists["dims"], i.proto.dimensions[0]
     if dims[along] == 1:
         zero, count = p.scalar(kind, 0), math.prod(dims)

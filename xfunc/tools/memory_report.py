@@ -1,4 +1,4 @@
-"""`memory_report`: what a gradient keeps and recomputes, and its peak memory, under each policy.
+"""`memory_report`: a gradient's kept and recomputed values and its peak memory, by policy.
 
 Nothing is compiled and nothing runs. The numbers are read from the HLO of the forward and the
 backward pass together: bytes kept from the residuals of the joint program, operations from
@@ -28,15 +28,15 @@ from xfunc.hlo.estimate.liveness import Held, Peak, peak
 from xfunc.hlo.flat import flattened
 from xfunc.hlo.passes.offload import is_on_host, without_offload
 from xfunc.hlo.spmd.shard import per_chip
-from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.hlo.spmd.tiles import HloSharding
 from xfunc.program.program import Joint
 from xfunc.remat.policies import Policy, everything_saveable
 from xfunc.stages import stages
 from xfunc.stages.staging import Staged
 from xfunc.tools import memory_picture
 from xfunc.tools.memory_picture import ARGUMENTS, shown_line
-from xfunc.trace.finished import finished
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.finished import finalize
+from xfunc.trace.lowering import HloProgram
 from xfunc.transforms.checkpoint import checkpoint
 from xfunc.transforms.inspect import without_options
 
@@ -48,7 +48,7 @@ DEFAULT: dict[str, Policy] = {
     "dots": cp.dots_saveable,
     "min_cut()": cp.min_cut(),
 }
-_SHOWN = 4  # how many of the lines whose arrays are held at the peak
+_SHOWN = 4  # the number of lines, of those with arrays at the peak
 _ARGUMENT = ("parameter", "xla__device_data")
 
 
@@ -122,7 +122,7 @@ class MemoryReport:
 
 
 def memory_report(f: Callable[..., object], *args: object, policies: object = None) -> MemoryReport:
-    """What the gradient of a function keeps and recomputes, and its peak memory, under each policy.
+    """Report the kept and recomputed values and the peak memory of a gradient, by policy.
 
     The first row is the unmodified function. In the others, every `checkpoint` and `scan` in it
     gets the policy of that row; a function that has neither is wrapped in ``checkpoint(f,
@@ -165,13 +165,13 @@ def _named(policies: object) -> dict[str, Policy]:
     if policies is None:
         return DEFAULT
     if isinstance(policies, Mapping):
-        found: dict[Any, Any] = dict(policies)
+        result: dict[Any, Any] = dict(policies)
     elif isinstance(policies, Sequence) and not isinstance(policies, str):
         names = {policy: name for name, policy in DEFAULT.items()}
-        found = {names.get(p) or _name_of(p): p for p in policies}
+        result = {names.get(p) or _name_of(p): p for p in policies}
     else:
-        found = {"policies": policies}
-    for name, policy in found.items():
+        result = {"policies": policies}
+    for name, policy in result.items():
         if not isinstance(name, str) or not callable(policy) or policy is policies:
             problem = f"memory_report was given {shown(policy)} as policy {shown(name)}"
             hint = (
@@ -179,7 +179,7 @@ def _named(policies: object) -> dict[str, Policy]:
                 "[xf.checkpoint_policies.dots_saveable]."
             )
             fail(TypeError, problem, hint)
-    return found
+    return result
 
 
 def _name_of(policy: object) -> str:
@@ -206,7 +206,7 @@ class _Gradient:
     """
 
     joint: Joint
-    tiles: tuple[Tiles | None, ...]
+    tiles: tuple[HloSharding | None, ...]
     module: Module
 
     @classmethod
@@ -278,10 +278,10 @@ def _check(f: Callable[..., object], traced: stages.Traced, n: int) -> None:
         fail(TypeError, problem, hint)
 
 
-def _flat(lowering: Lowering, tiles: Sequence[Tiles | None]) -> Module:
+def _flat(lowering: HloProgram, tiles: Sequence[HloSharding | None]) -> Module:
     """The module as it is compiled, with calls inlined."""
     said = [tiles[k] if k < len(tiles) else None for k in lowering.inputs]
-    whole = finished(lowering.graph, tiles=said)
+    whole = finalize(lowering.graph, tiles=said)
     return flattened(whole)
 
 
@@ -289,22 +289,22 @@ def _flat(lowering: Lowering, tiles: Sequence[Tiles | None]) -> Module:
 
 
 def _columns(rows: Sequence[Row]) -> list[list[str]]:
-    found = [
+    result = [
         ["policy", *(r.policy for r in rows)],
         ["kept", *(size(r.kept_bytes) for r in rows)],
         ["recomputed FLOPs", *(f"{r.recomputed_flops:.3g}" for r in rows)],
         ["peak", *(size(r.peak_bytes) for r in rows)],
     ]
     if any(r.host_bytes for r in rows):
-        found.insert(2, ["on the host", *(size(r.host_bytes) for r in rows)])
+        result.insert(2, ["on the host", *(size(r.host_bytes) for r in rows)])
     if any(r.peak_per_chip for r in rows):
-        found.append(["kept per chip", *(size(r.kept_bytes_per_chip or 0) for r in rows)])
-        found.append(["peak per chip", *(size(r.peak_bytes_per_chip or 0) for r in rows)])
-    return found
+        result.append(["kept per chip", *(size(r.kept_bytes_per_chip or 0) for r in rows)])
+        result.append(["peak per chip", *(size(r.peak_bytes_per_chip or 0) for r in rows)])
+    return result
 
 
 def _largest(held: Sequence[Held]) -> list[str]:
-    """The lines whose arrays take the most memory."""
+    """The lines with the largest arrays."""
     sums: dict[str, int] = {}
     for h in held:
         what = ARGUMENTS if h.name in _ARGUMENT else shown_line(h.line) or h.name

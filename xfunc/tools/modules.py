@@ -4,10 +4,10 @@ NOTE [a module on loan]: a call lends the module the tensors that it was given, 
 back every attribute of every submodule. Working on a copy would miss other references to the
 module: bound methods, hooks, parametrizations, plain lists of layers.
 
-NOTE [what a trace depends on]: besides its tensors, a module depends on its attributes: its mode, a
-dropout rate, hooks. Each call inside a trace leaves a guard (see `xfunc.core.guards`). It compares
-the attributes with their previous values by identity (see `xfunc.cache.mutation_guard`); only if
-one differs are they all evaluated.
+NOTE [dependencies of a trace]: a call of a module depends on its tensors and on its attributes: its
+mode, a dropout rate, hooks. Each call inside a trace leaves a guard (see `xfunc.core.guards`). It
+compares the attributes with their previous values by identity (see `xfunc.cache.mutation_guard`);
+only if one differs are they all evaluated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from xfunc import tree
 from xfunc.backends.devices import to_device
 from xfunc.backends.lock import lock, turn
 from xfunc.cache.fingerprint import StateFingerprinter
-from xfunc.cache.mutation_guard import Watch, lent
+from xfunc.cache.mutation_guard import MutationGuard, lent
 from xfunc.core import guards
 from xfunc.core.avals import NUMBERS
 from xfunc.core.wrappers import Wrapper
@@ -97,7 +97,7 @@ class Apply(Wrapper):
         if tracing.current() is None:
             args, kwargs = _beside((params, buffers), args, kwargs)
         outside = _Replacing() if tracing.current() is None else contextlib.nullcontext()
-        with lock.for_run(), _alone(self.module), _on_loan(self.module), outside:
+        with lock.for_run(), _alone(self.module), _swap_state(self.module), outside:
             self._lend("_parameters", params)
             places = self._lend("_buffers", self._own(buffers, (args, kwargs, params)))
             out = self.module(*args, **kwargs)
@@ -139,16 +139,16 @@ class Apply(Wrapper):
 
 
 class _Guard:
-    """A guard for the attributes of a module: see NOTE [what a trace depends on]."""
+    """A guard for the attributes of a module: see NOTE [dependencies of a trace]."""
 
     def __init__(self, module: nn.Module):
         self._module = module
         self._states: dict[Hashable, guards.State] = {}
-        self._watch: Watch | None = None
+        self._watch: MutationGuard | None = None
         self._state: guards.State | None = None
 
     def __call__(self) -> Hashable:
-        # What is on loan has values of a trace, which a watch would hold.
+        # Swapped modules hold values of a trace, which a guard would keep.
         if lent and not lent.keys().isdisjoint(self._module.modules()):
             return self._look()[0]
         if self._watch is None or not self._watch.same():
@@ -205,7 +205,7 @@ def _alone(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _on_loan(module: nn.Module) -> Iterator[None]:
+def _swap_state(module: nn.Module) -> Iterator[None]:
     """Allow any assignment to a module, and restore it afterwards."""
     before = {m: dict(vars(m)) for m in module.modules()}
     new = before.keys() - lent.keys()
@@ -224,7 +224,7 @@ def _on_loan(module: nn.Module) -> Iterator[None]:
 
 
 def _detach(modules: Iterable[nn.Module]) -> None:
-    """Let what is assigned to modules leave what they held as it was."""
+    """Copy the modules' containers, so that assignments do not change the old ones."""
     for part in modules:
         now = vars(part)
         for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
@@ -269,13 +269,13 @@ def _check_output(out: object, name: str) -> None:
 def _places(module: nn.Module, kind: str) -> Places:
     """The locations of a module's tensors, by the first name of each."""
     names: dict[int, str] = {}
-    found: Places = {}
+    result: Places = {}
     for prefix, owner in module.named_modules():
         for attribute, tensor in vars(owner)[kind].items():
             if tensor is not None:
                 name = f"{prefix}.{attribute}" if prefix else attribute
-                found.setdefault(names.setdefault(id(tensor), name), []).append((owner, attribute))
-    return found
+                result.setdefault(names.setdefault(id(tensor), name), []).append((owner, attribute))
+    return result
 
 
 def _beside(tensors: object, args: object, kwargs: object) -> Any:

@@ -104,7 +104,7 @@ def _search(
         stack.enter_context(disable_jit())
         stack.enter_context(effects.silenced())
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # The error includes what anomaly detection prints.
+        warnings.simplefilter("ignore")  # The error includes the output of anomaly detection.
         stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))
         stack.enter_context(_Search(kind, problem))
         fun(*args, **kwargs)

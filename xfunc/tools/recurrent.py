@@ -76,12 +76,12 @@ def _by_direction(
 ) -> list[list[Tensor | None]]:
     """torch's flat list of parameters: ``w_ih, w_hh, b_ih, b_hh, w_hr`` of each direction."""
     n = 2 + 2 * has_biases + projects
-    found = list[list[Tensor | None]]()
+    result = list[list[Tensor | None]]()
     for k in range(0, len(params), n):
         own = params[k : k + n]
         biases = own[2:4] if has_biases else (None, None)
-        found.append([*own[:2], *biases, own[-1] if projects else None])
-    return found
+        result.append([*own[:2], *biases, own[-1] if projects else None])
+    return result
 
 
 def _layers(

@@ -1,8 +1,8 @@
 """`torch.utils.checkpoint.checkpoint` in traced code is `checkpoint`.
 
 NOTE [how torch's checkpoint is reached]: modules import the function by name, so replacing it in
-``torch.utils.checkpoint`` would miss them. torch wraps it, and calls what it keeps in an attribute
-of the wrapped function: at first, the function itself made invisible to torch.compile.
+``torch.utils.checkpoint`` would miss them. torch's function is a wrapper that calls an attribute of
+the wrapped function; that attribute is replaced.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tensors whose elements share memory, such as the results of `expand`: they cannot be written to.
+"""Tensors with elements that share memory, such as results of `expand`; they are read-only.
 
 torch refuses most changes of such a tensor in place. Its functionalisation does not: it adds the
 changes of all the elements to the one they share, so that ``x.expand(2, 3).zero_()`` gives ``-x``.
@@ -38,7 +38,7 @@ _COPYING = frozenset(
 
 
 class Aliasing:
-    """The tensors of a trace whose elements share memory."""
+    """The tensors of a trace with elements that share memory."""
 
     def __init__(self) -> None:
         self._known: WeakTable[bool] = WeakTable()

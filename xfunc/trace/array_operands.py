@@ -4,10 +4,10 @@ Torch's operators take no arrays, so Python asks NumPy's: in eager torch these r
 (`Tensor.__array__`), compute, promote the dtypes by rules of their own, and have the tensor make a
 tensor of the result (`Tensor.__array_wrap__`).
 
-NOTE [stand-ins] A traced value has no data: an operator gets ones in its place. What NumPy computes
-of them shows the dtype of the result, and raises NumPy's errors. Then NumPy calls `__array_wrap__`
-with its function and the operands themselves, and torch computes the result. As torch's method
-takes neither, the value has one of its own until it is called.
+NOTE [stand-ins] A traced value has no data: an operator gets ones in its place. NumPy's result for
+them shows the dtype of the result, and raises NumPy's errors. Then NumPy calls `__array_wrap__`
+with its function and the operands themselves, and torch computes the result. torch's own method
+takes neither, so the value gets another one until NumPy calls it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OPERATORS: dict[object, Callable[[Any, Any], Any]] = {
     np.left_shift: operator.lshift,
     np.right_shift: operator.rshift,
 }
-"""What NumPy computes each operator with, and the operator."""
+"""The operator of each NumPy function."""
 _ARITHMETIC, _PRODUCTS = range(26), (4, 17)  # numbers of Python's operators; of `@` and `@=`
 _BINARY_OP = dis.opmap["BINARY_OP"]
 HINT = (
@@ -57,7 +57,7 @@ HINT = (
 
 
 def stand_in(trace: Trace, x: Tensor) -> Array | None:
-    """What an operator that reads `x` computes with: see NOTE [stand-ins].
+    """The array in place of `x` for an operator: see NOTE [stand-ins].
 
     None if something else reads, or if NumPy lacks the dtype.
     """
@@ -107,10 +107,10 @@ def _wrapping(trace: Trace, x: Tensor) -> Callable[..., Any]:
 
 def take_back(trace: Trace, x: Tensor) -> bool:
     """End the loan of a stand-in for `x`; whether there was one."""
-    found = any(t is x for t in trace.lent)
+    result = any(t is x for t in trace.lent)
     trace.lent[:] = [t for t in trace.lent if t is not x]
     vars(x).pop("__array_wrap__", None)
-    return found
+    return result
 
 
 def take_back_all(trace: Trace) -> None:
@@ -136,7 +136,7 @@ def _computed(function: object, operands: tuple[Any, ...], dtype: np.dtype[Any])
 
 
 def check_returned(trace: Trace) -> None:
-    """Raise if the stand-in of a value was read by what never returned it."""
+    """Raise if a function read a stand-in and did not return through `__array_wrap__`."""
     if trace.lent:
         problem = f"an operator read a traced value ({short(trace.lent[0])}), which has no data"
         trace.refuse(ConcretizationError, problem, HINT)

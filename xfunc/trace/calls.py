@@ -44,11 +44,11 @@ _SHAPED_LIKE = frozenset((torch.zeros_like, torch.ones_like, torch.full_like, to
 
 
 class _Plan(NamedTuple):
-    """What is to be done in the calls of a torch function.
+    """The actions around the calls of a torch function.
 
     Attributes:
         kind: how to treat it.
-        run: what runs in its place.
+        run: the replacement, if any.
         has_bounds: whether its indices may be known to be out of range.
         is_arithmetic: whether its numbers are typed where it is differentiated.
         reduces: whether it may reduce nothing.
@@ -71,7 +71,7 @@ _plans: dict[object, _Plan] = {}
 
 
 def _planned(func: Callable[..., Any]) -> _Plan:
-    made = _plans[func] = _Plan(
+    result = _plans[func] = _Plan(
         torch_functions.kind_of(func),
         REPLACEMENTS.get(func) or func,
         bounds.checks(func),
@@ -81,7 +81,7 @@ def _planned(func: Callable[..., Any]) -> _Plan:
         func not in _SAME_VALUE,
         torch_functions.is_in_place_elementwise(func),
     )
-    return made
+    return result
 
 
 class Mode(TorchFunctionMode):
@@ -97,7 +97,7 @@ class Mode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> object:
-        if not self._trace.is_innermost:  # A nested trace, whose own mode has seen the call.
+        if not self._trace.is_innermost:  # A nested trace; its own mode has seen the call.
             return func(*args, **(kwargs or {}))
         return self.call(func, args, kwargs or {})
 
@@ -156,7 +156,7 @@ class Mode(TorchFunctionMode):
             out = empty_reductions.reduce(func, args, kwargs) if plan.reduces else NotImplemented
             if out is NotImplemented:
                 run = plan.run
-                if func is torch.autograd.grad and trace.around.region is not None:
+                if func is torch.autograd.grad and trace.ctx.region is not None:
                     run = _grad_here() or run
                 call = write_into if writes and kwargs.get("out") is not None else _run
                 if plan.keeps_shape and args:
@@ -176,7 +176,7 @@ class Mode(TorchFunctionMode):
                 if refusal is error:
                     raise
             raise refusal from error
-        if plan.is_like and trace.around.region is not None:
+        if plan.is_like and trace.ctx.region is not None:
             out = regions.like(out, args[0] if args else kwargs["input"])
         if trace.batching.is_open and kind is not Kind.IN_PLACE:
             trace.batching.note(out, plan.run, args, kwargs)
@@ -186,7 +186,7 @@ class Mode(TorchFunctionMode):
             if plan.makes_value:
                 trace.stamps.stamp(out, frame)
             if plan.makes_value or out not in trace.made:
-                trace.made.remember(out, func, frame)
+                trace.made.register(out, func, frame)
             trace.known.follow(kind, func, args, kwargs, out)
         elif isinstance(out, (tuple, list)):
             frame = sys._getframe(2)
@@ -195,7 +195,7 @@ class Mode(TorchFunctionMode):
                 if isinstance(o, torch.Tensor):
                     if not stamped:
                         trace.stamps.stamp(o, frame)
-                    trace.made.remember(o, func, frame)
+                    trace.made.register(o, func, frame)
         if kind is Kind.FOREIGN:
             check_derivative(func, args, kwargs, out, trace.name)
             trace.check_unmutated(func)
@@ -262,10 +262,11 @@ def _like(func: Callable[..., object]) -> bool:
 
 @dataclasses.dataclass
 class Regions:
-    """What differs in manual regions, whose values have varying types (`xfunc.program.vma`).
+    """The functions that differ in manual regions, where values have varying types
+    (`xfunc.program.vma`).
 
     Attributes:
-        grad: what ``torch.autograd.grad`` does when the user's code calls it; None for the default.
+        grad: runs when the user's code calls ``torch.autograd.grad``; None for the default.
         like: makes values like another value, as the region requires.
     """
 

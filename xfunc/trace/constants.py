@@ -1,7 +1,7 @@
-"""Operations whose results have a shape that depends on data, where the data are constants.
+"""Operations with data-dependent shapes on constant data.
 
-``x[torch.tensor([True, False, True])]`` reads a mask that the code itself contains. What is known
-of such tensors is in `xfunc.torchlib.bounds`.
+``x[torch.tensor([True, False, True])]`` reads a mask that the code itself contains.
+`xfunc.torchlib.bounds` has the known bounds of such tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 def result(
     trace: Trace, func: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> object:
-    """The result of a call; NotImplemented if its shape depends on what is not known."""
+    """The result of a call; NotImplemented if its shape depends on unknown values."""
     if func is Tensor.__getitem__:
         return _part(trace, *args)
     if func.__name__ == "masked_select" and len(args) + len(kwargs) == 2:
@@ -54,7 +54,7 @@ def _part(trace: Trace, x: Tensor, index: object) -> object:
 def _computed(
     trace: Trace, func: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> object:
-    """The result of a call whose tensors are all known."""
+    """The result of a call with known tensors only."""
     given = [trace.known.find(a) if isinstance(a, Tensor) else a for a in args]
     if any(v is None and a is not None for v, a in zip(given, args, strict=True)):
         return NotImplemented

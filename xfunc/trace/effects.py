@@ -4,9 +4,8 @@ NOTE [effects are outputs]: a runtime may have no host callbacks. So the values 
 become additional outputs of the program, through every transform, and the callback is called after
 the program has finished.
 
-An `Effect` accompanies these tensors and knows what they mean: the arguments of one call
-(`Callback`), those of many at once (`Batched`), or those of each step of a loop or of each
-device (`LoopEffects`).
+An `Effect` describes these tensors: the arguments of one call (`Callback`), those of many at once
+(`Batched`), or those of each step of a loop or of each device (`LoopEffects`).
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Callback:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batched:
-    """An effect for each example of a batch, whose axis in tensor k is ``dims[k]``."""
+    """An effect for each example of a batch; the batch axis of tensor k is ``dims[k]``."""
 
     effect: Effect
     dims: tuple[int | None, ...]
@@ -191,7 +190,7 @@ def emit(effect: Effect, tensors: Sequence[Tensor]) -> None:
 
 
 def take(effects: Sequence[Effect], outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Add effects whose tensors are the last outputs of a program; returns the other outputs."""
+    """Add effects on the last outputs of a program; returns the other outputs."""
     n = len(outputs) - sum(e.size for e in effects)
     is_outside = tracing.current() is None
     rest = iter([processes.whole(x) if is_outside else x for x in outputs[n:]])

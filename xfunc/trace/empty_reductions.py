@@ -53,7 +53,7 @@ def reduce(
             return NotImplemented
         if not isinstance(found, Tensor):
             return type(found)(map(literal, found))
-        made = literal(found)
+        result = literal(found)
     if func not in _QUOTIENTS:
-        return made
-    return made + x.sum().to(made.dtype) * torch.nan  # The tangent is 0 / 0, like the result.
+        return result
+    return result + x.sum().to(result.dtype) * torch.nan  # The tangent is 0 / 0, like the result.

@@ -126,9 +126,9 @@ def refusal_of(
     given: Iterable[object] = (),
     static: str = "it as a static argument",
 ) -> XfuncError | None:
-    """What torch, or a rule, refuses, as an error of xfunc; None for any other error.
+    """The error of xfunc for a refusal by torch or a rule; None for any other error.
 
-    `given` are the arguments of `func` after the first; `static` says what may be made static.
+    `given` are the arguments of `func` after the first; `static` suggests a static argument.
     """
     if isinstance(error, XfuncError) or not isinstance(error, (RuntimeError, UserWarning)):
         return None
@@ -228,7 +228,7 @@ _ATTRIBUTES = {
     "weak_type": "tensors have no weak types.",
     "aval": "write xf.ShapeDtypeStruct(x.shape, x.dtype).",
 }
-"""Attributes of JAX's arrays, and what to write for tensors."""
+"""Attributes of JAX's arrays, and their equivalents for tensors."""
 
 
 def explain_usage(error: BaseException, name: str) -> None:
@@ -262,11 +262,11 @@ _OF_ARRAYS = re.compile(
     r"'numpy.ndarray' and '(Tensor|Parameter)'|'(Tensor|Parameter)' and 'numpy.ndarray'"
     "|Concatenation operation is not implemented for NumPy arrays"
 )
-"""What Python and NumPy say of an operator that neither an array nor a tensor takes."""
+"""The messages of Python and NumPy for an operator that neither operand supports."""
 
 
 def module_running_with(tensor: torch.Tensor) -> tuple[torch.nn.Module, str] | None:
-    """The module whose method is running, and that holds a tensor; and the tensor's name in it."""
+    """The running module that holds a tensor, and the tensor's name in it."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         module = frame.f_locals.get("self")
@@ -294,7 +294,7 @@ def _is_raised_in_jax(error: BaseException) -> bool:
 def explain(
     error: Exception, func: object, args: Sequence[object], kwargs: Mapping[str, object], name: str
 ) -> Exception:
-    """What to raise for an error of an operation: torch's own, if torch refuses the arguments too.
+    """The exception for an error of an operation: torch's own, if torch refuses the arguments too.
 
     It gets a note: the operation, its arguments and the user's line. Errors raised by user code,
     and those that have a note, stay as they are.
@@ -327,7 +327,7 @@ _MOST_ELEMENTS = 1 << 16  # of arguments that torch is asked about; larger ones 
 def _refusal_of_torch(
     func: object, args: Sequence[object], kwargs: Mapping[str, object], unknown: Exception
 ) -> Exception | None:
-    """What torch raises for arguments of these shapes and dtypes; None if it takes them.
+    """torch's exception for arguments of these shapes and dtypes; None if torch takes them.
 
     `unknown` if that cannot be found out.
     """

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from xfunc import config
 from xfunc.graph.graph import Graph
 from xfunc.hlo import Module
-from xfunc.hlo.final import Program, written
-from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.hlo.final import WholeProgram, written
+from xfunc.hlo.spmd.tiles import HloSharding
 from xfunc.trace import scopes
 
 
-def finished(graph: Graph, lines: bool = True, tiles: Sequence[Tiles | None] = ()) -> Module:
+def finalize(graph: Graph, lines: bool = True, tiles: Sequence[HloSharding | None] = ()) -> Module:
     """The module of a whole program, in the form that is compiled: see `xfunc.hlo.final`.
 
     Args:
@@ -20,5 +20,5 @@ def finished(graph: Graph, lines: bool = True, tiles: Sequence[Tiles | None] = (
         lines: whether instructions carry the user's files and lines.
         tiles: how each parameter is sharded; None if unspecified.
     """
-    how = Program(scopes.meaning, lines, tiles, config.shard_as_in_scan)
+    how = WholeProgram(scopes.meaning, lines, tiles, config.shard_as_in_scan)
     return Module.from_bytes(written(graph, how))

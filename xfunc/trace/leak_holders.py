@@ -1,12 +1,12 @@
-"""Who holds a traced value that has outlived its trace.
+"""Finds the holder of a traced value that has outlived its trace.
 
 NOTE [values that are only displayed]: a log record keeps its arguments until it is formatted, under
 pytest until the test ends; a debugger, a profiler or a traceback keeps the frames that it saw, with
-their variables. Nobody computes with these: they are defused like any leaked value, but they are
-not a mistake in the traced function. Python tells who refers to an object; where all ways back end
-at such a holder, it is no leak. Ways back lead through containers, and while a debugger or profiler
-watches, which may keep frames of the library as well, through any object. A variable of a function
-that still runs is not among the referrers, so an object that nothing seems to refer to has an
+their variables. No program computes with these: they are defused like any leaked value, but they
+are not a mistake in the traced function. `gc.get_referrers` gives the chains of referrers of an
+object; if all of them end at such a holder, it is no leak. Chains lead through containers; and
+while a debugger or profiler runs, which may keep frames of the library as well, through any object.
+A variable of a running function is not among the referrers, so an object without referrers has an
 owner.
 """
 
@@ -45,7 +45,7 @@ class Owner(NamedTuple):
 
 
 def owner_of(tensors: Collection[torch.Tensor], besides: Collection[object]) -> Owner | None:
-    """Who, but for `besides` and what only displays values, holds one of some tensors.
+    """A holder of one of some tensors, except `besides` and objects that only display values.
 
     ``y.mul_(y)`` makes y the result of an operation that saves y for its derivative. Such a cycle
     is entirely in C++, and has no owner in Python.
@@ -56,10 +56,10 @@ def owner_of(tensors: Collection[torch.Tensor], besides: Collection[object]) -> 
     level: list[object] = [*tensors]
     held_by: dict[int, object] = {}
     seen = set(map(id, level))
-    watching: Owner | None = None  # ours, which only watches what the user's code holds
+    watching: Owner | None = None  # ours: it only observes values held by the user's code
     while level:
-        # One look at all objects for all of a level. What is made here must not be among the
-        # holders: from Python 3.13 on, the tuple of arguments would be.
+        # One scan of all objects per level. Objects made here must not be among the holders: from
+        # Python 3.13 on, the tuple of arguments would be.
         args = tuple(level)
         made = {id(args), id(level)} | ours
         holders = [h for h in gc.get_referrers(*args) if id(h) not in made]
@@ -89,7 +89,9 @@ def owner_of(tensors: Collection[torch.Tensor], besides: Collection[object]) -> 
 
 
 def _described(holder: object, held_by: Mapping[int, object]) -> Owner:
-    """The owner at the end of a way back: `held_by` has what each holder holds, by its id."""
+    """The owner at the end of a chain of referrers: `held_by` maps the id of a holder to its
+    object.
+    """
     path = [holder]
     while (below := held_by.get(id(path[-1]))) is not None:
         path.append(below)
@@ -122,17 +124,17 @@ def _snapshots() -> list[int]:
     """
     if sys.gettrace() is None and sys.getprofile() is None:
         return []
-    found: list[int] = []
+    result: list[int] = []
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_locals is not frame.f_globals:
-            found.append(id(frame.f_locals))
+            result.append(id(frame.f_locals))
         frame = frame.f_back
-    return found
+    return result
 
 
 def _of_debuggers() -> list[int]:
-    """What debuggers consist of, by id: the cache may refer to it, too."""
+    """The ids of debuggers' parts, to which the cache may refer, too."""
     level: list[object] = [x for x in gc.get_referrers(*debuggers()) if is_debugger(type(x))]
     found: dict[int, object] = {}
     while level and len(found) < _MOST:

@@ -24,7 +24,7 @@ from xfunc.trace.leak_holders import owner_of
 
 
 class Leaked(torch.Tensor):
-    """A traced value whose trace has ended: any use raises."""
+    """A traced value after the end of its trace: any use raises."""
 
     _xfunc_leak: str
 
@@ -43,7 +43,7 @@ class Leaked(torch.Tensor):
 
 
 class StaleCapture(Leaked):
-    """What is left of a value that a cached function holds: see NOTE [tokens] in `tracing`."""
+    """The remains of a value in a cached function: see NOTE [stale captures] in `tracing`."""
 
     @classmethod
     def __torch_function__(
@@ -114,7 +114,7 @@ class TracedValues:
     """The values made in a trace.
 
     Attributes:
-        entries: by the id of a value, what `remember` was given.
+        entries: the arguments of `register`, by the id of the value.
     """
 
     def __init__(self, name: str, defined_at: Location | None):
@@ -125,7 +125,7 @@ class TracedValues:
         self._cached: list[object] = []
         self._has_owner = True  # of a value that outlives the trace, as far as is known
 
-    def remember(self, tensor: torch.Tensor, func: object, frame: types.FrameType) -> None:
+    def register(self, tensor: torch.Tensor, func: object, frame: types.FrameType) -> None:
         """Note that a torch function (or None), called in a frame, made a value."""
         # This runs for each traced operation, so it neither walks frames nor counts lines.
         self.entries[id(tensor)] = (weakref.ref(tensor), func, frame.f_code, frame.f_lasti)
@@ -149,12 +149,12 @@ class TracedValues:
     def end(self, collect: bool) -> list[Leak]:
         """End the trace: forget everything, and return the leaked values."""
         self._empty_tokens()
-        found = self._survivors(collect)
+        result = self._survivors(collect)
         self.entries.clear()
-        return found
+        return result
 
     def _empty_tokens(self) -> None:
-        """See NOTE [tokens] in `tracing`."""
+        """See NOTE [stale captures] in `tracing`."""
         with torch._C.DisableTorchFunction():
             found = [self.entries.pop(key)[0] for key in self._tokens & self.entries.keys()]
             for ref in (*found, *self._wrapped):
@@ -172,24 +172,24 @@ class TracedValues:
             ]
 
         with torch._C.DisableTorchFunction():
-            found = alive()
-            if found and self._cached:  # values a cached function now holds are tokens
-                del found[:]
+            result = alive()
+            if result and self._cached:  # values a cached function now holds are tokens
+                del result[:]
                 for fun in self._cached:
                     self._tokens.update(map(id, function_value(fun)[1]))
                 self._empty_tokens()
-                found = alive()
+                result = alive()
             self._cached.clear()
-            if found and collect:
-                found = _uncollected(found, alive)
-                if found:  # What holds them may be older.
+            if result and collect:
+                result = _uncollected(result, alive)
+                if result:  # Their holders may be older.
                     gc.unfreeze()
-                    tensors = [t for t, *_ in found]
-                    self._has_owner = owner_of(tensors, (found, *found)) is not None
+                    tensors = [t for t, *_ in result]
+                    self._has_owner = owner_of(tensors, (result, *result)) is not None
                     del tensors
                     if self._has_owner:  # unless that is garbage: to look at all takes long
-                        found = _uncollected(found, alive)
-        return found
+                        result = _uncollected(result, alive)
+        return result
 
     def defuse(self, leaks: list[Leak], quiet: bool) -> None:
         """Make any use of leaked values raise; unless `quiet`, raise for finding them."""

@@ -10,7 +10,7 @@ from xfunc.trace import recorder
 
 def literal(value: torch.Tensor) -> torch.Tensor:
     """A traced tensor that is the constant `value` (a CPU tensor)."""
-    with functorch.bottom_level():  # In a jvp, what is made would be a value of its level.
+    with functorch.bottom_level():  # In a jvp, a new tensor would be a value of the jvp's level.
         if value.numel() and value.ndim:
             return recorder.literal(value)
         with torch._C.DisableTorchFunction():  # It is not a traced value: it may be read.

@@ -22,11 +22,11 @@ from xfunc.graph.graph import Graph
 from xfunc.hlo import Module
 from xfunc.hlo.write import write
 from xfunc.trace import recorder, tracing
-from xfunc.trace.finished import finished
+from xfunc.trace.finished import finalize
 
 
 @dataclasses.dataclass(eq=False)
-class Lowering:
+class HloProgram:
     """HLO of a function ``(*tensors) -> list of tensors``.
 
     Attributes:
@@ -58,14 +58,14 @@ class Lowering:
         avals: Sequence[Aval],
         outputs: Sequence[Aval],
         inputs: Sequence[int] | None = None,
-    ) -> Lowering:
-        """The `Lowering` of a function. Without `inputs`, its parameters are the flat inputs."""
+    ) -> HloProgram:
+        """The `HloProgram` of a function. Without `inputs`, its parameters are the flat inputs."""
         places = range(len(avals)) if inputs is None else inputs
         return cls(name, function, tuple(places), tuple(avals), tuple(outputs))
 
     @classmethod
-    def empty(cls, name: str, avals: Sequence[Aval]) -> Lowering:
-        """The `Lowering` of a function without results."""
+    def empty(cls, name: str, avals: Sequence[Aval]) -> HloProgram:
+        """The `HloProgram` of a function without results."""
         return cls(name, Graph(name, (), ()), (), tuple(avals), ())
 
     @functools.cached_property
@@ -121,7 +121,7 @@ class Lowering:
         """The compiled program, made on first use.
 
         Args:
-            donated: flat inputs whose buffers the program may reuse.
+            donated: flat inputs with buffers that the program may reuse.
             placements: the placement of each flat input on the devices; by default replicated.
             options: of the compiler, by name.
         """
@@ -129,11 +129,11 @@ class Lowering:
         key = (where, donated, options)
         if placements or not self.inputs:
             key = (*key, placements, config.shard_as_in_scan, config.use_shardy_partitioner)
-        found = self._executables.get(key)
-        if found is None:
+        result = self._executables.get(key)
+        if result is None:
             with turn((id(self), key)), lock.let_go():
-                found = self._executables.get(key) or self._made(key, donated, placements, options)
-        return found
+                result = self._executables.get(key) or self._made(key, donated, placements, options)
+        return result
 
     def _made(
         self,
@@ -146,8 +146,8 @@ class Lowering:
         taken = map(placements.__getitem__, self.inputs) if placements else ()
         tiles = [p and p.tiles for p in taken]
 
-        def made() -> Module:  # anew each time: the backend may change what it is given
-            return finished(self.graph, tiles=tiles)
+        def made() -> Module:  # a new one each time: the backend may change it
+            return finalize(self.graph, tiles=tiles)
 
         def load(module: Module) -> Executable:
             shardy = config.use_shardy_partitioner
@@ -156,12 +156,12 @@ class Lowering:
             compiled()
             return loaded
 
-        found = load(made())
+        result = load(made())
         if self.recompiled and where.platform() == "cpu" and where.device_count() == 1:
             numbers = [k for k, i in enumerate(self.inputs) if i in donated]
-            found = self.recompiled(found, made, numbers, load)
-        self._executables[key] = found
-        return found
+            result = self.recompiled(result, made, numbers, load)
+        self._executables[key] = result
+        return result
 
 
 class _Thread(threading.local):
@@ -190,16 +190,16 @@ def lower(
     raw_inputs: Sequence[torch.Tensor],
     avals: Sequence[Aval],
     outputs: Sequence[torch.Tensor],
-) -> Lowering:
+) -> HloProgram:
     """HLO of traced `outputs` as a function of bare placeholders, while the trace is open."""
     out_avals = tuple(aval_of(o) for o in outputs)
     if not outputs:
-        return Lowering.empty(name, avals)
-    graph, inputs = recorder.recorded(name, raw_inputs, outputs)
-    return Lowering.of(name, graph, avals, out_avals, inputs)
+        return HloProgram.empty(name, avals)
+    graph, inputs = recorder.lower(name, raw_inputs, outputs)
+    return HloProgram.of(name, graph, avals, out_avals, inputs)
 
 
-def _opaque(lowering: Lowering) -> Graph:
+def _opaque(lowering: HloProgram) -> Graph:
     given = build.parameters([array_of(lowering.avals[i]) for i in lowering.inputs])
     types = [array_of(a) for a in lowering.outputs]
     results = build.several("call", types, tuple(given), None, (lowering.function,))

@@ -14,16 +14,16 @@ from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node, unattributed
 from xfunc.hlo import Module
 from xfunc.hlo.spmd.annotations import constrained
-from xfunc.hlo.spmd.tiles import Tiles
-from xfunc.trace.finished import finished
-from xfunc.trace.lowering import Lowering
+from xfunc.hlo.spmd.tiles import HloSharding
+from xfunc.trace.finished import finalize
+from xfunc.trace.lowering import HloProgram
 
 
 def whole(
-    lowering: Lowering,
+    lowering: HloProgram,
     held: Mapping[int, torch.Tensor],
     lines: bool = True,
-    tiles: Sequence[Tiles | None] = (),
+    tiles: Sequence[HloSharding | None] = (),
 ) -> Module:
     """A module that takes all flat inputs of a program in order, used or not.
 
@@ -43,7 +43,7 @@ def whole(
             pairs = zip(operands, said, strict=True)
             operands = [x if t is None else constrained(x, t.to_proto()) for x, t in pairs]
         results = build.call(lowering.graph, operands) if lowering.outputs else []
-    module = finished(Graph(lowering.name, inputs, results), lines)
+    module = finalize(Graph(lowering.name, inputs, results), lines)
     refuse_host_calls(module.proto, lowering.name, "in a program for elsewhere")
     return module
 

@@ -1,4 +1,4 @@
-"""What a trace records: placeholders, the operations on them, and the program they make.
+"""The record of a trace: placeholders, the operations on them, and the resulting program.
 
 The operations of torch come by its dispatcher (`xfunc.tracer.placeholders`). Calls of whole modules
 and constraints of the partitioner are recorded here.
@@ -16,7 +16,7 @@ from xfunc.core.types import Shaped
 from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node, array_type
-from xfunc.graph.symbolic_zeros import ABSENT, drop_absent
+from xfunc.graph.symbolic_zeros import ABSENT, propagate_zeros
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.shape import Shape
@@ -98,7 +98,7 @@ def record(
     inputs: Sequence[torch.Tensor],
     options: Mapping[str, object],
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Record the node, or the nodes, that a function makes of the nodes of tensors."""
+    """Record the node or nodes that a function builds from the nodes of tensors."""
     placeholders.begin(f"xfunc__{make.__name__}")
     found = make(*map(node_of, inputs), **options)
     if isinstance(found, Node):
@@ -112,7 +112,7 @@ def constrain(x: torch.Tensor, sharding: pb.OpSharding, free: Sequence[int] = ()
     return _like([x], [annotations.constrained(node_of(x), sharding, free)])[0]
 
 
-def recorded(
+def lower(
     name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> tuple[Graph, tuple[int, ...]]:
     """The operations between placeholders and outputs.
@@ -126,12 +126,12 @@ def recorded(
         The graph; and for each of its inputs, the index among `inputs`.
     """
     graph, taken = Graph.between(name, [*map(node_of, inputs)], [*map(node_of, outputs)])
-    return drop_absent(graph), taken
+    return propagate_zeros(graph), taken
 
 
-def number_of(tensor: torch.Tensor) -> int:
+def tensor_id(tensor: torch.Tensor) -> int:
     """The number of a value, which a change in place changes; later ones have larger numbers."""
-    # A view whose base has changed is made anew, by operations that must not be transformed.
+    # torch regenerates a view after its base changed, by operations that must not be transformed.
     with functorch.bottom_level():
         return unwrapped(tensor).number
 

@@ -42,7 +42,7 @@ def special(
     if (body := NEW.get(func)) is not None:
         with trace.mode:
             made = body(*args, **kwargs)
-        trace.made.remember(made, func, sys._getframe(3))  # of who called __torch_function__
+        trace.made.register(made, func, sys._getframe(3))  # of who called __torch_function__
         return True, made
     name = operation_name(func)
     tensors = [t for t in tensors_in(args, kwargs) if _is_traced(trace, t)]
@@ -116,7 +116,7 @@ def special(
 
 
 def beside_array(trace: Trace, func: Callable[..., object], args: tuple[Any, ...]) -> object:
-    """What an operator that was given a NumPy array calls; NotImplemented if it is a plain call."""
+    """The operator's call for a NumPy array; NotImplemented if it is a plain call."""
     x = args[0]
     if func is not torch.Tensor.__array__:  # `array / x`
         if not isinstance(args[1], np.ndarray):
@@ -125,10 +125,10 @@ def beside_array(trace: Trace, func: Callable[..., object], args: tuple[Any, ...
             return x.reciprocal() * args[1]  # as in torch
     if not _is_traced(trace, trace.lift(x) if isinstance(x, Leaked) else x):
         return NotImplemented
-    found = array_operands.stand_in(trace, x)
-    if found is None:
+    result = array_operands.stand_in(trace, x)
+    if result is None:
         refuse_read(trace, operation_name(func), x)
-    return found
+    return result
 
 
 _BINCOUNT = (
@@ -249,7 +249,7 @@ def _make_literal(
         trace.has_float8 |= value.dtype in FLOAT8
         out = literal(value)
     trace.known.put(out, value)
-    trace.made.remember(out, func, sys._getframe(4))  # of who called __torch_function__
+    trace.made.register(out, func, sys._getframe(4))  # of who called __torch_function__
     return True, out
 
 

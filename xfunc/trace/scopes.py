@@ -2,10 +2,9 @@
 
 NOTE [how a line gets into HLO]: once a torch function has returned, the operations that it recorded
 are stamped with a number (``17|``), one cheap call; `xfunc.hlo.write` puts it before the name of
-the operation in the metadata; and `resolve` looks up what the number stands for when a module is
-shown, compiled or exported. Operations of a backward pass have the line that asked for the
-gradient; inside named scopes, where that would not do, hooks on the nodes of the autograd graph
-stamp them.
+the operation in the metadata; and `resolve` replaces the number when a module is shown, compiled or
+exported. Operations of a backward pass have the line that asked for the gradient; inside named
+scopes, hooks on the nodes of the autograd graph stamp them instead.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def enter(scope: str) -> str:
 
 
 class Origin(NamedTuple):
-    """What a stamp stands for."""
+    """The origin for a stamp."""
 
     code: types.CodeType
     instruction: int
@@ -148,10 +147,10 @@ class Stamps:
 
 
 def _learn(code: types.CodeType) -> dict[tuple[int, str], str] | None:
-    found: dict[tuple[int, str], str] | None = {} if in_user_code(code) else None
-    _stamps[id(code)] = found
+    result: dict[tuple[int, str], str] | None = {} if in_user_code(code) else None
+    _stamps[id(code)] = result
     _kept.append(code)
-    return found
+    return result
 
 
 def forget() -> None:
@@ -169,7 +168,7 @@ Meaning = tuple[str, str, int]
 
 
 def meaning(name: str) -> Meaning | None:
-    """What a stamped name stands for; None if it is not stamped."""
+    """The origin for a stamped name; None if it is not stamped."""
     stamp, bar, operation = name.partition("|")
     if not bar or not stamp.removeprefix("-").isdecimal():  # It may be a scope's own bar.
         return None

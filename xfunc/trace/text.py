@@ -17,7 +17,7 @@ _DIMS = {"broadcast", "transpose", "reverse", "concatenate", "reduce", "iota"}
 
 
 def text_of(graph: Graph, lines: bool = False) -> str:
-    """The text of a graph, and of those that it calls where they are called.
+    """The text of a graph, with the graphs that it calls written at their calls.
 
     Args:
         graph: of a traced function.
@@ -92,7 +92,7 @@ class _Names:
         return self.known[id(n)]
 
     def results(self, n: Node) -> str:
-        """The names and types of the results of an operation; ``_`` for those that are not used."""
+        """The names and types of the results of an operation; ``_`` for unused ones."""
         elements: Sequence[ArrayType] | None = getattr(n.type, "elements", None)
         if elements is None:
             return f"{self.of(n)}: {n.type}"
@@ -117,7 +117,7 @@ def _number(n: Node) -> str | None:
 
 
 def _titled(n: Node) -> Iterator[tuple[str, Graph | None]]:
-    """The graphs that a node calls, each with what it is for."""
+    """The graphs that a node calls, each with its role."""
     for k, callee in enumerate(n.calls):
         graph: Graph | None = None if isinstance(callee, tuple) else getattr(callee, "graph", None)
         if n.opcode == "conditional":

@@ -5,24 +5,24 @@ nothing is computed; and a torch function mode (`xfunc.trace.calls`) sees every 
 code. Together they
 
 - turn tensors that the function did not receive as arguments (*captures*) into inputs;
-- refuse what a pure function must not do, and name the user's line;
+- refuse impure operations, and name the user's line;
 - remember every value made, so that values that outlive the trace are found and defused.
 
 NOTE [who owns a tensor]: traces nest strictly, and values are numbered in order of creation. So a
 tensor belongs to the innermost trace exactly when its number is not smaller than the trace's first
-one. torch.func wraps tensors without passing the mode; their innermost value decides. But a view
-whose base was changed in place is made anew, with a new number, the next time its number is read,
-so values known to be made by an enclosing trace are not asked.
+one. torch.func wraps tensors without passing the mode; their innermost value decides. But after a
+change of its base in place, a view gets a new number when its number is read, so the numbers of
+values known to belong to an enclosing trace are not read.
 
 NOTE [leaks]: when a trace ends, each Python tensor of it that is still alive, and that somebody
 owns, becomes a `Leaked`, which refuses every operation with a `LeakError`.
 
-NOTE [tokens]: a function cached while an enclosing trace was open may hold values of that trace in
-its closure. They outlive it as tokens, which only have a shape and a dtype: whenever the function
-runs again, `lift` substitutes the value that takes their place then. There is none for a value that
-the function only holds, or whose shape alone it uses. In such a run, a function called inside may
-be traced for the first time, because other values are differentiated now: it captures the token,
-for which the enclosing trace has a value.
+NOTE [stale captures]: a function cached while an enclosing trace was open may hold values of that
+trace in its closure. They outlive it as `StaleCapture` objects, which only have a shape and a
+dtype: whenever the function runs again, `lift` substitutes the current value. There is none for a
+value that the function does not read, or only for its shape. In such a run, a function called
+inside may be traced for the first time, because other values are differentiated now: it captures
+the stale capture, for which the enclosing trace has a value.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def set_implicit(source: Source | None) -> Source | None:
 
 
 def _same_constant(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether two CPU tensors hold the same, and nobody differentiates with respect to them."""
+    """Whether two CPU tensors have equal values and take part in no gradient."""
     with torch._C.DisableTorchFunction():
         if not all(type(t) is torch.Tensor and t.is_cpu and not is_tracked(t) for t in (x, y)):
             return False
@@ -150,13 +150,13 @@ def _noted(plain: Callable[..., torch.Tensor], array: np.ndarray[Any, Any]) -> t
     """Note the values of tensors that traced code makes with ``torch.from_numpy``.
 
     torch shows no mode these calls. Such a tensor is an input of the program; but where its values
-    decide a shape, they count as constants: the function's value tells arrays by their contents.
+    decide a shape, they count as constants, because the cache key holds the contents of arrays.
     """
-    made, trace = plain(array), _thread.trace
+    result, trace = plain(array), _thread.trace
     assert trace is not None
     with torch._C.DisableTorchFunction():
-        trace.known.put(made, made.clone())
-    return made
+        trace.known.put(result, result.clone())
+    return result
 
 
 def _drawn_at_once(plain: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -194,7 +194,7 @@ _changes = Counted(_further_changes)
 drawing = Counted(
     lambda: _in_traces(torch.nn.init, "_no_grad_trunc_normal_", _drawn_at_once, with_keys=True)
 )
-"""Lets torch's functions draw what can be traced, in threads that trace or draw from keys."""
+"""Replaces torch's random functions by traceable ones, in threads that trace or draw from keys."""
 
 
 class Trace:
@@ -206,7 +206,7 @@ class Trace:
         substitutes: the substitutes of tensors, by the tensors' ids, and the tensors.
         made: the values made.
         lent: the values that NumPy has stand-ins for: see `xfunc.trace.array_operands`.
-        around: its context: the mesh in use, the manual region, and so on.
+        ctx: its context: the mesh in use, the manual region, and so on.
         mode: the mode that sees the calls; entered again where torch leaves it to call Python.
         stamps: records in the HLO where values were made, once the trace is open.
     """
@@ -216,10 +216,10 @@ class Trace:
         name: str,
         frozen_captures: bool = False,
         defined_at: Location | None = None,
-        around: ambient.Surroundings = ambient.NOTHING,
+        ctx: ambient.TraceContext = ambient.NOTHING,
     ):
         self.name, self._defined_at = name, defined_at
-        self.around = around
+        self.ctx = ctx
         self.captures: list[torch.Tensor] = []
         self.lent: list[torch.Tensor] = []
         self.capture_inputs: list[torch.Tensor] = []
@@ -257,7 +257,7 @@ class Trace:
                 stack.enter_context(drawing)
             stack.enter_context(global_flags.no_saved_tensors_hooks())
             stack.enter_context(functorch.bottom_level())
-            stack.callback(ambient.restore, ambient.restore(self.around))
+            stack.callback(ambient.restore, ambient.restore(self.ctx))
             # A backward pass may trace, in the thread of a `disable_jit`, which is not about it.
             stack.enter_context(disable_jit(False))
             stack.enter_context(torch.inference_mode(False))
@@ -312,7 +312,7 @@ class Trace:
 
         Args:
             aval: its shape and dtype.
-            label: makes what messages call it.
+            label: returns its name in messages.
             watched: whether plain autograd differentiates with respect to it.
         """
         self.has_float8 |= aval.dtype in FLOAT8
@@ -322,9 +322,9 @@ class Trace:
             if watched:
                 raw.requires_grad_()
             view = torch.ops.aten._unsafe_view.default(raw, list(aval.shape))
-            number, version = recorder.number_of(view), view._version
+            number, version = recorder.tensor_id(view), view._version
         self._placeholders.append((raw, view, version, label, number))
-        self.made.remember(view, None, sys._getframe(1))
+        self.made.register(view, None, sys._getframe(1))
         return view
 
     def raw_inputs(self) -> list[torch.Tensor]:
@@ -336,7 +336,7 @@ class Trace:
         self.substitutes[id(tensor)] = (tensor, value)
 
     def keep_tokens(self, tensors: Sequence[torch.Tensor], fun: object) -> None:
-        """A cached function holds these: see NOTE [tokens]."""
+        """A cached function holds these: see NOTE [stale captures]."""
         trace: Trace | None = self
         while trace is not None:
             # Wrappers of torch.func are made without passing the mode.
@@ -372,31 +372,31 @@ class Trace:
             with torch._C.DisableTorchFunction():
                 found = list(map(func, values))
             for x in found:
-                self.made.remember(x, func, frame)
+                self.made.register(x, func, frame)
         with torch._C.DisableTorchFunction():
             return [x.requires_grad_() for x in found] if tracked else found
 
     def owns(self, tensor: torch.Tensor) -> bool:
         """See NOTE [who owns a tensor]."""
         if isinstance(tensor, Leaked):
-            if self._has_substitute(tensor):  # See NOTE [tokens].
+            if self._has_substitute(tensor):  # See NOTE [stale captures].
                 return False
             raise error_of(tensor)
         with torch._C.DisableTorchFunction():
             *_, plain = layers = list(functorch.layers(tensor))
             if plain.device.type != device.TYPE:
                 return plain in self.made
-            return not self._is_of_parent(layers) and recorder.number_of(plain) >= self._first_id
+            return not self._is_of_parent(layers) and recorder.tensor_id(plain) >= self._first_id
 
     def next_number(self) -> int:
         """A number between those of the tensors so far and those to come."""
         with torch._C.DisableTorchFunction(), functorch.bottom_level():
-            return recorder.number_of(recorder.placeholder(Aval((), torch.bool)))
+            return recorder.tensor_id(recorder.placeholder(Aval((), torch.bool)))
 
     def number_of(self, tensor: torch.Tensor) -> int:
         """The number of a tensor of the device."""
         with torch._C.DisableTorchFunction():
-            return recorder.number_of(functorch.innermost(tensor))
+            return recorder.tensor_id(functorch.innermost(tensor))
 
     def _has_substitute(self, token: torch.Tensor) -> bool:
         """Whether a value takes the place of a token, in this trace or in one around it."""
@@ -483,7 +483,7 @@ class Trace:
             for t in outputs:
                 if t not in self.made:
                     self.stamps.stamp(t, frame)
-                    self.made.remember(t, None, frame)
+                    self.made.register(t, None, frame)
                     self.has_float8 |= t.dtype in FLOAT8
 
     def is_input(self, tensor: torch.Tensor) -> bool:
@@ -491,7 +491,7 @@ class Trace:
         return any(view is tensor for _, view, *_ in self._placeholders)
 
     def static_argument(self, *tensors: torch.Tensor) -> str:
-        """What to make a static argument so that values may be read, for a hint."""
+        """The argument to make static so that its values may be read, for a hint."""
         inner = [functorch.innermost(t) for t in tensors]
         given = [
             (label(), view.ndim, any(t is view for t in inner))
@@ -518,7 +518,7 @@ class Trace:
             changed = [
                 (label(), view)
                 for _, view, version, label, number in self._placeholders
-                if view._version != version or (numbered and number != recorder.number_of(view))
+                if view._version != version or (numbered and number != recorder.tensor_id(view))
             ]
         for label, view in changed:
             what = "something" if func is None else operation_name(func)

@@ -1,6 +1,6 @@
 """`Placeholder`: a tensor without data, on which operations are recorded as nodes.
 
-What the user sees is a plain ``torch.Tensor``: torch's C++ wrapper for functionalisation, around a
+The user sees a plain ``torch.Tensor``: torch's C++ wrapper for functionalisation, around a
 placeholder. So in-place writes and views are plain operations by the time a rule sees them. Below
 autograd, torch.func and functionalisation, `Placeholder.__torch_dispatch__` runs the rule of each
 operation.
@@ -90,7 +90,7 @@ class Placeholder(torch.Tensor):
 
 
 def refuse_other_devices(func: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Raise what torch raises if some tensors are no placeholders."""
+    """Raise torch's error if some tensors are no placeholders."""
     for a in (*args, *kwargs.values()):
         for x in a if isinstance(a, (list, tuple)) else (a,):
             if isinstance(x, torch.Tensor) and not isinstance(x, Placeholder):
@@ -102,9 +102,9 @@ def refuse_other_devices(func: object, args: Sequence[Any], kwargs: Mapping[str,
 def placeholder(node: Node) -> Placeholder:
     """The value of a node."""
     type = node.type
-    made = _make(Placeholder, type.dims, dtype=type.dtype, device=DEVICE)
-    made.node, made.number = node, next_number()
-    return made
+    result = _make(Placeholder, type.dims, dtype=type.dtype, device=DEVICE)
+    result.node, result.number = node, next_number()
+    return result
 
 
 def new_input(dims: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

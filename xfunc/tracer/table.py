@@ -4,8 +4,8 @@ A rule takes the arguments of its operation, with `Placeholder`s for tensors, an
 Numerics belong to the rule: promotion, NaN, ties, integer division, sums of half precision.
 
 An operation without a rule is computed by the kernel of `xfunc.ops` that has its name, which is
-written with torch operations; then by torch's own decomposition. A `base` is what such a kernel
-calls as the device's own operation (`registry.original`).
+written with torch operations; then by torch's own decomposition. Such a kernel calls a `base` as
+the device's own operation (`registry.original`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def rule(*names: str) -> Callable[[R], R]:
 
 
 def base(*names: str) -> Callable[[R], R]:
-    """A decorator: what the kernels of these operations call as the device's own."""
+    """A decorator: this is the device's own operation for the kernels of these names."""
 
     def put(function: R) -> R:
         BASES.update(dict.fromkeys(names, function))

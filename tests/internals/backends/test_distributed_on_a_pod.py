@@ -34,7 +34,7 @@ def write() -> None:
         connects.append(host) or TCPStore(host, *given, **named)
     )
     xf.distributed.initialize()
-    found: dict[str, Any] = {"chosen": active.chosen(), "connects": connects}
+    found: dict[str, Any] = {"selected": active.selected(), "connects": connects}
     found["twice"] = raised(xf.distributed.initialize)
     gather, one_to_all = xf.distributed.process_allgather, xf.distributed.broadcast_one_to_all
     own = {"a": torch.tensor([k, 10 * k]), "b": torch.tensor(k + 0.5, dtype=torch.bfloat16)}
@@ -74,7 +74,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, fresh: Server) -> tuple[Path,
 
 def test_pod_stays_with_torch_xla(pair: tuple[Path, list[Any]]) -> None:
     for f in pair[1]:
-        assert f["chosen"] == "torch_xla"
+        assert f["selected"] == "torch_xla"
         assert f["twice"].startswith("RuntimeError: xf.distributed.initialize was called before")
 
 

@@ -22,7 +22,7 @@ client.join = lambda *given: (print("JAX joins", flush=True), os._exit(0))
 if sys.argv[1]:
     xf.config.set_backend(sys.argv[1])
 xf.distributed.initialize("127.0.0.1:0" + sys.argv[2], 1, 0)
-print(active.chosen(), "joins", forks.is_torch_xla_running())
+print(active.selected(), "joins", forks.is_torch_xla_running())
 """
 
 
@@ -77,7 +77,7 @@ try:
     xf.distributed.initialize(*([address, 2, 1 - rank] if how == "swapped" else []))
 except RuntimeError as error:
     print(error)
-print(xf.distributed.is_initialized(), active.chosen())
+print(xf.distributed.is_initialized(), active.selected())
 if how == "pod" and rank:
     raise KeyError("on a pod")
 torch.distributed.barrier()

@@ -84,7 +84,7 @@ def test_settle_failure_leaves_other_lazy_tensors_intact() -> None:
         runtime.switched("allow_execution", False),
         pytest.raises(RuntimeError, match="Unexpected execution"),
     ):
-        runtime.settle([broken])
+        runtime.materialize([broken])
     for k in range(2):
         assert xf.jit(lambda x, k=k: x * 2 + k)(lazy).tolist() == [6 + k] * 3
         assert (lazy + 1).tolist() == [4] * 3

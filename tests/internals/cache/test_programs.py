@@ -13,7 +13,7 @@ import xfunc as xf
 from tests.support.functions import Model, double, power, vector
 from xfunc.cache import mutated, programs
 from xfunc.core import locations
-from xfunc.program.program import Program
+from xfunc.program.program import TracedProgram
 from xfunc.trace import scopes
 
 pytestmark = [pytest.mark.usefixtures("cleared"), pytest.mark.quick]
@@ -66,9 +66,11 @@ REMADE: dict[str, Callable[[], Callable[..., Any]]] = {
 @pytest.mark.parametrize("name", REMADE)
 def test_recreated_function_traces_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[str] = []
-    trace, joint = Program.trace, Program.joint
-    monkeypatch.setattr(Program, "trace", lambda s: (runs.append("trace"), trace(s))[1])
-    monkeypatch.setattr(Program, "joint", lambda s, *a: (runs.append("joint"), joint(s, *a))[1])
+    trace, joint = TracedProgram.trace, TracedProgram.joint
+    monkeypatch.setattr(TracedProgram, "trace", lambda s: (runs.append("trace"), trace(s))[1])
+    monkeypatch.setattr(
+        TracedProgram, "joint", lambda s, *a: (runs.append("joint"), joint(s, *a))[1]
+    )
     arguments = (vector(), 2) if name == "options" else (vector(),)
     with torch.no_grad():
         first = REMADE[name]()(*arguments)

@@ -55,12 +55,12 @@ def test_watch_namespaces_and_classes() -> None:
     space["missing"] = 1
     assert not names.same()
     cls: Any = type("C", (), {"k": 1})
-    found = mutation_guard.Watch([], [cls])
+    found = mutation_guard.MutationGuard([], [cls])
     assert found.same()
     cls.k = 2
     assert not found.same()
     base: Any = type("B", (), {"k": 1})
-    found = mutation_guard.Watch([], [type("D", (base,), {})])
+    found = mutation_guard.MutationGuard([], [type("D", (base,), {})])
     base.k = 2
     assert not found.same()
 
@@ -92,7 +92,7 @@ def test_watch_bases_of_class() -> None:
     class C(A):
         pass
 
-    found = mutation_guard.Watch([], [C])
+    found = mutation_guard.MutationGuard([], [C])
     assert found.same()
     C.__bases__ = (B,)
     assert not found.same()

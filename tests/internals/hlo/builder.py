@@ -10,7 +10,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.attributes import NAME
 from xfunc.hlo.edit import add_copies, copied
 from xfunc.hlo.errors import InvalidHloError
-from xfunc.hlo.final import Program, written
+from xfunc.hlo.final import WholeProgram, written
 from xfunc.hlo.module import Module
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd.annotations import SHARDING, pair, unspecified
@@ -107,7 +107,7 @@ class Builder:
 def finished(module: Module, keeps_automatic: bool = True) -> pb.HloModuleProto:
     """The module as that of a whole program."""
     assert module.graph is not None
-    program = Program(lambda _: None, keeps_automatic=keeps_automatic)
+    program = WholeProgram(lambda _: None, keeps_automatic=keeps_automatic)
     return pb.HloModuleProto.FromString(written(module.graph, program))
 
 

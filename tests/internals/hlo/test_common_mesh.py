@@ -11,7 +11,7 @@ import pytest
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.spmd.common_mesh import CommonMesh, common_mesh
-from xfunc.hlo.spmd.tiles import Order, Tiles, parse
+from xfunc.hlo.spmd.tiles import DeviceAssignment, HloSharding, parse
 
 pytestmark = pytest.mark.quick
 
@@ -24,7 +24,9 @@ def tiles(text: str) -> tuple[pb.OpSharding, int]:
 
 def listed(sizes: list[int], devices: list[int], replicated: int = 1) -> tuple[pb.OpSharding, int]:
     """As `Placement`s are: every device by number."""
-    return Tiles(tuple(sizes), 1, replicated, Order.listing(devices)).to_proto(), len(sizes)
+    return HloSharding(
+        tuple(sizes), 1, replicated, DeviceAssignment.listing(devices)
+    ).to_proto(), len(sizes)
 
 
 def by_axes(mesh: CommonMesh, names: list[tuple[str, ...]]) -> dict[int, tuple[int, ...]]:
@@ -42,7 +44,7 @@ def by_axes(mesh: CommonMesh, names: list[tuple[str, ...]]) -> dict[int, tuple[i
     return {d: tuple(map(int, row)) for d, row in enumerate(np.stack(along, -1))}
 
 
-def by_tiles(found: Tiles) -> dict[int, tuple[int, ...]]:
+def by_tiles(found: HloSharding) -> dict[int, tuple[int, ...]]:
     grid = found.grid()
     return {int(grid[at]): at[:-1] for at in itertools.product(*map(range, grid.shape))}
 
@@ -53,7 +55,7 @@ def test_common_mesh_axes_place_devices_like_tiles(seed: int) -> None:
     r = random.Random(seed)
     sizes = r.choice([(8,), (4, 2), (2, 4), (2, 2, 2), (2, 3), (3, 2, 2), (6, 2), (16, 4, 3)])
     grid = np.arange(math.prod(sizes)).reshape(sizes)
-    known: list[Tiles] = []
+    known: list[HloSharding] = []
     for _ in range(4):
         axes = [*range(len(sizes))]
         r.shuffle(axes)
@@ -67,7 +69,7 @@ def test_common_mesh_axes_place_devices_like_tiles(seed: int) -> None:
         spare = math.prod(sizes[a] for a in rest)
         if r.random() < 0.5:  # as a placement is listed
             order = np.sort(order.reshape(-1, spare), -1).ravel()
-        known.append(Tiles(dims, 1, spare, Order.listing(order)))
+        known.append(HloSharding(dims, 1, spare, DeviceAssignment.listing(order)))
     mesh = common_mesh([(t.to_proto(), len(t.dims)) for t in known], grid.size)
     assert mesh is not None
     assert math.prod(mesh.sizes) == grid.size

@@ -127,7 +127,7 @@ def test_apply_keeps_control_dependencies() -> None:
     x = y = recorder.placeholder(Aval((2,), torch.float32))
     for module in (first, first, second):
         (y,) = recorder.apply("ordered", [y], module)
-    graph, inputs = recorder.recorded("recorded", [x], [y])
+    graph, inputs = recorder.lower("recorded", [x], [y])
     assert inputs == (0,)
     found = Module.from_bytes(write(graph))
     verify(found)

@@ -5,7 +5,7 @@ import torch
 
 from xfunc.hlo import Module, verify
 from xfunc.hlo.contents import Contents
-from xfunc.hlo.passes.wide import compute_wide
+from xfunc.hlo.passes.wide import upcast_f16
 
 from .conftest import Lower, Run
 
@@ -18,7 +18,7 @@ NARROW = pytest.mark.parametrize("dtype", [BF16, F16])
 def widened(module: Module) -> Module:
     """A copy of the module after the pass."""
     found = Module.from_bytes(module.to_bytes())
-    compute_wide(Contents(found.proto))
+    upcast_f16(Contents(found.proto))
     found = Module(found.proto)
     verify(found)
     return found

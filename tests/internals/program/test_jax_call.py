@@ -11,7 +11,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import verify
 from xfunc.program import jax_call
 from xfunc.program.bind import bind
-from xfunc.trace.lowering import Lowering
+from xfunc.trace.lowering import HloProgram
 
 X = torch.tensor([[3.0, -1.0, 0.5], [0.0, 2.0, -4.0]])
 
@@ -61,7 +61,7 @@ def test_foreign_module_with_64_bit_ids(backend, request):
     every = [x.id for c in module.proto.computations for x in (c, *c.instructions)]
     assert sorted(every) == [*range(1, 1 + len(every))]
     aval = Aval((2, 3), torch.float32)
-    primitive = jax_call.JaxCall(Lowering.of("wide", module, [aval], [aval]))
+    primitive = jax_call.JaxCall(HloProgram.of("wide", module, [aval], [aval]))
     got = xf.jit(lambda x: bind(primitive, [x])[0] + bind(primitive, [-x])[0])(X)
 
     def want(x):

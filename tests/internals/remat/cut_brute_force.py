@@ -33,7 +33,7 @@ def _choices(
     if n.id not in asked:
         return [(asked, 0, 0.0)]
     rest = asked - {n.id}
-    if n.at_hand:
+    if n.available:
         return [(rest, 0, 0.0)]
     choices = []
     if n.keepable:
@@ -54,7 +54,7 @@ def _unbeaten(costs: set[Cost]) -> list[Cost]:
 def frontier_of_subsets(problem: CutProblem) -> list[Cost]:
     """The same by trying every set of values that may be kept, for a handful of them."""
     nodes = {n.id: n for n in problem.nodes}
-    keepable = [n.id for n in problem.nodes if n.keepable and not n.at_hand]
+    keepable = [n.id for n in problem.nodes if n.keepable and not n.available]
     costs: set[Cost] = set()
     for count in range(len(keepable) + 1):
         for kept in combinations(keepable, count):
@@ -80,7 +80,7 @@ def random_problem(
         values = [n.id for n in reach if n.keepable]
         operands = tuple(rng.choices(values, k=rng.choice((1, 1, 2, 2, 3)))) if values else ()
         if not values or rng.random() < 0.15:
-            nodes.append(Node(k, rng.choice(sizes), 0.0, (), at_hand=rng.random() < 0.7))
+            nodes.append(Node(k, rng.choice(sizes), 0.0, (), available=rng.random() < 0.7))
         elif rng.random() < 0.15:  # a tuple and its elements
             sure = rng.random() < 0.6
             parts = [rng.choice(sizes) for _ in range(rng.randint(1, 3))]

@@ -90,7 +90,7 @@ def test_fastest_with_large_budget_recomputes_nothing():
 
 def test_cut_infeasible_problem_names_node():
     nodes = (
-        Node(0, 8, 0.0, (), at_hand=True),
+        Node(0, 8, 0.0, (), available=True),
         Node(1, 8, 1.0, (0,), keepable=False, recomputable=False),
         Node(2, 4, 0.0, (1,)),
         Node(3, 0, 1.0, (2,), keepable=False),
@@ -103,7 +103,7 @@ def test_cut_infeasible_problem_names_node():
 
 def test_fewest_bytes_recomputes_needed_heavy_tuples():
     nodes = (
-        Node(0, 8, 0.0, (), at_hand=True),
+        Node(0, 8, 0.0, (), available=True),
         Node(1, 8, 5.0, (0,), keepable=False, heavy=True),
         Node(2, 4, 0.0, (1,)),
         Node(3, 4, 7.0, (2,), heavy=True),
@@ -135,7 +135,7 @@ def test_fastest_is_monotone_in_budget(first):
 
 
 def test_fastest_peak_may_rise_with_smaller_budget():
-    nodes = (Node(0, 1, 0.0, (), at_hand=True), Node(1, 1000, 1.0, (0,)), Node(2, 10, 1.0, (1,)))
+    nodes = (Node(0, 1, 0.0, (), available=True), Node(1, 1000, 1.0, (0,)), Node(2, 10, 1.0, (1,)))
     problem = CutProblem(nodes, (2,))
     costs = {}
     for budget in (10, 0):
@@ -146,7 +146,7 @@ def test_fastest_peak_may_rise_with_smaller_budget():
 
 def test_working_bytes_counts_held_values():
     nodes = (
-        Node(0, 1, 0.0, (), at_hand=True),
+        Node(0, 1, 0.0, (), available=True),
         Node(1, 10, 1.0, (0,)),
         Node(2, 20, 1.0, (1,)),
         Node(3, 40, 1.0, (2,)),
@@ -181,7 +181,7 @@ print([cut.fastest(random_problem(seed), 20) for seed in range(12)])
 
 
 def test_reduce_chain_to_its_end():
-    nodes = [Node(0, 8, 0.0, (), at_hand=True)]
+    nodes = [Node(0, 8, 0.0, (), available=True)]
     nodes += [Node(k, 8, float(k % 3), (k - 1,)) for k in range(1, 300)]
     core = cut_core.reduce(CutProblem(tuple(nodes), (299,)), None)
     assert len(core.ids) == 1
@@ -190,7 +190,7 @@ def test_reduce_chain_to_its_end():
 
 def test_reduce_decided_problem_is_empty():
     nodes = (
-        Node(0, 8, 0.0, (), at_hand=True),
+        Node(0, 8, 0.0, (), available=True),
         Node(1, 8, 3.0, (0,), recomputable=False),
         Node(2, 8, 0.0, (1,)),
         Node(3, 0, 9.0, (2,)),
@@ -285,7 +285,7 @@ def test_least_without_solver_answer_raises(monkeypatch):
 )
 def test_verify_refuses_wrong_plan(change, message):
     nodes = (
-        Node(0, 8, 0.0, (), at_hand=True),
+        Node(0, 8, 0.0, (), available=True),
         Node(1, 8, 3.0, (0,)),
         Node(2, 8, 0.0, (1,), recomputable=False),
     )

@@ -33,10 +33,10 @@ def mesh():
 
 @pytest.fixture(autouse=True)
 def nan_in_the_padding(monkeypatch):
-    widened = call_cache.widened
+    pad = call_cache.pad
 
     def with_nan(x, shape):
-        wide = widened(x, shape)
+        wide = pad(x, shape)
         if wide is not x and wide.is_floating_point():
             inside = tuple(slice(0, n) for n in x.shape)
             found = torch.full_like(wide, torch.nan)
@@ -44,7 +44,7 @@ def nan_in_the_padding(monkeypatch):
             return found
         return wide
 
-    monkeypatch.setattr(call_cache, "widened", with_nan)
+    monkeypatch.setattr(call_cache, "pad", with_nan)
 
 
 def check(f, spec, calls, buckets, reason=None, **options):

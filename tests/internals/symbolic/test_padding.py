@@ -19,7 +19,7 @@ SIZES = [(3, 5), (8, 16), (5, 11), (2, 2)]
 def garbage_in_the_padding(monkeypatch):
     """NaN, True or a large number, where the library puts zeros."""
 
-    def widened(x, shape):
+    def pad(x, shape):
         if tuple(x.shape) == shape:
             return x
         fill = float("nan") if x.dtype.is_floating_point else 10**6
@@ -27,7 +27,7 @@ def garbage_in_the_padding(monkeypatch):
         wide[tuple(slice(0, n) for n in x.shape)] = x
         return wide
 
-    monkeypatch.setattr(call_cache, "widened", widened)
+    monkeypatch.setattr(call_cache, "pad", pad)
 
 
 def arguments(b, s, seed=0):

@@ -20,10 +20,10 @@ E = xf.Dim("S", min=2, max=32, multiple_of=2)
 @pytest.fixture(autouse=True)
 def garbage_in_the_padding(monkeypatch):
     """NaN, True or the largest number, where the library puts zeros."""
-    widened = call_cache.widened
+    pad = call_cache.pad
 
     def wide(x, shape):
-        found = widened(x, shape)
+        found = pad(x, shape)
         if tuple(x.shape) == tuple(shape):
             return found
         if found.dtype == torch.bool:
@@ -36,7 +36,7 @@ def garbage_in_the_padding(monkeypatch):
         full[inside] = found[inside]
         return full
 
-    monkeypatch.setattr(call_cache, "widened", wide)
+    monkeypatch.setattr(call_cache, "pad", wide)
 
 
 def rows(n):

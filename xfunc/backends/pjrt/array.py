@@ -1,4 +1,4 @@
-"""`Array`: a tensor whose data a ``jax.Array`` holds.
+"""`Array`: a tensor with its data in a ``jax.Array``.
 
 A program takes and returns ``jax.Array``s. To the user each is an `Array`: a CPU tensor, by its
 shape, dtype and device. Nothing is copied until torch computes with it: then torch reads a separate
@@ -58,14 +58,14 @@ class Data:
     def __init__(self, array: jax.Array | None):
         self._array = array
         self._copy: torch.Tensor | None = None
-        self._sharding: jax.sharding.Sharding | None = None  # of what torch has written to
+        self._sharding: jax.sharding.Sharding | None = None  # of tensors that torch has written to
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Data:
         """The memory of a tensor of torch's."""
-        found = cls(None)
-        found._copy, found._sharding = tensor, sharding(None)
-        return found
+        result = cls(None)
+        result._copy, result._sharding = tensor, sharding(None)
+        return result
 
     def array(self) -> jax.Array:
         """The data as a ``jax.Array``."""
@@ -95,19 +95,19 @@ class Data:
 
     def written(self) -> torch.Tensor:
         """The data as a plain tensor, which takes its place from now on."""
-        found = self.read()
+        result = self.read()
         if self._array is not None:
             self._sharding, self._array = self._array.sharding, None
-        return found
+        return result
 
     def alias(self) -> Data:
         """The same memory, which torch may write to, as another tensor."""
-        found = Data(None)
-        found._copy, found._sharding = self.written().detach(), self._sharding
-        return found
+        result = Data(None)
+        result._copy, result._sharding = self.written().detach(), self._sharding
+        return result
 
     def replicate(self) -> None:
-        """Forget the placement of what torch has written to, as it is of another shape now."""
+        """Forget the placement of a tensor that torch has written to: it has another shape now."""
         self._sharding = sharding(None)
 
     @property
@@ -176,7 +176,7 @@ class Array(torch.Tensor):
             found = func(*args, **kwargs)
         memories = {_memory(x._data.read()): x for x in held.values()}
         given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        # The schemas of collectives do not say what they write to.
+        # The schemas of collectives do not declare their writes.
         writes = {a.name for a in func._schema.arguments if a.is_write or func.namespace == "c10d"}
         for x in pytree.tree_leaves([given[name] for name in writes & given.keys()]):
             if id(x) in held:
@@ -206,13 +206,13 @@ class Array(torch.Tensor):
     def _is_donated(self) -> bool:
         return not (hasattr(self, "_jax_array") or hasattr(self, "_looked_at"))
 
-    def take_over(self) -> None:
+    def mark_donated(self) -> None:
         """Be unusable, as a program has taken the buffer over."""
         for name in ("_jax_array", "_looked_at"):
             with contextlib.suppress(AttributeError):
                 delattr(self, name)
 
-    # What reads memory, which is the copy's.
+    # Functions that read memory, which is the copy's.
 
     @_unless_traced
     def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -270,7 +270,7 @@ class Array(torch.Tensor):
             return f"tensor(<parts in several processes>, size={tuple(self.shape)})"
         return repr(self._plain() if self.grad_fn is None else self.clone())
 
-    # What changes the tensor and not its data; see NOTE [untouched].
+    # Functions that change the tensor and not its data; see NOTE [untouched].
 
     @_unless_traced
     def requires_grad_(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -319,9 +319,9 @@ class Array(torch.Tensor):
 
     def _another(self) -> Array:
         """A tensor of the same data."""
-        found = _wrapper(self._jax_aval)
-        found._looked_at = self._data
-        return found
+        result = _wrapper(self._jax_aval)
+        result._looked_at = self._data
+        return result
 
     def _follow(self, copy: torch.Tensor) -> None:
         """Have the shape of the copy, which an operation may have changed."""
@@ -334,13 +334,13 @@ class Array(torch.Tensor):
     def _plain(self) -> torch.Tensor:
         """The tensor as torch makes it: a leaf that requires a gradient, if it does."""
         found = self._data.read().clone()
-        if isinstance(self, torch.nn.Parameter):  # torch says so of what `Parameter` made of it.
+        if isinstance(self, torch.nn.Parameter):  # torch sets it on the result of `Parameter`.
             return torch.nn.Parameter(found, self.requires_grad)
         return found.requires_grad_(self.requires_grad)
 
 
 def _memory(tensor: torch.Tensor) -> int | None:
-    """Where a tensor of torch's lies; None: in those of its parts, like a sparse one."""
+    """The device of a torch tensor; None: that of its parts, as for a sparse tensor."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     return tensor.untyped_storage().data_ptr()
@@ -352,9 +352,9 @@ never_compile(Data.read)
 
 def make(array: jax.Array, aval: AvalKey) -> Array:
     """A tensor of this data, which is of this shape and dtype."""
-    found = _wrapper(aval)
-    found._jax_array = array
-    return found
+    result = _wrapper(aval)
+    result._jax_array = array
+    return result
 
 
 _refuse_reads = refusing_reads(Array, _ELSEWHERE)
@@ -362,10 +362,10 @@ _refuse_reads = refusing_reads(Array, _ELSEWHERE)
 
 def _wrapper(aval: AvalKey) -> Array:
     # By position: with keywords it takes a fifth longer.
-    found = _new(Array, aval[0], None, None, None, aval[1], _STRIDED, _CPU)
-    _refuse_reads(found)
-    found._jax_aval = aval
-    return found
+    result = _new(Array, aval[0], None, None, None, aval[1], _STRIDED, _CPU)
+    _refuse_reads(result)
+    result._jax_aval = aval
+    return result
 
 
 def makers(avals: Sequence[AvalKey]) -> list[Callable[[jax.Array], Array]]:
@@ -378,10 +378,10 @@ def _maker(aval: AvalKey) -> Callable[[jax.Array], Array]:
     size, dtype = aval
 
     def make(array: jax.Array) -> Array:
-        found = new(cls, size, None, None, None, dtype, strided, cpu)
-        refuse_reads(found)
-        found._jax_aval, found._jax_array = aval, array
-        return found
+        result = new(cls, size, None, None, None, dtype, strided, cpu)
+        refuse_reads(result)
+        result._jax_aval, result._jax_array = aval, array
+        return result
 
     cls, new, strided, cpu = Array, _new, _STRIDED, _CPU
     refuse_reads = _refuse_reads

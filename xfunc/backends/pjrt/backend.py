@@ -89,14 +89,14 @@ class Pjrt:
             profile.stop()
 
     def mark(self, name: str, step_num: int | None) -> contextlib.AbstractContextManager[object]:
-        """Show what the host does in a block under a name."""
+        """Show the host's work in a block under a name."""
         profiler = client.jax().profiler
         if step_num is None:
             return profiler.TraceAnnotation(name)
         return profiler.StepTraceAnnotation(name, step_num=step_num)
 
     def block(self) -> None:
-        """Wait until everything that was launched has run."""
+        """Wait for all launched programs."""
         for array in client.jax().live_arrays():
             # If its program failed, or has taken it over, others need not know.
             with contextlib.suppress(RuntimeError):
@@ -140,11 +140,11 @@ class Pjrt:
             where = sharding(None)
             shared = gpu_arrays.put(tensor, where)
             return _made(client.put(tensor.detach(), where) if shared is None else shared, tensor)
-        # What a trace made, and a program holds: it never changes.
-        found = self._moved.get(tensor)
-        if found is None:
-            found = self._moved[tensor] = self._uploaded(tensor.detach().cpu())
-        return found
+        # A constant of a program: it never changes.
+        result = self._moved.get(tensor)
+        if result is None:
+            result = self._moved[tensor] = self._uploaded(tensor.detach().cpu())
+        return result
 
     def all_to_device(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """`to_device` of each."""
@@ -152,9 +152,9 @@ class Pjrt:
 
     def placements(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
         """See `xfunc.backends.protocol.Runtime.placements`."""
-        return () if self._count == 1 else self.lie(tensors)
+        return () if self._count == 1 else self.placements_of(tensors)
 
-    def lie(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
+    def placements_of(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
         """The placement of data on the devices."""
         return tuple(_lies(x) if type(x) is Array else None for x in tensors)
 
@@ -219,7 +219,7 @@ class Pjrt:
             ask_for_float32(proto)
         # JAX pairs donated parameters with results of their shape, in the order of both.
         numbers = sorted(range(len(inputs)), key=inputs.__getitem__)
-        is_empty = not inputs and self._count > 1  # JAX takes the devices of what it is given.
+        is_empty = not inputs and self._count > 1  # JAX uses the devices of its arguments.
         if is_empty:
             add_parameter(proto)
         else:

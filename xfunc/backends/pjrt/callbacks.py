@@ -2,10 +2,10 @@
 
 On the CPU, XLA calls `host_calls.handler`, with addresses of its own memory. On a GPU or a TPU the
 arrays must be brought to the host and back, in a way that differs by device and by release: on a
-GPU a custom call does it, which finds its function by a number; on a TPU the program sends and
-receives. JAX has one function for all of that, for use where it lowers a primitive. So a program
-that calls functions is a primitive, which is lowered to the program, and then each of its host
-calls to what JAX makes of it. The functions are the same, with the same `host_calls.failures`.
+GPU by a custom call, which finds its function by a number; on a TPU by send and receive. JAX has
+one function for all of that, for use in the lowering of a primitive. So a program with host calls
+becomes a primitive: its lowering is the program, with each host call lowered by JAX. The functions
+are the same, with the same `host_calls.failures`.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def through_jax() -> bool:
 
 
 def are_sent() -> bool:
-    """Whether the arguments of calls are sent to the host, and the results received: on a TPU.
+    """Whether calls use send and receive: on a TPU.
 
-    A channel is for one instruction: what is called twice must be inlined before. And it is for one
-    pair of devices, so the partitioner must be told of every call which of them make it.
+    A channel is for one instruction, so functions that are called twice must be inlined before. And
+    it is for one pair of devices, so each call needs a sharding for the partitioner.
     """
     return client.platform() == "tpu"
 
 
 def calling(exported: export.Exported) -> Callable[..., Any]:
-    """A program as a function for ``jax.jit``, whose host calls are JAX's callbacks."""
+    """A program as a function for ``jax.jit``, with host calls as JAX's callbacks."""
 
     def call(*arguments: Any) -> Any:
         return _primitive().bind(*arguments, exported=exported)
@@ -62,12 +62,12 @@ def _primitive() -> Any:
     from jax.extend.core import Primitive
     from jax.interpreters import mlir
 
-    made = Primitive("call")
-    made.multiple_results = True
-    made.def_abstract_eval(lambda *_, exported: list(exported.out_avals))
+    result = Primitive("call")
+    result.multiple_results = True
+    result.def_abstract_eval(lambda *_, exported: list(exported.out_avals))
     rule: Any = _lowered
-    mlir.register_lowering(made, rule, cacheable=False)
-    return made
+    mlir.register_lowering(result, rule, cacheable=False)
+    return result
 
 
 def _lowered(ctx: Any, *operands: Any, exported: export.Exported) -> Any:
@@ -136,15 +136,15 @@ def _sharding(shown: str) -> Any:
     """On several devices, which of them make a call: the first, or each with its own part."""
     from jaxlib.xla_client import OpSharding
 
-    made: Any = OpSharding()
+    result: Any = OpSharding()
     if _ONE_DEVICE in shown:
-        made.type = OpSharding.Type.MAXIMAL
-        made.tile_assignment_dimensions = [1]
-        made.tile_assignment_devices = [0]
-        return made
+        result.type = OpSharding.Type.MAXIMAL
+        result.tile_assignment_dimensions = [1]
+        result.tile_assignment_devices = [0]
+        return result
     if "manual" in shown:
-        made.type = OpSharding.Type.MANUAL
-        return made
+        result.type = OpSharding.Type.MANUAL
+        return result
     return None
 
 

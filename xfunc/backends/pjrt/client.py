@@ -39,13 +39,13 @@ def jax() -> ModuleType:
     Raises:
         ImportError: it is not installed.
     """
-    found = library()
+    result = library()
     count = os.environ.get("CPU_NUM_DEVICES", "")
-    if count.isdecimal() and int(count) > 1 and found.config.jax_platforms == "cpu":
-        _make_cpu_devices(found, int(count))
+    if count.isdecimal() and int(count) > 1 and result.config.jax_platforms == "cpu":
+        _make_cpu_devices(result, int(count))
         with _patient():
-            _check_cpu_devices(found, int(count))
-    return found
+            _check_cpu_devices(result, int(count))
+    return result
 
 
 def has_started() -> bool:
@@ -55,7 +55,7 @@ def has_started() -> bool:
 
 @once
 def library() -> ModuleType:
-    """JAX, whose devices may not have started.
+    """The module JAX; its devices may not have started.
 
     Raises:
         ImportError: it is not installed.
@@ -176,7 +176,7 @@ def detected(
 
 
 def join(address: str, count: int, index: int, devices: Sequence[int] | None, timeout: int) -> None:
-    """Join other processes, all of which do so; see `xfunc.distributed.initialize`."""
+    """Join the other processes; all of them call this; see `xfunc.distributed.initialize`."""
     options: dict[str, Any] = {"cluster_detection_method": "deactivate"}
     if given := os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"):
         port = address.rpartition(":")[2]
@@ -196,7 +196,7 @@ def join(address: str, count: int, index: int, devices: Sequence[int] | None, ti
 
 @contextlib.contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Give SIGTERM back what it did: JAX takes it, to wait for somebody to ask for preemptions."""
+    """Restore the SIGTERM handler that JAX replaces."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

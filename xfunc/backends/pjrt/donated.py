@@ -1,9 +1,9 @@
-"""Donated tensors, and what becomes of them.
+"""Donated tensors, and their reuse.
 
 NOTE [tensors used again]: for a small array, torch takes longer to make and free a tensor than XLA
-to compute it. A step that donates its state has tensors to spare, though: those that the previous
-step took over, and that the caller has dropped since. They become the results of this step, unless
-something could tell them from new ones.
+to compute it. But a step that donates its state has spare tensors: those donated to the previous
+step and dropped by the caller since. They become the results of this step, unless they could be
+distinguished from new ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xfunc.backends.donated import take_over
+from xfunc.backends.donated import mark_donated
 from xfunc.backends.pjrt.array import Array, makers
 from xfunc.core.avals import AvalKey
 
@@ -38,22 +38,25 @@ class Results:
     def __init__(self, avals: Sequence[AvalKey]):
         self._avals, self._makers = tuple(avals), makers(avals)
         self.tensors = self._only if len(self._avals) == 1 else self._all
-        # What the last call took over, at most one, and which of it becomes each result.
+        # The tensors donated to the last call (one call at most), and the one reused for each
+        # result.
         self._spare: list[tuple[list[Array], list[int | None]]] = []
         self._given: tuple[tuple[AvalKey, ...], list[int | None]] = (), []
 
-    def take_over(self, tensors: Sequence[Any]) -> None:
-        """Make tensors unusable whose buffers the program has taken over."""
+    def mark_donated(self, tensors: Sequence[Any]) -> None:
+        """Make donated tensors unusable."""
         try:
             for t in tensors:
                 del t._jax_array
         except AttributeError:  # Some have been looked at: see NOTE [untouched].
             for t in tensors:
                 if type(t) is Array:
-                    t.take_over()
-            take_over(tensors)
+                    t.mark_donated()
+            mark_donated(tensors)
             return
-        if _are_noted(tensors):  # What holds them, and what they hold, is to end with them.
+        if _are_noted(
+            tensors
+        ):  # Their holders, and the objects that they hold, must end with them.
             return
         avals = tuple([t._jax_aval for t in tensors])
         given = self._given  # Other threads may change it.
@@ -70,15 +73,15 @@ class Results:
         spare, places = _taken(self._spare)
         if not spare or not _are_forgotten(spare):
             return [make(array) for make, array in zip(self._makers, arrays, strict=True)]
-        found: list[torch.Tensor] = []
+        result: list[torch.Tensor] = []
         for place, array, make in zip(places, arrays, self._makers, strict=True):
             if place is None:
-                found.append(make(array))
+                result.append(make(array))
                 continue
             tensor = spare[place]
             tensor._jax_array = array
-            found.append(tensor)
-        return found
+            result.append(tensor)
+        return result
 
 
 def _taken(spare: list[tuple[list[Array], list[int | None]]]) -> Any:
@@ -99,7 +102,7 @@ def _places(given: Sequence[AvalKey], wanted: Sequence[AvalKey]) -> list[int | N
 _ATTRIBUTES: Callable[[Any], Any] = operator.attrgetter("__dict__")
 _USE_COUNT: Callable[[torch.Tensor], int] = torch.Tensor._use_count  # type: ignore[attr-defined]
 _ALONE = next(map(sys.getrefcount, [object()]))
-"""What ``getrefcount`` returns for the entry of a list that nothing else refers to."""
+"""The value of ``getrefcount`` for the entry of a list without other references."""
 
 
 def _are_noted(tensors: Sequence[torch.Tensor]) -> bool:

@@ -56,7 +56,7 @@ class Executable:
         module: its HLO.
         inputs: the flat input that each parameter takes.
         avals: of the parameters, of which there is one if `inputs` are none on several devices.
-        donated: parameters whose buffers the program may reuse.
+        donated: parameters with buffers that the program may reuse.
         calls_host: whether it calls Python functions; then its last output is not a result.
         upload: makes an `Array` of any other tensor.
         placements: the placement of each parameter; (): there is one device.
@@ -64,7 +64,7 @@ class Executable:
         mesh: of the module's shardings, if they are written for Shardy.
     """
 
-    finds_clashes = True
+    rejects_aliased_donation = True
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Executable:
             check_results(name, results)
             check_maps(name, "call xf.clear_caches() now and then")
         made = Results([(torch.Size(a.shape), a.dtype) for a in results])
-        self._tensors, self.take_over = made.tensors, made.take_over
+        self._tensors, self.mark_donated = made.tensors, made.mark_donated
         where = [sharding(p) if mesh is None else sharding_on(mesh, p) for p in placements]
         # On the only device too: if some arrays lay nowhere in particular, as without this the
         # results of some releases do and of others do not, JAX would compile for both kinds.
@@ -125,7 +125,7 @@ class Executable:
                     if place is not None:
                         self._sizes = _sizes(found)
                         executable_cache.keep(place, found, self._sizes)
-            except Exception as error:  # of many classes, by what goes wrong
+            except Exception as error:  # of many classes, by cause
                 raise compile_error(name, str(error)) from error
         self._compiled = found
         described = avals, placements, tuple(donated), options, mesh
@@ -176,14 +176,14 @@ class Executable:
     def _run_to_end(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         failures.clear()
         try:
-            found = client.jax().block_until_ready(self._run(*arrays))
+            result = client.jax().block_until_ready(self._run(*arrays))
         except (RuntimeError, ValueError) as error:
             if failures:
                 raise failures[0] from None
             raise self._named(error) from error
         if self._calls_host and failures:  # on several devices: see NOTE [a call that fails]
             raise failures[0]
-        return found
+        return result
 
     def optimised(self) -> CompilerOutput:
         """XLA's analysis of the program."""
@@ -198,7 +198,7 @@ class Executable:
 
 
 def _peak(memory: MemoryAnalysis) -> int | None:
-    """What is allocated at once; newer jaxlib leaves temporaries out of what it says for a CPU."""
+    """The bytes allocated at once; newer jaxlib omits temporaries from its figure for a CPU."""
     used = memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes
     said, shared = memory.peak_memory_in_bytes, memory.alias_size_in_bytes
     if said is None or shared is None or None in used:

@@ -1,15 +1,14 @@
 """Compiled programs on disk, found by their HLO.
 
-JAX's own cache is asked for what JAX has lowered, which takes longer than to load what it finds. So
-a program is stored under a digest of its HLO and of everything else that it was compiled for, and
-the process that finds it there need not pass it through JAX at all. Programs of several processes
-are left to JAX's cache, which knows which of them writes.
+JAX's own cache needs JAX's lowering, which takes longer than loading the program. So a program is
+stored under a digest of its HLO and of its other dependencies, and a process that finds it there
+bypasses JAX. Programs of several processes are left to JAX's cache, which has one of them write.
 
-What the compiler said of its memory is stored with it: XLA knows no more of a program that it has
-loaded than the sizes of its arguments and results.
+The compiler's memory figures are stored with it: of a loaded program, XLA only knows the sizes of
+arguments and results.
 
-A program that comes from JAX's cache must not be stored: what XLA (jaxlib 0.7.1) makes of it loads,
-but does not run. So only one of the two caches is in use: see `client.folder_of_programs`.
+A program from JAX's cache must not be stored: serialised again by XLA (jaxlib 0.7.1), it loads, but
+does not run. So only one of the two caches is in use: see `client.folder_of_programs`.
 """
 
 from __future__ import annotations
@@ -41,13 +40,14 @@ _WHAT_LOADING_RAISES = (
 
 
 def place_of(module: Module, *parts: object) -> Path | None:
-    """Where the program of a module is stored; None if programs are not.
+    """The path of a module's program; None if programs are not stored.
 
     The user's scopes and lines do not count: a comment above a function changes all lines below.
 
     Args:
         module: its HLO, as it is compiled.
-        parts: what else the program depends on, but for the machine and what is installed.
+        parts: further dependencies of the program, apart from the machine and the installed
+            versions.
     """
     folder = client.folder_of_programs()
     if folder is None:
@@ -112,7 +112,7 @@ def _without_lines(module: Module) -> Module:
 
 @functools.cache
 def _machine() -> tuple[Any, ...]:
-    """What machine code is made for, and by what."""
+    """The target of the machine code, and the compiler's version."""
     jax = client.jax()
     backend = jax.devices()[0].client
     versions = jax.__version__, jax.lib.__version__, backend.platform_version
@@ -127,4 +127,4 @@ def _cpu() -> str:
     return platform.node()
 
 
-_CPUS = "/proc/cpuinfo"  # of Linux; "Features" is what it says of ARM's
+_CPUS = "/proc/cpuinfo"  # of Linux; on ARM it is called "Features"

@@ -1,4 +1,4 @@
-"""Arrays that torch and JAX both have on a GPU: what one takes of the other stays there."""
+"""Arrays shared by torch and JAX on a GPU, without copies to the host."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def put(tensor: torch.Tensor, sharding: jax.sharding.Sharding) -> jax.Array | No
 
 
 def copied(tensor: torch.Tensor, sharding: jax.sharding.Sharding) -> jax.Array:
-    """The values of a tensor that lies where they shall be."""
+    """The values of a tensor that is already in the right place."""
     held = tensor.detach().resolve_conj().resolve_neg().contiguous()
     jax = client.jax()
     with client.x64()(True):
-        # A copy, as torch may write to its own, and a program reuses what is donated to it.
+        # A copy, as torch may write to its own, and a program reuses donated arrays.
         copy = jax.numpy.array(jax.numpy.from_dlpack(held), copy=True)
         return jax.block_until_ready(jax.device_put(copy, sharding))
 
@@ -49,6 +49,6 @@ def get(array: jax.Array, device: torch.device) -> torch.Tensor | None:
     """The values of an array in a new tensor on this GPU; None: they are not there."""
     if not array.size or not _is_shared(array.dtype.name, device, array.sharding):
         return None
-    found = torch.from_dlpack(array).clone()
+    result = torch.from_dlpack(array).clone()
     torch.cuda.current_stream(device).synchronize()  # Then JAX may use the memory again.
-    return found
+    return result

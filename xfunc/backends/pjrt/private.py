@@ -1,4 +1,4 @@
-"""The private names of JAX and jaxlib that xfunc uses, by what for: any release may change them.
+"""The private names of JAX and jaxlib that xfunc uses, by purpose: any release may change them.
 
 Those of `xfunc.aot.worker` are among them, which runs with the JAX that compiles for TPUs. A test
 finds all in our source and compares, and another says which the JAX that is installed lacks. How
@@ -58,4 +58,4 @@ SOME: Mapping[str, str] = {
     "jax.export.Exported._in_named_shardings": "from 2026 on; before, nothing is to be set",
     "jax.export.Exported._out_named_shardings": "see `_in_named_shardings`",
 }
-"""Those that only some releases have, and what is done without them."""
+"""The names that only some releases have, and their replacements."""

@@ -27,7 +27,7 @@ def start(folder: str) -> None:
 
 
 def stop() -> None:
-    """Write what was recorded."""
+    """Write the recording."""
     from jax._src import profiler
 
     try:

@@ -28,7 +28,7 @@ def is_needed() -> bool:
 def together(
     name: str, run: Callable[..., Any], compiled: Any, module: Module | None, described: object
 ) -> Callable[..., Any]:
-    """A program of JAX whose runs are counted, if it communicates between processes.
+    """A program of JAX with counted runs, if it communicates between processes.
 
     The processes begin it together the first time, if they have to.
 
@@ -36,8 +36,8 @@ def together(
         name: of the user's function, for messages.
         run: calls the program.
         compiled: the program.
-        module: what it was compiled from, if that is not described.
-        described: what else it was compiled from, as a text that is the same in all processes.
+        module: its source, if that is not described.
+        described: its further sources, as a text that is equal in all processes.
     """
     if jax().process_count() == 1 or not _communicates(compiled):
         return run

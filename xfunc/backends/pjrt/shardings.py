@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xfunc.backends.pjrt import run_barrier
 from xfunc.backends.pjrt.client import jax, x64
 from xfunc.backends.placement import Placement, read
-from xfunc.hlo.spmd.tiles import Tiles
+from xfunc.hlo.spmd.tiles import HloSharding
 
 if TYPE_CHECKING:
     from jax import Array
@@ -26,12 +26,13 @@ def sharding(placement: Placement | None) -> Sharding:
     if len(devices) == 1:
         return jax().sharding.SingleDeviceSharding(devices[0])
     from jax._src.sharding_impls import GSPMDSharding
-    from jaxlib.xla_client import HloSharding, OpSharding
+    from jaxlib.xla_client import HloSharding as XlaSharding
+    from jaxlib.xla_client import OpSharding
 
     said = OpSharding()
-    tiles = Tiles(()) if placement is None else placement.tiles
+    tiles = HloSharding(()) if placement is None else placement.tiles
     said.ParseFromString(tiles.to_proto().SerializeToString())
-    return GSPMDSharding(devices, HloSharding.from_proto(said))
+    return GSPMDSharding(devices, XlaSharding.from_proto(said))
 
 
 @functools.lru_cache(maxsize=4096)

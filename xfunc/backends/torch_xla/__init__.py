@@ -1,1 +1,1 @@
-"""Everything that touches torch_xla."""
+"""The torch_xla backend: all uses of torch_xla."""

@@ -31,15 +31,15 @@ def optimised(graph: str) -> CompilerOutput | None:
 
 def _programs(space: bytes) -> list[tuple[str, bytes]]:
     """The programs in an ``XSpace``: name and ``HloProto``."""
-    found = []
+    result = []
     for plane in map(wire.fields, wire.fields(space).get(1, ())):
         if plane[2] != [b"/host:metadata"]:
             continue
         for entry in map(wire.fields, plane.get(4, ())):
             event = wire.message(entry, 2)
             for stat in map(wire.fields, event.get(5, ())):
-                found += [(event[2][0].decode(), data) for data in stat.get(6, ())]
-    return found
+                result += [(event[2][0].decode(), data) for data in stat.get(6, ())]
+    return result
 
 
 def _read(program: bytes) -> CompilerOutput:

@@ -43,7 +43,7 @@ class TorchXLA:
     to_device = staticmethod(uploads.to_device)
     all_to_device = staticmethod(uploads.all_to_device)
     placements = staticmethod(placement.placements)
-    lie = staticmethod(placement.lie)
+    placements_of = staticmethod(placement.placements_of)
     put = staticmethod(placement.put)
     shards_of = staticmethod(placement.shards_of)
     from_shards = staticmethod(placement.from_shards)
@@ -114,7 +114,7 @@ class TorchXLA:
             if self.device_count() > 1:
                 call_once(proto)
         flat = [inputs[k] for k in numbers]
-        found = Executable(
+        result = Executable(
             name,
             runtime.computation(name, Module(proto).to_bytes()),
             [avals[i] for i in flat] or [UNUSED],
@@ -123,8 +123,8 @@ class TorchXLA:
             or [placement.op_sharding(None)],
             calls_host,
         )
-        found.inputs = tuple(flat[k] for k in found.order) if flat else ()
-        return found
+        result.inputs = tuple(flat[k] for k in result.order) if flat else ()
+        return result
 
 
 # NOTE [donated buffers]

@@ -21,8 +21,8 @@ from xfunc.backends.torch_xla import analysis
 from xfunc.backends.torch_xla.runtime import (
     block,
     device_count,
+    materialize,
     placeholder,
-    settle,
     settle_all,
     switched,
     user_computation,
@@ -41,7 +41,7 @@ class Executable:
         name: shown by profilers.
         computation: torch_xla's handle to the HLO.
         avals: of the module's parameters, in order.
-        donated: parameters whose buffers the program may reuse.
+        donated: parameters with buffers that the program may reuse.
         shardings: the placement of each parameter on the devices, as torch_xla's ``OpSharding``;
             needed if there are several.
         calls_host: whether it calls Python functions, and has the output that
@@ -54,7 +54,7 @@ class Executable:
     """
 
     inputs: tuple[int, ...] = ()
-    finds_clashes = False
+    rejects_aliased_donation = False
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Executable:
         if self._calls_host:
             self._launch = _run_to_its_end
 
-    take_over = staticmethod(donated.take_over)
+    mark_donated = staticmethod(donated.mark_donated)
 
     def optimised(self) -> CompilerOutput | None:
         """XLA's analysis of the program; None if the device's client does not provide it."""
@@ -136,7 +136,7 @@ class Executable:
     ) -> list[torch.Tensor]:
         message = str(error)
         if "pending ir" in message:  # Inputs made by lazy torch_xla operations.
-            settle(inputs)
+            materialize(inputs)
         elif "HasValue()" in message:
             fail(
                 UnsupportedOpError,
@@ -162,7 +162,7 @@ class Executable:
 
 @functools.cache
 def _unused() -> list[torch.Tensor]:
-    """What a program takes that takes nothing: torch_xla runs no others."""
+    """The argument of a program without arguments, which torch_xla cannot run."""
     return [to_device(torch.zeros((), dtype=UNUSED.dtype))]
 
 

@@ -1,11 +1,11 @@
-"""Importing torch_xla, without what only its own transforms need.
+"""Importing torch_xla, without the parts that only its own transforms need.
 
-`import torch_xla` (2.9) takes 0.2 s for what xfunc uses, and 2.1 s for parts that import torch's
-compilers, `torch._dynamo` and `torch._inductor`: its patches of torch, and its export to StableHLO.
-It also changes torch for the whole process: it replaces `torch.nn.GRU` and `clip_grad_norm_` by
-slower versions with fewer options, and makes `torch.compile` specialise on floats and on each new
-size. So these parts are left out where xfunc is the first to import torch_xla, and loaded when
-somebody asks torch_xla for them.
+`import torch_xla` (2.9) takes 0.2 s for the parts that xfunc uses, and 2.1 s for parts that import
+torch's compilers, `torch._dynamo` and `torch._inductor`: its patches of torch, and its export to
+StableHLO. It also changes torch for the whole process: it replaces `torch.nn.GRU` and
+`clip_grad_norm_` by slower versions with fewer options, and makes `torch.compile` specialise on
+floats and on each new size. So these parts are left out where xfunc is the first to import
+torch_xla, and loaded on first access.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from collections.abc import Iterator
 import torch
 
 _PATCHES, _EXPORT = "torch_xla._patched_functions", "torch_xla.stablehlo"
-# What `import torch_xla` takes from there, and defines in torch_xla.
+# The names that `import torch_xla` imports from there.
 _EXPORTED = ("save_as_stablehlo", "save_torch_model_as_stablehlo")
 _DYNAMO = "torch._dynamo"
 
 
 def load() -> types.ModuleType:
-    """torch_xla, imported if nobody has imported it."""
+    """torch_xla, imported if necessary."""
     if "torch_xla" not in sys.modules:
         with _left_out(), _dynamo_unchanged():
             import torch_xla
@@ -75,7 +75,7 @@ class _NotLoaded(types.ModuleType):
 
 @contextlib.contextmanager
 def _dynamo_unchanged() -> Iterator[None]:
-    """Let the settings of `torch.compile` be what they were."""
+    """Restore the settings of `torch.compile`."""
     loaded = sys.modules.get(_DYNAMO)
     if loaded is not None:
         names = "automatic_dynamic_shapes", "specialize_float"

@@ -46,18 +46,20 @@ def op_sharding(placement: Placement | None) -> object:
     return X._get_xla_op_sharding(_moved(torch.zeros(dims, device=runtime.device()), placement))
 
 
-def lie(tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
+def placements_of(tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
     """The placements of device tensors; lazy ones are computed first."""
     X = runtime.xla()
     flat = list(tensors)
     if any(X._check_tensor_need_materialization(flat)):
-        runtime.settle(flat)
+        runtime.materialize(flat)
     return tuple(map(read, X._get_xla_sharding_specs(flat)))
 
 
 def placements(tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
-    """`lie`, as part of an executable's key; () on a single device, where there is only one way."""
-    return () if runtime.device_count() == 1 else lie(tensors)
+    """`placements_of`, as part of an executable's key; () on a single device, where there is only
+    one way.
+    """
+    return () if runtime.device_count() == 1 else placements_of(tensors)
 
 
 def put(tensor: torch.Tensor, placement: Placement | None) -> torch.Tensor:
@@ -76,7 +78,7 @@ def put(tensor: torch.Tensor, placement: Placement | None) -> torch.Tensor:
 
 def _moved(tensor: torch.Tensor, placement: Placement | None) -> torch.Tensor:
     """A device tensor, resharded by XLA."""
-    (before,) = lie([tensor])
+    (before,) = placements_of([tensor])
     if before is placement:
         return tensor
     return _elementwise(("copy",), _aval(tensor), before, placement)([tensor])[0]
@@ -109,7 +111,7 @@ def shards_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     if tensor.dtype is not torch.complex128:
         return _local(tensor)
     # torch_xla 2.9 gives the shards of complex128, and of no other dtype, imaginary parts of zero.
-    (where,) = lie([tensor])
+    (where,) = placements_of([tensor])
     both = _elementwise(("real", "imag"), _aval(tensor), where, where)([tensor])
     runtime.block()
     return list(map(torch.complex, *map(_local, both)))

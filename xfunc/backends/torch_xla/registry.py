@@ -2,9 +2,9 @@
 
 NOTE [the way into XLA's registry]: torch_xla 2.9 has `_xla_register_custom_call_target`, which
 fails with "RegisterCustomCall not implemented" on the CPU, and its library exports no other way to
-register a custom call. It does contain XLA's own table of C functions, whose address is found in
-the symbol table of the library's file; from there on everything is C, versioned by XLA
-(`xfunc.backends.ffi`). If the file has no symbol table, nothing can be registered.
+register a custom call. It does contain XLA's own table of C functions, at an address in the symbol
+table of the library's file; the table's interface is C, versioned by XLA (`xfunc.backends.ffi`). If
+the file has no symbol table, nothing can be registered.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def xla() -> ModuleType:
 
 
 def _kind_of_device() -> str:
-    """The variable PJRT_DEVICE, or what it will be once `xla` has started the client."""
+    """The variable PJRT_DEVICE, or its value once `xla` has started the client."""
     if "PJRT_DEVICE" in os.environ:
         return os.environ["PJRT_DEVICE"]
     # torch_xla guesses too, with a warning on every machine without an accelerator.
@@ -156,7 +156,7 @@ def process_count() -> int:
 
 
 def process_index() -> int:
-    """The index of this process among those that run programs together."""
+    """The index of this process in the group that runs programs together."""
     return xla()._xla_get_process_index()
 
 
@@ -195,7 +195,7 @@ def user_computation(
     return xla()._xla_user_computation(f"xfunc::{name}", list(inputs), computation)
 
 
-def settle(tensors: Sequence[torch.Tensor]) -> None:
+def materialize(tensors: Sequence[torch.Tensor]) -> None:
     """Give data to lazy tensors whose computation is still pending."""
     wait()
     xla()._xla_sync_multi(list(tensors), [str(device())], True, True)
@@ -204,7 +204,7 @@ def settle(tensors: Sequence[torch.Tensor]) -> None:
 def settle_all() -> None:
     """Run everything that is pending, so that each tensor of the device has a buffer of its own.
 
-    What torch_xla has yet to compute from a tensor needs its buffer, and `clone` is such a thing.
+    A pending operation of torch_xla, such as `clone`, needs the buffers of its operands.
     """
     wait()
     with contextlib.suppress(RuntimeError):  # A tensor that lost its computation is still alive.

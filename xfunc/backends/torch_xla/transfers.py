@@ -1,12 +1,12 @@
-"""What torch does to move values between the host and torch_xla's device.
+"""Torch functions that move values between the host and torch_xla's device.
 
 In a fork, which lacks the threads of the device's client, a read would wait for ever: it raises.
 
 NOTE [complex128 on its way to the host]: torch_xla 2.9 loses the imaginary part.
 
-NOTE [reads beside other threads]: to read a value, torch_xla 2.9 takes a lock of the device, and
-then Python's (the GIL); to launch a program, it keeps Python's and waits for the device's. So a
-thread reads under the lock that launches take, `xfunc.backends.lock.lock`.
+NOTE [reads and other threads]: to read a value, torch_xla 2.9 takes a lock of the device, and then
+Python's (the GIL); to launch a program, it keeps Python's and waits for the device's. So a thread
+reads under the lock that launches take, `xfunc.backends.lock.lock`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def install() -> None:
 
 
 def _read(name: str, *args: object, **options: object) -> Any:
-    """torch_xla's own kernel, which reads: see NOTE [reads beside other threads]."""
+    """torch_xla's own kernel, which reads: see NOTE [reads and other threads]."""
     forks.check()
     with lock.unless_refused():
         return _theirs[name](_KEYS, *args, **options)
@@ -86,7 +86,7 @@ def _item(x: Tensor) -> complex:
 
 
 def _to_cpu(tensors: list[Tensor]) -> list[Tensor]:
-    """What torch_xla computes on the host begins with this."""
+    """The prefix of torch_xla's computations on the host."""
     found: list[Tensor] = _read("_to_cpu", tensors)
     return [
         _on_host(t) if t.dtype is torch.complex128 else f

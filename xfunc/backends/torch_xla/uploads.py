@@ -26,7 +26,7 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def all_to_device(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """`to_device` of each; those that autograd watches move together, as one node of its graph."""
+    """`to_device` of each; tensors that require gradients move together, as one autograd node."""
     if not torch.is_grad_enabled() or top_level() is not None:
         return list(map(to_device, tensors))
     watched = {i: t for i, t in enumerate(tensors) if t.requires_grad and is_data(t)}
@@ -36,7 +36,7 @@ def all_to_device(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 class _Upload(torch.autograd.Function):
-    """`uploaded`, whose gradients go back to the CPU."""
+    """`uploaded` with gradients that go back to the CPU."""
 
     @staticmethod
     def forward(ctx: AutogradContext, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,20 +1,19 @@
-"""Which instructions of a computation have memory of their own, and what they read.
+"""The instructions of a computation that have their own memory, and the buffers that they read.
 
 NOTE [the model of fusion]: XLA fuses elementwise operations into one loop, and values passed
-between them are never written to memory. Here an elementwise operation, or one that moves
-elements, has no memory if all its users are such operations. If there are several users, each
-computes it again; but a slow operation (`opcodes.SLOW`) is computed once, and written. One that
-reads more than `_MOST_READS` arrays is always written. So are a reduction and its operand, as on
-the CPU.
-A matrix product takes operands whose last two dimensions are exchanged. Tuples, barriers and
-reshapes are other names for the memory of their operands. Constants are not counted.
+between them are never written to memory. Here an elementwise operation, or one that moves elements,
+has no memory if all its users are such operations. If there are several users, each computes it
+again; but a slow operation (`opcodes.SLOW`) is computed once, and written. One that reads more than
+`_MOST_READS` arrays is always written. So are a reduction and its operand, as on the CPU. A matrix
+product also takes operands with their last two dimensions exchanged. Tuples, barriers and reshapes
+are other names for the memory of their operands. Constants are not counted.
 
 Some operations overwrite one of their operands if nothing reads it any more: elementwise ones,
 slice updates, scatters; and a loop keeps its state where the initial value was.
 
-What an offloading policy keeps in the host's memory takes none of the device's, from where it is
-sent there to where it is brought back: there it is written anew. A part of a stack that lies on the
-host is read from there.
+A value in the host's memory (by an offloading policy) takes no device memory from its transfer to
+the host until its transfer back, which writes it again. A part of a stack in the host's memory is
+read from there.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class Buffer:
     Attributes:
         bytes: its size.
         instruction: the instruction that writes it.
-        outside: whether it exists before the computation runs: an argument, a loop's state; or
-            lies on the host.
+        outside: whether it exists before the computation runs: an argument, a loop's state; or is
+            in the host's memory.
     """
 
     bytes: int
@@ -140,17 +139,19 @@ class _Walk:
         return self._step(i, reads, operands)
 
     def _step(self, i: Instruction, reads: tuple[Buffer, ...], operands: Sequence[Value]) -> Value:
-        made: Value = (_on_host(i),) if is_on_host(i) else _written(i.shape, i)
+        result: Value = (_on_host(i),) if is_on_host(i) else _written(i.shape, i)
         places: tuple[Buffer, ...] = ()
         if i.opcode in opcodes.IN_PLACE:
             places = next(leaves(operands[0]))
         elif i.opcode in _ELEMENTWISE or i.opcode == "reshape":
             places = reads
         writes = {
-            b: tuple(p for p in places if p.bytes == b.bytes) for leaf in leaves(made) for b in leaf
+            b: tuple(p for p in places if p.bytes == b.bytes)
+            for leaf in leaves(result)
+            for b in leaf
         }
         self._steps.append(Step(i, reads, writes))
-        return made
+        return result
 
     def _loop(self, i: Instruction, start: Value) -> Value:
         """State that the body passes on unchanged stays where it is; the rest is written."""
@@ -192,7 +193,9 @@ def _on_host(i: Instruction) -> Buffer:
 
 
 def _written_by(body: Computation, k: int) -> Instruction | None:
-    """What computes element k of a loop body's state; for a stack, the value of each step."""
+    """The instruction that computes element k of a loop body's state; for a stack, the value of
+    each step.
+    """
     if body.root.opcode != "tuple":
         return None
     i, seen = body.root.operands[k], {k}
@@ -235,12 +238,12 @@ _TAKES_EXCHANGED = frozenset(("dot", "reshape", "transpose"))
 
 def _fused(computation: Computation) -> set[int]:
     """Ids of the instructions that their users compute. See NOTE [the model of fusion]."""
-    found: set[int] = set()
+    result: set[int] = set()
     for i in computation.instructions:
         if i.opcode not in _FUSES or i is computation.root:
             continue
         users = ["copy" if is_placement(u, DEVICE) else u.opcode for u in i.users]
         once = len(users) == 1 and users[0] != "broadcast"
         if _JOINS.issuperset(users) and (once or i.opcode not in opcodes.SLOW):
-            found.add(i.id)
-    return found
+            result.add(i.id)
+    return result

@@ -1,4 +1,4 @@
-"""`cost`: how many operations and bytes a module takes, found in one pass over its instructions.
+"""`cost`: the operations and bytes of a module, counted in one pass over its instructions.
 
 The rules are those of XLA's ``HloCostAnalysis``, which JAX's ``cost_analysis`` shows too,
 with one difference: a loop whose number of steps can be read from the HLO counts that many times,
@@ -79,7 +79,7 @@ def running(module: Module) -> list[tuple[Instruction, Cost, int]]:
     loops, calls and conditionals themselves.
     """
     known = _known(module)
-    found: list[tuple[Instruction, Cost, int]] = []
+    result: list[tuple[Instruction, Cost, int]] = []
 
     def add(c: Computation, times: int) -> None:
         for i in c.instructions:
@@ -90,10 +90,10 @@ def running(module: Module) -> list[tuple[Instruction, Cost, int]]:
                 for inner in i.called_computations:
                     add(inner, times)
             else:
-                found.append((i, _instruction(i, known), times))
+                result.append((i, _instruction(i, known), times))
 
     add(module.entry, 1)
-    return found
+    return result
 
 
 class Chip(NamedTuple):
@@ -127,8 +127,8 @@ CHIPS = {
 def roofline(cost: Cost, chip: str = "v6e") -> float:
     """Seconds that a cost takes on a chip: for arithmetic or for memory, whichever is longer.
 
-    Those for the link to the host come on top, as if nothing ran meanwhile: what is sent there may
-    travel beside other work, but the backward pass of a loop's step begins with what is brought.
+    Transfers from and to the host are added as if nothing ran meanwhile: transfers to the host may
+    overlap with other work, but the backward pass of a loop's step waits for its transfers.
 
     Source: Williams et al., "Roofline", 2009.
     """
@@ -271,7 +271,7 @@ _OUTPUT_FEATURE, _INPUT_SPATIAL, _OUTPUT_SPATIAL = 10, 11, 12
 
 
 def _meetings(window: wire.Fields, kernel: int, size: int, out: int) -> int:
-    """In one dimension: how often an element of the kernel lies on an element of the input."""
+    """The number of pairs of a kernel element and an input element in one dimension."""
     stride, low = wire.integer(window, 2, 1), wire.integer(window, 3)
     dilation, base = wire.integer(window, 5, 1), wire.integer(window, 6, 1)
     return sum(

@@ -18,7 +18,7 @@ _Span = tuple[int, Instruction, int, int]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Found:
-    """The memory that a computation holds besides its arguments, as in `Peak`."""
+    """The memory that a computation holds in addition to its arguments, as in `Peak`."""
 
     bytes: int = 0
     at: Instruction | None = None
@@ -29,7 +29,7 @@ class Found:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Task:
-    """A computation whose memory is to be found.
+    """A computation to analyse.
 
     Attributes:
         memory: its reads and writes.
@@ -71,7 +71,7 @@ class _Run:
     def __init__(self, order: Sequence[Step], task: Task) -> None:
         self._order, self._task = order, task
         self._last = last_reads(order, task.memory)
-        self._home: dict[Buffer, Buffer] = {}  # the buffer whose memory each one uses
+        self._home: dict[Buffer, Buffer] = {}  # the buffer that owns each one's memory
         self._tenants: dict[Buffer, int] = {}
         self._ends: dict[int, list[Buffer]] = {}
         self._live = 0
@@ -129,7 +129,7 @@ class _Run:
                 self._spans.append((home.bytes, home.instruction, start, len(self._points)))
 
     def _find_home(self, b: Buffer, candidates: Sequence[Buffer], now: int) -> Buffer:
-        """The buffer whose memory a buffer is written to: itself, if there is no other."""
+        """The buffer that owns the memory of a buffer: by default itself."""
         if b.outside:
             return b
         place = self._task.places.get(b)
@@ -177,7 +177,7 @@ def last_reads(order: Sequence[Step], memory: Flow) -> dict[Buffer, int]:
 
 
 def _inside(step: Step, known: dict[int, Found]) -> Found:
-    """The memory held inside a loop, a branch or a call, besides its state and results."""
+    """The memory held inside a loop, a branch or a call, without its state and results."""
     if step.instruction.opcode not in ("while", "conditional", "call"):
         return Found()
     called = step.instruction.called_computations

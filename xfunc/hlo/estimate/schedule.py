@@ -43,13 +43,13 @@ def memory_order(
     ready = [(-gain(k), tie(k), k) for k, n in enumerate(waits) if n == 0]
     heapq.heapify(ready)
     done = [False] * len(steps)
-    found: list[Step] = []
+    result: list[Step] = []
     while ready:
         *_, k = heapq.heappop(ready)
         if done[k]:
             continue  # It was queued again once it could free more.
         done[k] = True
-        found.append(steps[k])
+        result.append(steps[k])
         for b in steps[k].reads:
             readers[b].discard(k)
             if len(readers[b]) == 1:
@@ -60,7 +60,7 @@ def memory_order(
             waits[other] -= 1
             if waits[other] == 0:
                 heapq.heappush(ready, (-gain(other), tie(other), other))
-    return found
+    return result
 
 
 def just_in_time(order: Sequence[Step]) -> list[Step]:

@@ -18,7 +18,7 @@ class _State:
         peak: the most memory held so far.
         live: the memory held after them.
         done: the steps, as bits.
-        ready: the steps whose operands have been computed, as bits.
+        ready: the steps with computed operands, as bits.
         last: the last of them.
         before: the others.
     """
@@ -76,7 +76,7 @@ def searched_order(
 
 
 class _Graph:
-    """What each step needs, writes and frees; sets of steps are the bits of a number."""
+    """The operands, writes and frees of each step; sets of steps are the bits of a number."""
 
     def __init__(self, steps: Sequence[Step], kept: Collection[Buffer]) -> None:
         writer = {b: k for k, s in enumerate(steps) for b in s.writes}
@@ -128,9 +128,9 @@ def _order(state: _State) -> list[int]:
 
 def _bits(x: int) -> list[int]:
     """The positions of the ones."""
-    found: list[int] = []
+    result: list[int] = []
     while x:
         low = x & -x
-        found.append(low.bit_length() - 1)
+        result.append(low.bit_length() - 1)
         x ^= low
-    return found
+    return result

@@ -5,13 +5,13 @@ from __future__ import annotations
 from xfunc.hlo import hlo_pb2 as pb
 
 
-def hold_barriers(proto: pb.HloModuleProto, *, partitioned: bool) -> None:
+def outline_barriers(proto: pb.HloModuleProto, *, partitioned: bool) -> None:
     """Turn computations after a barrier into functions that XLA does not inline, in place.
 
     XLA's CPU target removes barriers before it merges equal instructions for the last time;
-    recomputed values would be merged with those of the forward pass, and be kept. What is to be
-    computed once would be computed again in other fusions. It neither merges nor fuses the
-    instructions of two computations.
+    recomputed values would be merged with those of the forward pass, and be kept. Values to compute
+    once would be computed again in other fusions. It neither merges nor fuses the instructions of
+    two computations.
 
     Args:
         partitioned: whether the module is for several devices. XLA then heeds barriers when it

@@ -36,34 +36,34 @@ def reachable(
 
     With `and_control`, instructions that only have to run before one of these are included.
     """
-    found: set[int] = set()
+    result: set[int] = set()
     todo = list(roots)
     while todo:
         i = todo.pop()
-        if i.id in found:
+        if i.id in result:
             continue
-        found.add(i.id)
+        result.add(i.id)
         if i.id not in stop:
             todo += i.operands
             if and_control:
                 todo += [i.computation.by_id[k] for k in i.proto.control_predecessor_ids]
-    return found
+    return result
 
 
 def _called(roots: Iterable[Computation], live: dict[int, set[int]]) -> set[int]:
     """Ids of the computations reached from the roots through the instructions in `live`."""
-    found: set[int] = set()
+    result: set[int] = set()
     todo = list(roots)
     while todo:
         c = todo.pop()
-        if c.id in found:
+        if c.id in result:
             continue
-        found.add(c.id)
+        result.add(c.id)
         counts = live.get(c.id)
         for i in c.instructions:
             if counts is None or i.id in counts:
                 todo += i.called_computations
-    return found
+    return result
 
 
 def _live(c: Computation, known: dict[int, bool]) -> set[int]:

@@ -51,14 +51,14 @@ def keep_space_whole(proto: pb.HloModuleProto) -> None:
 
 def _regions(proto: pb.HloModuleProto) -> dict[int, pb.OpSharding]:
     """By the id of each computation in a manual region, the sharding of the region's values."""
-    found: dict[int, pb.OpSharding] = {}
+    result: dict[int, pb.OpSharding] = {}
     for c in reversed(proto.computations):  # callees come first
-        manual = manual_of(c) or found.get(c.id)
+        manual = manual_of(c) or result.get(c.id)
         if manual is not None:
-            found[c.id] = manual
+            result[c.id] = manual
             for i in c.instructions:
-                found.update((k, manual) for k in i.called_computation_ids)
-    return found
+                result.update((k, manual) for k in i.called_computation_ids)
+    return result
 
 
 def _constrained(
@@ -93,14 +93,14 @@ def _constraint(
     id: int,
     manual: pb.OpSharding | None,
 ) -> pb.HloInstructionProto:
-    made = instruction("custom-call", id, of.shape, [operand], of=of)
-    made.custom_call_target = SHARDING
-    made.custom_call_api_version = 1  # API_VERSION_ORIGINAL
-    made.backend_config = unspecified(sorted(free)).encode()
+    result = instruction("custom-call", id, of.shape, [operand], of=of)
+    result.custom_call_target = SHARDING
+    result.custom_call_api_version = 1  # API_VERSION_ORIGINAL
+    result.backend_config = unspecified(sorted(free)).encode()
     if manual is None:
-        made.sharding.type = pb.OpSharding.REPLICATED
+        result.sharding.type = pb.OpSharding.REPLICATED
     else:
-        made.sharding.CopyFrom(manual)
+        result.sharding.CopyFrom(manual)
         groups = manual.tile_assignment_dimensions[-len(manual.last_tile_dims) :]
-        made.sharding.tile_assignment_dimensions[:] = [1] * len(of.shape.dimensions) + groups
-    return made
+        result.sharding.tile_assignment_dimensions[:] = [1] * len(of.shape.dimensions) + groups
+    return result

@@ -1,10 +1,10 @@
-"""`hide_sorts`: the partitioner does not see that the first elements of a sorted array are taken.
+"""`hide_sorts`: hides from the partitioner that a slice takes the first elements of a sorted array.
 
-XLA's partitioner (jaxlib 0.10.2) gives such a slice the shape of the array, which its
-verifier refuses, where the sorted dimension is divided among so many devices that one has hardly
-more elements than are taken; JAX's `lax.sort(x)[:, :2]` likewise: of shape (2, 8), sharded as
-``P(None, "a")`` on 8 devices, with a result that a constraint makes whole. Nothing is lost: where
-each device has many more, it sorts its own, and only the first ones are gathered, as before.
+XLA's partitioner (jaxlib 0.10.2) gives such a slice the shape of the array, which its verifier
+refuses, where the sorted dimension is divided among so many devices that one has hardly more
+elements than are taken; JAX's `lax.sort(x)[:, :2]` likewise: of shape (2, 8), sharded as ``P(None,
+"a")`` on 8 devices, with a result that a constraint makes whole. Devices with many more elements
+are not affected: each sorts its own, and only the first ones are gathered, as before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from xfunc.hlo.edit import fill, fresh_ids, instruction
 
 
 def hide_sorts(proto: pb.HloModuleProto, count: int) -> None:
-    """Put sorted arrays, of which so many devices have few elements each, behind a barrier."""
+    """Put sorted arrays with few elements per device behind a barrier."""
     ids = fresh_ids(proto)
     for c in proto.computations:
         if not any(i.opcode == "sort" for i in c.instructions):

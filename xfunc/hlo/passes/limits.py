@@ -23,7 +23,7 @@ _ENDS = {
 }
 
 
-def reach_limits(proto: pb.HloModuleProto) -> None:
+def saturate_tanh(proto: pb.HloModuleProto) -> None:
     """Replace such functions by ``x < -end ? -1 : x > end ? 1 : f(x)``, in place."""
     ids = fresh_ids(proto)
     for c in proto.computations:

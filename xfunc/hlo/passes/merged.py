@@ -1,4 +1,4 @@
-"""Products whose operands keep the dimensions that torch merges.
+"""Products with operands that keep the dimensions which torch merges.
 
 For ``x @ w`` with rows in several dimensions, such as batch and sequence, torch merges these, and
 divides the result. Where another than the first is sharded, the merged dimension has no sharding
@@ -32,7 +32,7 @@ def keep_rows_apart(proto: pb.HloModuleProto) -> None:
 
 
 def _divided(i: _Instruction) -> Iterator[_Dims]:
-    """The leading dimensions of an array of which another than the first is sharded."""
+    """The leading dimensions of an array if one after the first is sharded."""
     if i.sharding.type != pb.OpSharding.OTHER:
         return
     dims, tiles = tuple(i.shape.dimensions), i.sharding.tile_assignment_dimensions
@@ -87,7 +87,7 @@ class _Apart:
         return instruction("reshape", i.id, i.shape, [made.id], of=i)
 
     def _merged(self, i: _Instruction) -> _Merged | None:
-        """A matrix whose rows were in several dimensions that are divided, as it was."""
+        """A matrix with rows in several sharded dimensions, in its original shape."""
         if i.opcode != "reshape":
             return None
         whole, (rows, features) = self._by_id[i.operand_ids[0]], i.shape.dimensions
@@ -109,10 +109,10 @@ class _Apart:
 
 
 class _Merged(NamedTuple):
-    """A matrix whose rows were in several dimensions.
+    """A matrix with rows from several dimensions.
 
     Attributes:
-        whole: what it was.
+        whole: its original shape.
         lead: the dimensions of the rows.
         features: the size of a row.
     """

@@ -21,9 +21,9 @@ _BUFFER = "_xla_buffer_placement"
 
 def place(n: Node, memory: str) -> Node:
     """A value, sent to a memory."""
-    made = Node("custom-call", n.type, (n,), CustomCall(_TARGET), more=acting({_BUFFER: memory}))
-    made.operation = n.operation
-    return made
+    result = Node("custom-call", n.type, (n,), CustomCall(_TARGET), more=acting({_BUFFER: memory}))
+    result.operation = n.operation
+    return result
 
 
 def strip_offload(proto: pb.HloModuleProto) -> None:

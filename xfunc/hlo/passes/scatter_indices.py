@@ -1,8 +1,8 @@
 """`narrow_scatter_indices`: indices of scatters become signed 32-bit ones, as JAX has them.
 
-XLA's partitioner (of jaxlib 0.7.1 and of torch_xla 2.9) ends the process on a scatter whose indices
-are of another type, if it divides one of their dimensions unevenly: it pads them with -1, always as
-a signed 32-bit number (`HandleScatter`; "Check failed: IsScalarWithElementType", in
+XLA's partitioner (of jaxlib 0.7.1 and of torch_xla 2.9) ends the process on a scatter with indices
+of another type, if it divides one of their dimensions unevenly: it pads them with -1, always as a
+signed 32-bit number (`HandleScatter`; "Check failed: IsScalarWithElementType", in
 spmd_partitioner_util.h). Which dimensions it divides, only the partitioner knows.
 """
 
@@ -50,7 +50,7 @@ def _narrow(
     ids: Iterator[int],
     made: _Made,
 ) -> int:
-    """The id of the same numbers as int32; what is out of range stays out of range."""
+    """The id of the same indices as int32; indices out of range remain out of range."""
     shape = pb.ShapeProto()
     shape.CopyFrom(x.shape)
     shape.element_type = pb.S32

@@ -1,15 +1,15 @@
-"""Scatters that XLA's partitioner computes rightly for every sharding of their operands.
+"""Scatters that XLA's partitioner handles correctly for every sharding of their operands.
 
-`hide_positions`: the partitioner does not see what the indices of a scatter are made of.
+`hide_positions`: hides from the partitioner how the indices of a scatter are computed.
 
 Where one of the indices is the position along a dimension, as in torch's scatters along a
 dimension, XLA (torch_xla 2.9, jaxlib 0.7.1) divides arrays and updates along that dimension
 together. For some shardings the result is wrong, by GSPMD and by Shardy. `.at` of JAX hides
 positions too, behind a reshape; its scatters with batching dimensions are wrong. Gathers are right.
 
-`divide_evenly`: where devices divide updates unevenly, a scatter takes in the numbers that fill the
-last part: zeros, or what has been computed of zeros, such as a comparison with zero. So the updates
-of products, minima and maxima, and their indices, are extended to sizes that the devices divide
+`divide_evenly`: where devices divide updates unevenly, a scatter includes the padding of the last
+part: zeros, or values computed from zeros, such as a comparison with zero. So the updates of
+products, minima and maxima, and their indices, are extended to sizes that the devices divide
 evenly, at a place out of bounds, where nothing is written. Sums, which are more frequent, take in
 zeros: all updates beyond the size are, by a choice that XLA makes for each element where it is.
 """
@@ -86,15 +86,15 @@ def _zeros_beyond(
     if updates.opcode == "select" and _depends_on_place(by_id[updates.operand_ids[0]], by_id):
         return []  # done before
     shape = Shape.from_proto(updates.shape)
-    made: list[pb.HloInstructionProto] = []
+    result: list[pb.HloInstructionProto] = []
 
     def add(opcode: str, dtype: torch.dtype, *operands: int) -> pb.HloInstructionProto:
-        made.append(instruction(opcode, next(ids), Shape(dtype, shape.dims).proto, operands, i))
-        return made[-1]
+        result.append(instruction(opcode, next(ids), Shape(dtype, shape.dims).proto, operands, i))
+        return result[-1]
 
     def everywhere(value: float, dtype: torch.dtype) -> int:
-        made.append(constant(value, next(ids), dtype, i))
-        return add("broadcast", dtype, made[-1].id).id
+        result.append(constant(value, next(ids), dtype, i))
+        return add("broadcast", dtype, result[-1].id).id
 
     for d in _across(i, updates):
         if shape.dims[d] % count and math.prod(shape.dims):
@@ -104,7 +104,7 @@ def _zeros_beyond(
             inside.comparison_direction = "LT"
             zero = everywhere(0, shape.dtype)
             i.operand_ids[2] = add("select", shape.dtype, inside.id, i.operand_ids[2], zero).id
-    return made
+    return result
 
 
 def _depends_on_place(i: pb.HloInstructionProto, by_id: dict[int, pb.HloInstructionProto]) -> bool:
@@ -127,7 +127,7 @@ def _extended(
     more = [-indices.shape.dimensions[k] % count for k in along]
     if not any(more) or not math.prod(indices.shape.dimensions):
         return []
-    made: list[pb.HloInstructionProto] = []
+    result: list[pb.HloInstructionProto] = []
     for k, x, value, places in ((1, indices, -1, along), (2, updates, 0, across)):
         fills = constant(value, next(ids), Shape.from_proto(x.shape).dtype, i)
         shape = Shape.from_proto(x.shape)
@@ -136,5 +136,5 @@ def _extended(
         padded = instruction("pad", next(ids), Shape(shape.dtype, sizes).proto, [x.id, fills.id], i)
         padded.MergeFromString(padding((0, added.get(d, 0), 0) for d in range(len(sizes))))
         i.operand_ids[k] = padded.id
-        made += [fills, padded]
-    return made
+        result += [fills, padded]
+    return result

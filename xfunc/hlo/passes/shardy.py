@@ -1,4 +1,4 @@
-"""`to_shardy`: a module whose shardings are written for Shardy instead of GSPMD.
+"""`to_shardy`: a module with its shardings written for Shardy instead of GSPMD.
 
 GSPMD, XLA's older partitioner, reads ``OpSharding``s, which list devices. Shardy reads shardings
 over the named axes of a mesh: here in the form in which XLA passes them through HLO, as frontend
@@ -84,7 +84,7 @@ def _write_sharding(i: pb.HloInstructionProto, write: Writer) -> None:
 
 
 def _write_group(c: pb.HloComputationProto, write: Writer, ids: Iterator[int]) -> None:
-    """The members of a group are as open as values about which nothing is said."""
+    """The members of a shard group are as open as values without annotations."""
     made: list[pb.HloInstructionProto] = []
     for i in c.instructions:
         made.append(i)

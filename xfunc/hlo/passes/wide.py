@@ -10,7 +10,7 @@ from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import instruction, with_id
 
 
-def compute_wide(contents: Contents) -> None:
+def upcast_f16(contents: Contents) -> None:
     """Make operations that would round more than once in float16 use float32, in place.
 
     On the CPU, XLA accumulates float16 dots in float16, and computes functions in several steps. It
@@ -34,7 +34,7 @@ class _Widening:
         by_id = self._contents.by_id(c)
         places = [(k, i) for k, i in enumerate(c.instructions) if i.id in chosen]
         wide: dict[int, int] = {}
-        shift = 0  # of the places, by what was inserted before
+        shift = 0  # of the positions, by earlier insertions
         for place, i in places:
             made: list[pb.HloInstructionProto] = []
             for k in i.operand_ids:
@@ -55,8 +55,8 @@ class _Widening:
     def _convert(
         self, of: pb.HloInstructionProto, element_type: pb.PrimitiveType
     ) -> pb.HloInstructionProto:
-        made = instruction("convert", next(self._ids), of.shape, [of.id], of=of)
-        made.shape.element_type = element_type
+        result = instruction("convert", next(self._ids), of.shape, [of.id], of=of)
+        result.shape.element_type = element_type
         if of.HasField("sharding") and not of.sharding.is_shard_group:
-            made.sharding.CopyFrom(of.sharding)
-        return made
+            result.sharding.CopyFrom(of.sharding)
+        return result

@@ -1,4 +1,4 @@
-"""Annotations for XLA's partitioner: constraints and ties.
+"""Annotations for XLA's partitioner: constraints and shard groups.
 
 A constraint states the sharding of a value. A tie states that two values have the same sharding,
 whatever it is: both are members of one *shard group*, and the partitioner gives the sharding that
@@ -9,9 +9,9 @@ afterwards, such as a gradient that leaves the program while the weight does not
 the other as dead code, and with it the tie. So ties are marked as having side effects; the
 partitioner removes them when it is done.
 
-NOTE [ties come in pairs]: xfunc's passes keep only what results are computed from, and would take a
-pair apart. So both members of a group are in a separate computation that takes two values and
-returns them, and is called.
+NOTE [shard groups are calls]: xfunc's passes drop values that no result depends on, and would
+separate the members of a group. So both members of a group are in a separate computation that takes
+two values and returns them, and is called.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def run_on_one_device(i: pb.HloInstructionProto) -> None:
 
 def gathered(x: pb.HloInstructionProto, id: int) -> pb.HloInstructionProto:
     """A new instruction: an array, whole on every device."""
-    made = instruction("custom-call", id, x.shape, [x.id], of=x)
-    made.custom_call_target = SHARDING
-    made.sharding.type = pb.OpSharding.REPLICATED
-    return made
+    result = instruction("custom-call", id, x.shape, [x.id], of=x)
+    result.custom_call_target = SHARDING
+    result.sharding.type = pb.OpSharding.REPLICATED
+    return result
 
 
 def unspecified(dims: Sequence[int]) -> str:
@@ -65,13 +65,12 @@ def unspecified(dims: Sequence[int]) -> str:
 
 
 def tie(a: Node, b: Node, *, automatic: bool = False) -> tuple[Node, Node]:
-    """The same values, sharded alike; see NOTE [ties come in pairs].
+    """The same values, sharded alike; see NOTE [shard groups are calls].
 
     Args:
         a: a value.
         b: another of the same dimensions.
-        automatic: whether xfunc tied them automatically: `xfunc.hlo.final` may be told to omit
-            such ties.
+        automatic: whether xfunc added the group itself: `xfunc.hlo.final` can omit such groups.
     """
     first, second = build.call(pair(a.type, b.type, automatic), [a, b])
     return first, second

@@ -21,7 +21,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.attributes import said
 from xfunc.hlo.module import Module
 from xfunc.hlo.plain import plain_tensors
-from xfunc.hlo.spmd.tiles import Order
+from xfunc.hlo.spmd.tiles import DeviceAssignment
 
 AXES = "xfunc_axes"
 """Frontend attribute of a collective: the mesh axes along which its groups extend.
@@ -44,7 +44,7 @@ class Groups:
     """
 
     size: int
-    order: Order
+    order: DeviceAssignment
     axes: tuple[str, ...]
     partly: bool = False
 
@@ -109,7 +109,7 @@ def list_groups(proto: pb.HloModuleProto) -> None:
 
 
 def _of_iota(groups: pb.IotaReplicaGroupListProto) -> list[list[int]]:
-    order = Order(tuple(groups.iota_reshape_dims), tuple(groups.iota_transpose_perm))
+    order = DeviceAssignment(tuple(groups.iota_reshape_dims), tuple(groups.iota_transpose_perm))
     return order.devices().reshape(-1, groups.num_devices_per_group).tolist()
 
 
@@ -141,7 +141,9 @@ def _of_mesh(groups: pb.MeshAxesReplicaGroupListProto) -> list[list[int]]:
     others = [d for d in range(len(parts)) if d not in within]
     iota = mesh.iota_transform
     reshape, perm = tuple(iota.reshape_dims), tuple(iota.transpose_perm)
-    order = Order(reshape, perm) if reshape else Order((math.prod(sizes),), (0,))
+    order = (
+        DeviceAssignment(reshape, perm) if reshape else DeviceAssignment((math.prod(sizes),), (0,))
+    )
     devices = np.array(mesh.device_ids) if mesh.device_ids else order.devices()
     split = devices.reshape([stop // start for _, start, stop in parts])
     size = math.prod(split.shape[d] for d in within)
@@ -165,14 +167,14 @@ _OF_ALL = frozenset(["all-reduce", "all-gather", "all-to-all", "reduce-scatter"]
 
 def exchanges(module: Module, count: int) -> list[Sequence[int]]:
     """The groups of so many devices that exchange data in a partitioned module."""
-    found: list[Sequence[int]] = []
+    result: list[Sequence[int]] = []
     for i in (i for c in module.proto.computations for i in c.instructions):
         groups = _groups(i)
         if not groups and i.opcode.removesuffix("-start") in _OF_ALL:
-            found.append(range(count))
-        found += groups
-        found += [(pair.source, pair.target) for pair in i.source_target_pairs]
-    return found
+            result.append(range(count))
+        result += groups
+        result += [(pair.source, pair.target) for pair in i.source_target_pairs]
+    return result
 
 
 def is_sum(n: Node) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.spmd.tiles import Order
+from xfunc.hlo.spmd.tiles import DeviceAssignment
 
 _Devices = npt.NDArray[np.int64]
 _Run = tuple[int, int]
@@ -93,18 +93,20 @@ def common_mesh(shardings: Iterable[tuple[pb.OpSharding, int]], count: int) -> C
 def _listed(sharding: pb.OpSharding) -> _Devices:
     """The devices of a sharding, tile by tile; none if it has no tiles."""
     if sharding.iota_reshape_dims:
-        order = Order(tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm))
+        order = DeviceAssignment(
+            tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm)
+        )
         return order.devices()
     return np.array(sharding.tile_assignment_devices, dtype=np.int64)
 
 
 def _runs(sharding: pb.OpSharding, ndim: int, count: int) -> list[list[_Run]] | None:
-    """The devices along each dimension of a value, and those that are manual, the slowest first.
+    """The devices along each dimension of a value, and the manual ones, the slowest first.
 
     None: they are not evenly spaced, it is another number of devices, or one runs it alone.
     """
     if sharding.type in (pb.OpSharding.TUPLE, pb.OpSharding.MAXIMAL):
-        return None  # Shardy ignores it where it is said of a custom call that it does not know.
+        return None  # Shardy ignores it on a custom call that it does not know.
     if sharding.type != pb.OpSharding.OTHER:
         return [[] for _ in range(ndim + 1)]
     sizes = [*sharding.tile_assignment_dimensions]
@@ -122,7 +124,7 @@ def _runs(sharding: pb.OpSharding, ndim: int, count: int) -> list[list[_Run]] | 
     if kinds == [pb.OpSharding.REPLICATED, pb.OpSharding.MANUAL]:
         grid = grid.swapaxes(-1, -2)
     grid = grid.reshape(*sizes[:ndim], manual, -1)
-    # Devices with equal parts may be listed in any order, and so may those that are manual.
+    # Devices with equal parts may be listed in any order, and so may manual devices.
     grid = np.sort(grid, -1)
     grid = np.take_along_axis(grid, np.argsort(grid[..., 0], -1)[..., None], -2)
     found: list[list[_Run]] = []
@@ -141,7 +143,7 @@ def _runs(sharding: pb.OpSharding, ndim: int, count: int) -> list[list[_Run]] | 
 
 def _evenly(line: _Devices) -> list[_Run] | None:
     """Numbers that begin with 0 as sums of evenly spaced ones, the slowest first."""
-    found: list[_Run] = []
+    result: list[_Run] = []
     done = 1
     while done < len(line):
         stride, size = int(line[done]), 1
@@ -151,14 +153,14 @@ def _evenly(line: _Devices) -> list[_Run] | None:
             size -= 1
         if stride < 1 or size == 1:
             return None
-        found.insert(0, (stride, size))
+        result.insert(0, (stride, size))
         done *= size
-    return found
+    return result
 
 
 def _spread(runs: Sequence[_Run]) -> _Devices:
     """The sums: the reverse of `_evenly`."""
-    found = np.zeros(1, dtype=np.int64)
+    result = np.zeros(1, dtype=np.int64)
     for stride, size in runs:
-        found = (found[:, None] + stride * np.arange(size)).ravel()
-    return found
+        result = (result[:, None] + stride * np.arange(size)).ravel()
+    return result

@@ -1,4 +1,4 @@
-"""`per_chip`: an estimate of the module that one chip of a mesh runs, as far as shapes go.
+"""`per_chip`: an estimate of the shapes in the module that one chip of a mesh runs.
 
 Parameters state their shardings. These are propagated forward, operation by operation, through
 calls, loops and branches: elementwise operations keep the shardings of their operands, and a matrix
@@ -7,8 +7,8 @@ give the sharding of one value to the other. Values of unknown sharding count as
 
 Each dimension of a value is sharded over some *axes* of the mesh, and no value over an axis twice.
 HLO does not name axes. Here one is a prime factor of the number of devices, known by its stride:
-devices whose numbers differ by multiples of the stride lie along it. Constants and values computed
-from them have no sharding (None) until something gives them one.
+devices with numbers that differ by multiples of the stride are along it. Constants and values
+computed from them have no sharding (None) until something gives them one.
 
 Results of XLA's partitioner differ in detail: it may shard more, and communication between chips
 takes additional memory.
@@ -26,7 +26,7 @@ from xfunc.hlo import wire
 from xfunc.hlo.module import Computation, Instruction, Module
 from xfunc.hlo.shape import Shape
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair
-from xfunc.hlo.spmd.tiles import Order
+from xfunc.hlo.spmd.tiles import DeviceAssignment
 
 Axis: TypeAlias = tuple[int, int]
 """Stride and size."""
@@ -47,7 +47,7 @@ def per_chip(module: Module) -> Module:
     walk = _Walk()
     start = [axes_of(p.proto.sharding, len(p.shape.dims)) for p in module.entry.parameters]
     walk.run(module.entry, start)
-    walk.settle(module)
+    walk.infer_missing(module)
     for c in proto.computations:
         for i in c.instructions:
             _divide(i.shape, walk.found.get(i.id))
@@ -77,9 +77,11 @@ def axes_of(sharding: pb.OpSharding, ndim: int) -> tuple[Axes, ...]:
     if sharding.type != pb.OpSharding.OTHER or len(tiles) < ndim:
         return whole
     if sharding.iota_reshape_dims:
-        order = Order(tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm))
+        order = DeviceAssignment(
+            tuple(sharding.iota_reshape_dims), tuple(sharding.iota_transpose_perm)
+        )
     else:  # Only the sizes of a list are used: devices are numbered in its order.
-        order = Order((math.prod(tiles),), (0,))
+        order = DeviceAssignment((math.prod(tiles),), (0,))
     left = [axis for d in order.perm for axis in _primes(order.reshape, d)]
     found: list[Axes] = []
     for n in tiles[:ndim]:
@@ -95,15 +97,15 @@ def axes_of(sharding: pb.OpSharding, ndim: int) -> tuple[Axes, ...]:
 def _primes(sizes: Sequence[int], d: int) -> list[Axis]:
     """The prime axes of dimension d of the numbers of the devices, the slowest first."""
     stride, n = math.prod(sizes[d:]), sizes[d]
-    found: list[Axis] = []
+    result: list[Axis] = []
     p = 2
     while n > 1:
         while n % p:
             p += 1
         n //= p
         stride //= p
-        found.append((stride, p))
-    return found
+        result.append((stride, p))
+    return result
 
 
 # -- how operations divide their results ----------------------------------------------------------
@@ -136,9 +138,9 @@ def _fitting(axes: Sequence[Axes], dims: Sequence[int]) -> tuple[Axes, ...]:
 
 def _reshaped(old: Sequence[int], new: Sequence[int], axes: Sequence[Axes]) -> list[Axes]:
     """When dimensions are merged or split, the leading one keeps the axes."""
-    found: list[Axes] = [() for _ in new]
+    result: list[Axes] = [() for _ in new]
     if 0 in old:
-        return found
+        return result
     sources = [d for d, n in enumerate(old) if n > 1]
     targets = [d for d, n in enumerate(new) if n > 1]
     while sources:
@@ -149,14 +151,14 @@ def _reshaped(old: Sequence[int], new: Sequence[int], axes: Sequence[Axes]) -> l
             b, n = b * new[d], new[d]
             while leading and left and n % left[0][1] == 0:
                 n //= left[0][1]
-                found[d] = (*found[d], left.pop(0))
+                result[d] = (*result[d], left.pop(0))
             leading = leading and n == 1
             while a < b:
                 a *= old[sources.pop(0)]
-    return found
+    return result
 
 
-"""Operations that keep the sharding of every dimension whose size they keep."""
+"""Operations that keep the sharding of every dimension of unchanged size."""
 
 
 class _Walk:
@@ -227,7 +229,7 @@ class _Walk:
 
     # -- values without a division get that of their users -----------------------------------------
 
-    def settle(self, module: Module) -> None:
+    def infer_missing(self, module: Module) -> None:
         """Shard values computed from constants like their users."""
         for c in reversed(module.computations):  # callers first
             for i in reversed(c.instructions):
@@ -307,10 +309,10 @@ def _kept(i: Instruction, of: list[DimSharding], dims: tuple[int, ...]) -> Seque
 
 
 def _broadcast(i: Instruction, of: _Of) -> list[Axes]:
-    found: list[Axes] = [()] * len(i.shape.dims)
+    result: list[Axes] = [()] * len(i.shape.dims)
     for d, axes in zip(i.proto.dimensions, _axes(i, of, 0), strict=True):
-        found[d] = axes
-    return found
+        result[d] = axes
+    return result
 
 
 def _reshape(i: Instruction, of: _Of) -> list[Axes]:
@@ -364,11 +366,11 @@ def _scatter(i: Instruction, of: _Of) -> list[Axes] | None:
     numbers = wire.message(wire.fields(i.proto.SerializeToString()), 48)
     window, inserted = wire.integers(numbers, 1), wire.integers(numbers, 2)
     updates = _axes(i, of, len(of) - 1)
-    found: list[Axes] = [()] * len(i.shape.dims)
-    in_row = [d for d in range(len(found)) if d not in inserted]
+    result: list[Axes] = [()] * len(i.shape.dims)
+    in_row = [d for d in range(len(result)) if d not in inserted]
     for d, w in zip(in_row, window, strict=False):
-        found[d] = updates[w]
-    return found
+        result[d] = updates[w]
+    return result
 
 
 _RULES = {

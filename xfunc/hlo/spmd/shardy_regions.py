@@ -56,11 +56,11 @@ def split_region(
             made.append(part)
 
     def crossing(target: str) -> pb.HloInstructionProto:
-        found = instruction("custom-call", next(ids), pb.ShapeProto(), of=leaves[0])
-        found.custom_call_target, found.custom_call_api_version = target, 1
-        found.custom_call_has_side_effect = True
-        found.frontend_attributes.map[_AXES] = axes
-        return found
+        result = instruction("custom-call", next(ids), pb.ShapeProto(), of=leaves[0])
+        result.custom_call_target, result.custom_call_api_version = target, 1
+        result.custom_call_has_side_effect = True
+        result.frontend_attributes.map[_AXES] = axes
+        return result
 
     arguments = [with_id(i, next(ids)) for i in enters]
     if enters:
@@ -82,21 +82,21 @@ def split_region(
 
 
 def _needed(c: pb.HloComputationProto, ids: Iterable[int]) -> set[int]:
-    """The parameters, and what these values are computed from."""
-    found = {*ids, *(i.id for i in c.instructions if i.opcode == "parameter")}
+    """The parameters, and the operands of these values."""
+    result = {*ids, *(i.id for i in c.instructions if i.opcode == "parameter")}
     for i in reversed(c.instructions):
-        if i.id in found:
-            found.update(i.operand_ids)
-    return found
+        if i.id in result:
+            result.update(i.operand_ids)
+    return result
 
 
 def _depending(c: pb.HloComputationProto, ids: Iterable[int]) -> set[int]:
-    """The result, and what is computed from these values."""
-    found = {*ids, c.root_id}
+    """The result, and the users of these values."""
+    result = {*ids, c.root_id}
     for i in c.instructions:
-        if not found.isdisjoint(i.operand_ids):
-            found.add(i.id)
-    return found
+        if not result.isdisjoint(i.operand_ids):
+            result.add(i.id)
+    return result
 
 
 def _computation(

@@ -19,7 +19,7 @@ class Writer:
         self._mesh = mesh
 
     def meshes(self) -> str:
-        """The meshes of the module, of which there is one."""
+        """The meshes of the module; there is one."""
         known = zip(self._mesh.names, self._mesh.sizes, strict=True)
         axes = ", ".join(f'"{name}"={size}' for name, size in known)
         return f"{{mesh = #sdy.mesh<[{axes}]>}}"

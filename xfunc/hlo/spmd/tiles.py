@@ -1,4 +1,4 @@
-"""`Tiles`: the sharding of an array over devices, in HLO's form.
+"""`HloSharding`: the sharding of an array over devices, in HLO's form.
 
 The devices of a pod are numbered; which of them holds which tile is a permutation of these numbers.
 HLO writes it as ``iota(reshape)`` transposed by ``perm``, so that its text does not grow with the
@@ -21,10 +21,10 @@ from xfunc.hlo import hlo_pb2 as pb
 
 
 @dataclasses.dataclass(frozen=True)
-class Order:
+class DeviceAssignment:
     """An order of devices: ``arange(prod(reshape)).reshape(reshape).transpose(perm).ravel()``.
 
-    `Order.of` makes the canonical one. If `listed` is set, it is the order itself.
+    `DeviceAssignment.of` makes the canonical one. If `listed` is set, it is the order itself.
     """
 
     reshape: tuple[int, ...]
@@ -32,7 +32,7 @@ class Order:
     listed: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, reshape: Sequence[int], perm: Sequence[int]) -> Order:
+    def of(cls, reshape: Sequence[int], perm: Sequence[int]) -> DeviceAssignment:
         """The order without dimensions of size 1, with neighbours that stay together merged."""
         kept = [p for p in perm if reshape[p] != 1]
         runs: list[list[int]] = []
@@ -48,7 +48,7 @@ class Order:
         return cls(sizes or (1,), tuple(by_start.index(run) for run in runs) or (0,))
 
     @classmethod
-    def listing(cls, devices: Iterable[int]) -> Order:
+    def listing(cls, devices: Iterable[int]) -> DeviceAssignment:
         """An order given device by device."""
         listed = tuple(int(d) for d in devices)
         if listed == tuple(range(len(listed))):
@@ -68,7 +68,7 @@ class Order:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tiles:
+class HloSharding:
     """The sharding of an array of ``len(dims)`` dimensions.
 
     The devices in `order` are laid out row-major over ``(*dims, manual, replicated)``.
@@ -83,7 +83,7 @@ class Tiles:
     dims: tuple[int, ...]
     manual: int = 1
     replicated: int = 1
-    order: Order = Order((1,), (0,))
+    order: DeviceAssignment = DeviceAssignment((1,), (0,))
 
     @property
     def is_replicated(self) -> bool:
@@ -161,30 +161,30 @@ class Tiles:
         return f"{{{text} last_tile_dims={{{', '.join(kinds)}}}}}" if kinds else f"{{{text}}}"
 
 
-def parse(text: str) -> Tiles | None:
+def parse(text: str) -> HloSharding | None:
     """Read an ``HloSharding`` as XLA prints it.
 
     None: it does not specify a sharding (unknown, manual, or a single device).
     """
     if text == "{replicated}":
-        return Tiles(())
+        return HloSharding(())
     found = _TEXT.fullmatch(text)
     if found is None:
         return None
     sizes = _ints(found["sizes"])
     if found["listed"] is not None:
-        order = Order.listing(_ints(found["listed"]))
+        order = DeviceAssignment.listing(_ints(found["listed"]))
     else:
         reshape = _ints(found["reshape"])
         perm = _ints(found["perm"]) if found["perm"] else range(len(reshape))
-        order = Order.of(reshape, perm)
+        order = DeviceAssignment.of(reshape, perm)
     kinds = (found["kinds"] or "").split(", ") if found["kinds"] else []
     if found["partial"]:
         kinds = ["replicated"]
     if "manual" in kinds:
         return None
     n = len(sizes) - len(kinds)
-    return Tiles(tuple(sizes[:n]), 1, math.prod(sizes[n:]), order)
+    return HloSharding(tuple(sizes[:n]), 1, math.prod(sizes[n:]), order)
 
 
 _TEXT = re.compile(
@@ -198,6 +198,6 @@ def _ints(text: str) -> list[int]:
     return [int(n) for n in text.split(",")]
 
 
-def whole(ndim: int) -> Tiles:
+def whole(ndim: int) -> HloSharding:
     """A replicated array."""
-    return Tiles((1,) * ndim)
+    return HloSharding((1,) * ndim)

@@ -1,10 +1,10 @@
-"""Along which axes of a mesh the values of a manual region differ from device to device.
+"""The axes of a mesh along which values of a manual region differ between devices.
 
-Devices that run one program on different data get different values; a collective gives the same one
-to all of its group. The analysis may report too much, but never too little. It answers three
+Devices that run one program on different data get different values; a collective gives all devices
+of a group the same value. The analysis may report too much, but never too little. It answers three
 questions: whether an output is the same on all devices; whether all devices of a group take the
-same path to a collective (if not, those that do would wait for the others forever); and which sums
-are of equal values, and need no communication.
+same path to a collective (otherwise some would wait for the others forever); and which sums are of
+equal values, and need no communication.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _SAME: Axes = frozenset()
 
 
 class DivergenceError(Exception):
-    """A collective that some devices of a group may reach and others not.
+    """A collective that only some devices of a group may reach.
 
     Attributes:
-        opcode: of the collective; empty for those that XLA might insert there.
+        opcode: of the collective; empty for one that XLA might insert there.
         axes: along which its devices communicate.
         choice: the opcode of the branch or loop that it is in.
         varies: the axes along which the devices choose differently there.
@@ -39,13 +39,13 @@ class DivergenceError(Exception):
         self.opcode, self.axes, self.choice, self.varies = opcode, axes, choice, varies
 
 
-class Around(NamedTuple):
-    """What is around a graph.
+class ControlContext(NamedTuple):
+    """The context of a graph.
 
     Attributes:
         choice: the opcode of the branch or loop.
         varies: the axes along which the devices choose differently there.
-        is_inner: whether it is an inner region, whose axes are not among this region's own.
+        is_inner: whether it is an inner region: its axes are not among this region's own.
     """
 
     choice: str = ""
@@ -68,7 +68,7 @@ def varying(
     Raises:
         DivergenceError: devices that wait for each other may take different paths.
     """
-    return Walk(frozenset(every), partly).run(graph, tuple(inputs), Around())
+    return Walk(frozenset(every), partly).run(graph, tuple(inputs), ControlContext())
 
 
 def without_sums(graph: Graph, inputs: Sequence[Axes], every: Collection[str]) -> Graph:
@@ -79,7 +79,7 @@ def without_sums(graph: Graph, inputs: Sequence[Axes], every: Collection[str]) -
         inputs: see `varying`.
         every: likewise.
     """
-    return _Products(Walk(frozenset(every), False)).of(graph, tuple(inputs), Around())
+    return _Products(Walk(frozenset(every), False)).of(graph, tuple(inputs), ControlContext())
 
 
 class Run(NamedTuple):
@@ -87,7 +87,7 @@ class Run(NamedTuple):
 
     graph: Graph
     inputs: tuple[Axes, ...]
-    around: Around
+    ctx: ControlContext
 
 
 class Walk:
@@ -103,9 +103,9 @@ class Walk:
         self.values: dict[Run, dict[Node, Axes]] = {}
         self.results: dict[Run, dict[Node, tuple[Axes, ...]]] = {}
 
-    def run(self, graph: Graph, inputs: tuple[Axes, ...], around: Around) -> tuple[Axes, ...]:
+    def run(self, graph: Graph, inputs: tuple[Axes, ...], ctx: ControlContext) -> tuple[Axes, ...]:
         """How the outputs of a graph differ."""
-        key = Run(graph, inputs, around)
+        key = Run(graph, inputs, ctx)
         if key not in self.values:
             values = dict(zip(graph.inputs, inputs, strict=True))
             results: dict[Node, tuple[Axes, ...]] = {}
@@ -115,39 +115,39 @@ class Walk:
                 operands = tuple([values[o] for o in n.operands])
                 if n.opcode == "get-tuple-element" and n.operands[0] in results:
                     values[n] = results[n.operands[0]][n.params]
-                elif (found := self._several(n, operands, around)) is not None:
+                elif (found := self._several(n, operands, ctx)) is not None:
                     results[n], values[n] = found, union(found)
                 else:
-                    values[n] = self.result(n, operands, around)
+                    values[n] = self.result(n, operands, ctx)
             self.values[key], self.results[key] = values, results
         values = self.values[key]
         return tuple([values[n] for n in graph.outputs])
 
     def calls(
-        self, n: Node, operands: tuple[Axes, ...], around: Around
-    ) -> list[tuple[tuple[Axes, ...], Around]]:
-        """How the inputs of the graphs that a node runs differ, and what is around them."""
+        self, n: Node, operands: tuple[Axes, ...], ctx: ControlContext
+    ) -> list[tuple[tuple[Axes, ...], ControlContext]]:
+        """How the inputs of the graphs that a node runs differ, and the graphs' contexts."""
         if n.opcode == "call":
-            inner = around.is_inner or is_region_graph(n.calls[0].graph)
-            return [(operands, around._replace(is_inner=inner))]
+            inner = ctx.is_inner or is_region_graph(n.calls[0].graph)
+            return [(operands, ctx._replace(is_inner=inner))]
         if n.opcode == "while":
-            return [self._loop(n, operands, around)] * 2
-        inside = self._inside("conditional", operands[0], around)
-        found: list[tuple[tuple[Axes, ...], Around]] = []
+            return [self._loop(n, operands, ctx)] * 2
+        inside = self._inside("conditional", operands[0], ctx)
+        result: list[tuple[tuple[Axes, ...], ControlContext]] = []
         at = 1
         for count in n.params:
-            found.append((operands[at : at + count], inside))
+            result.append((operands[at : at + count], inside))
             at += count
-        return found
+        return result
 
     def _several(
-        self, n: Node, operands: tuple[Axes, ...], around: Around
+        self, n: Node, operands: tuple[Axes, ...], ctx: ControlContext
     ) -> tuple[Axes, ...] | None:
         if n.opcode == "opt-barrier":
             return operands
         if n.opcode not in opcodes.RUNS or n.calls[0].graph is None:
             return None
-        given = self.calls(n, operands, around)
+        given = self.calls(n, operands, ctx)
         if n.opcode == "while":
             return given[0][0]
         if n.opcode == "conditional":
@@ -156,7 +156,7 @@ class Walk:
         chosen = operands[0] if n.opcode == "conditional" else _SAME
         return tuple([union(of) | chosen for of in zip(*every, strict=True)])
 
-    def result(self, n: Node, operands: tuple[Axes, ...], around: Around) -> Axes:
+    def result(self, n: Node, operands: tuple[Axes, ...], ctx: ControlContext) -> Axes:
         """How the result of a node that runs nothing differs."""
         if n.opcode == "partition-id":
             return self._every
@@ -165,20 +165,20 @@ class Walk:
         if n.opcode in opcodes.COLLECTIVES:
             axes = axes_of(n)
             # A permutation has no groups: all devices must take part.
-            if around.varies & (self._every if n.opcode == "collective-permute" else axes):
-                raise DivergenceError(n.opcode, axes, around.choice, around.varies)
+            if ctx.varies & (self._every if n.opcode == "collective-permute" else axes):
+                raise DivergenceError(n.opcode, axes, ctx.choice, ctx.varies)
             is_shared = n.opcode in ("all-reduce", "all-gather")
             return found - axes if is_shared else found | axes
         return found if said is None else frozenset(said.split(","))
 
     def _loop(
-        self, n: Node, state: tuple[Axes, ...], around: Around
-    ) -> tuple[tuple[Axes, ...], Around]:
+        self, n: Node, state: tuple[Axes, ...], ctx: ControlContext
+    ) -> tuple[tuple[Axes, ...], ControlContext]:
         """How the state of a loop differs in the end."""
         body, condition = (c.graph for c in n.calls)
         rounds = _SAME  # how the number of rounds differs
         while True:
-            inside = around._replace(choice="while", varies=around.varies | rounds)
+            inside = ctx._replace(choice="while", varies=ctx.varies | rounds)
             again = union(self.run(condition, state, inside))
             after = self.run(body, state, inside)
             after = tuple([a | b | again for a, b in zip(state, after, strict=True)])
@@ -187,10 +187,10 @@ class Walk:
                 return state, inside
             state, rounds = after, rounds | again
 
-    def _inside(self, choice: str, chosen: Axes, around: Around) -> Around:
+    def _inside(self, choice: str, chosen: Axes, ctx: ControlContext) -> ControlContext:
         if not chosen:
-            return around
-        return around._replace(choice=choice, varies=around.varies | chosen)
+            return ctx
+        return ctx._replace(choice=choice, varies=ctx.varies | chosen)
 
     def check(self, choice: str, varies: Axes) -> None:
         """Refuse a choice for which devices decide differently, where XLA might communicate."""
@@ -215,12 +215,12 @@ class _Products:
         self._walk = walk
         self._made: dict[Run, Graph] = {}
 
-    def of(self, graph: Graph, inputs: tuple[Axes, ...], around: Around) -> Graph:
-        if not graph.communicates or around.is_inner:
+    def of(self, graph: Graph, inputs: tuple[Axes, ...], ctx: ControlContext) -> Graph:
+        if not graph.communicates or ctx.is_inner:
             return graph
-        key = Run(graph, inputs, around)
+        key = Run(graph, inputs, ctx)
         if key not in self._made:
-            self._walk.run(graph, inputs, around)
+            self._walk.run(graph, inputs, ctx)
             values = self._walk.values[key]
 
             def change(n: Node, operands: tuple[Node, ...]) -> Node:
@@ -228,7 +228,7 @@ class _Products:
                 if is_sum(n) and not union(differ) & axes_of(n):
                     return as_product(n, operands[0])
                 if n.opcode in opcodes.RUNS and all(c.graph for c in n.calls):
-                    given = self._walk.calls(n, differ, around)
+                    given = self._walk.calls(n, differ, ctx)
                     callees = zip(n.calls, given, strict=True)
                     made = tuple([self.of(c.graph, *g) for c, g in callees])
                     return moved(n, operands, made)

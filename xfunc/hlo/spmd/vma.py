@@ -1,7 +1,7 @@
-"""Varying types: along which axes of a mesh a value of a manual region counts as varying.
+"""Varying types: the axes of a mesh along which a value of a manual region counts as varying.
 
 Whether devices hold equal values is one question (`varying`); the type of the values is another,
-which decides what a gradient means. All devices share a value whose type names no axis, so its
+which defines the meaning of a gradient. All devices share a value with no axis in its type, so its
 gradient is the sum of their contributions. Types follow JAX's rules.
 
 They are only known when a whole region has been traced. Until then *marks* represent the operations
@@ -30,8 +30,8 @@ from xfunc.graph.node import Node
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.attributes import attributes_of, said, with_attributes
 from xfunc.hlo.spmd.collectives import AXES
-from xfunc.hlo.spmd.marks import TARGET, Cast, Mark, Operation, Total, Type, mark_of
-from xfunc.hlo.spmd.varying import Around, Axes, Run, Walk
+from xfunc.hlo.spmd.varying import Axes, ControlContext, Run, Walk
+from xfunc.hlo.spmd.vma_ops import TARGET, Cast, Operation, Total, Type, VmaOp, vma_op_of
 from xfunc.hlo.wire import message_of
 
 _AXES, _WEAK, _AT = "xfunc_vma_axes", "xfunc_vma_weak", "xfunc_vma_at"
@@ -50,8 +50,8 @@ class VaryingTypeError(Exception):
         self.axes, self.at = axes, at
 
 
-def mark(
-    which: Mark,
+def vma_op(
+    which: VmaOp,
     operands: Sequence[Node],
     axes: Sequence[str],
     *,
@@ -81,15 +81,15 @@ def types(graph: Graph, inputs: Sequence[Axes], every: Axes) -> tuple[Axes, ...]
         inputs: the type of each input.
         every: the axes of interest.
     """
-    return tuple(x & every for x in _Types(every).run(graph, tuple(inputs), Around()))
+    return tuple(x & every for x in _Types(every).run(graph, tuple(inputs), ControlContext()))
 
 
-def has_marks(graph: Graph) -> bool:
-    """Whether there are marks in a graph, or in what it calls."""
+def has_vma_ops(graph: Graph) -> bool:
+    """Whether a graph, or one that it calls, contains such operations."""
     return _Marked().holds(graph)
 
 
-def settled(
+def resolve_vma(
     graph: Graph,
     inputs: Sequence[Axes],
     sizes: Mapping[str, int],
@@ -104,7 +104,7 @@ def settled(
         total: the sum of a value over axes.
 
     Raises:
-        VaryingTypeError: see `mark`.
+        VaryingTypeError: see `vma_op`.
     """
     every = frozenset(n for n, size in sizes.items() if size > 1)
     return _Settling(_Types(every), sizes, total).of(graph, tuple(inputs))
@@ -121,13 +121,13 @@ class _Types(Walk):
         super().__init__(every, partly=False)
         self.every = every
 
-    def run(self, graph: Graph, inputs: tuple[Axes, ...], around: Around) -> tuple[Axes, ...]:
-        return super().run(graph, inputs, Around())
+    def run(self, graph: Graph, inputs: tuple[Axes, ...], ctx: ControlContext) -> tuple[Axes, ...]:
+        return super().run(graph, inputs, ControlContext())
 
-    def result(self, n: Node, operands: tuple[Axes, ...], around: Around) -> Axes:
-        found = mark_of(n)
+    def result(self, n: Node, operands: tuple[Axes, ...], ctx: ControlContext) -> Axes:
+        found = vma_op_of(n)
         if found is None:
-            return super().result(n, operands, around)
+            return super().result(n, operands, ctx)
         own, *witnesses = operands
         return found.type_of(own, witnesses, _axes(n) & self.every)
 
@@ -146,7 +146,7 @@ class _Marked:
     def _is_one(self, n: Node) -> bool:
         if n.opcode in opcodes.RUNS:
             return any(c.graph is not None and self.holds(c.graph) for c in n.calls)
-        return mark_of(n) is not None
+        return vma_op_of(n) is not None
 
 
 class _Settling:
@@ -160,17 +160,17 @@ class _Settling:
     def of(self, graph: Graph, inputs: tuple[Axes, ...]) -> Graph:
         if not self._marked.holds(graph):
             return graph
-        key = Run(graph, inputs, Around())
+        key = Run(graph, inputs, ControlContext())
         if key not in self._made:
             self._walk.run(*key)
             values = self._walk.values[key]
 
             def change(n: Node, operands: tuple[Node, ...]) -> Node:
                 types = tuple([values[o] for o in n.operands])
-                if what := mark_of(n):
+                if what := vma_op_of(n):
                     return self._settled(n, operands, what, types)
                 if n.opcode in opcodes.RUNS and all(c.graph for c in n.calls):
-                    given = self._walk.calls(n, types, Around())
+                    given = self._walk.calls(n, types, ControlContext())
                     callees = zip(n.calls, given, strict=True)
                     made = tuple([self.of(c.graph, x) for c, (x, _) in callees])
                     return moved(n, operands, made)
@@ -180,7 +180,7 @@ class _Settling:
         return self._made[key]
 
     def _settled(
-        self, n: Node, operands: tuple[Node, ...], what: Mark, types: tuple[Axes, ...]
+        self, n: Node, operands: tuple[Node, ...], what: VmaOp, types: tuple[Axes, ...]
     ) -> Node:
         """The result of the operation that a mark represents."""
         axes, told = _axes(n), attributes_of(n)
@@ -203,22 +203,22 @@ class _Settling:
         return _scalar(n, build.constant(False, n.dtype)) if isinstance(what, Type) else x
 
 
-def _inside(mark: Node, x: Node, result: Node) -> Node:
-    """What was computed from a value, as part of the region that a mark is in."""
+def _inside(vma_op: Node, x: Node, result: Node) -> Node:
+    """The value computed from another one in the region of an operation."""
 
     def change(n: Node, operands: tuple[Node, ...]) -> Node:
-        return _scalar(mark, n) if n.opcode == "constant" else moved(n, operands)
+        return _scalar(vma_op, n) if n.opcode == "constant" else moved(n, operands)
 
     return Graph("", [x], [result]).rewritten(change).outputs[0]
 
 
-def _scalar(mark: Node, constant: Node) -> Node:
+def _scalar(vma_op: Node, constant: Node) -> Node:
     """A scalar that the partitioner treats as part of the region that a mark is in."""
-    if mark.params.sharding is None:
+    if vma_op.params.sharding is None:
         return constant
-    sharding = pb.OpSharding.FromString(mark.params.sharding)
-    rank = len(mark.dims)
+    sharding = pb.OpSharding.FromString(vma_op.params.sharding)
+    rank = len(vma_op.dims)
     sharding.tile_assignment_dimensions[:] = sharding.tile_assignment_dimensions[rank:]
-    made = constant.changed(())
-    made.more = message_of(40, sharding.SerializeToString(deterministic=True))
-    return made
+    result = constant.changed(())
+    result.more = message_of(40, sharding.SerializeToString(deterministic=True))
+    return result

@@ -1,1 +1,1 @@
-"""The padding pass: a program of a bucket's shape that computes what the exact shape would."""
+"""The padding pass: a program of a bucket's shape with the results of the exact shape."""

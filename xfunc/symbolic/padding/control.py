@@ -31,7 +31,7 @@ from xfunc.symbolic.padding.states import (
     varies,
     whole,
 )
-from xfunc.symbolic.padding.values import Inexact, Movers, PaddedValue, State
+from xfunc.symbolic.padding.values import Inexact, PaddedValue, Relayout, State
 from xfunc.symbolic.polynomial import Polynomial, Size
 
 _RULES = {
@@ -204,7 +204,7 @@ class _Body:
         named = dict(zip(whole.names, sizes, strict=True))
         self.emit = Emitter(whole.ids, named, whole.made)
         self.emit.instructions += made
-        self.movers = Movers(self.emit, whole.symbolic, whole.divided)
+        self.movers = Relayout(self.emit, whole.symbolic, whole.divided)
         if is_region(c.proto):
             self.sizes_inside = regions.sizes_inside(self.emit, sizes)
 
@@ -245,12 +245,12 @@ class _Body:
         """The value, as computed by an instruction."""
         if isinstance(x, PaddedValue):
             return dataclasses.replace(x, id=id)
-        found: list[State] = []
+        result: list[State] = []
         for k, e in enumerate(x):
             made = instruction("get-tuple-element", self.emit.new_id(), shape_of(e), [id])
             made.tuple_index = k
-            found.append(self.taken_apart(e, self.emit.put(made)))
-        return found
+            result.append(self.taken_apart(e, self.emit.put(made)))
+        return result
 
     # -- instructions ---------------------------------------------------------------------------
 
@@ -283,7 +283,9 @@ class _Body:
                 return regions.BORDERS[i.proto.custom_call_target](self.movers, i, arrays)
             is_said = i.proto.custom_call_target == SHARDING and not is_tie(i.proto)
             if opcode == "custom-call" and (is_said or is_placement(i)):
-                return result(self.movers, i, [arrays[0].id], arrays[0].layouts, arrays[0].fills)
+                return result(
+                    self.movers, i, [arrays[0].id], arrays[0].layouts, arrays[0].pad_values
+                )
         what = i.proto.custom_call_target or opcode
         raise Inexact(f"{what} of an array whose shape varies", i)
 
@@ -307,7 +309,7 @@ class _Body:
         if self.is_whole(i, operands):
             ids = [self.packed_up(x) for x in operands]
             return self.taken_apart(whole(i.shape), remade(self.movers, i, ids))
-        if is_pair(callee.proto):  # It returns what it takes.
+        if is_pair(callee.proto):  # It returns its argument.
             ids = [self.packed_up(x) for x in operands]
             return self.taken_apart(list(operands), remade(self.movers, i, ids))
         if is_region(callee.proto):

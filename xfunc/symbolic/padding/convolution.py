@@ -5,7 +5,7 @@ from __future__ import annotations
 from xfunc.hlo import Instruction, wire
 from xfunc.symbolic.padding.layouts import MaybeLayout, own
 from xfunc.symbolic.padding.rules import result
-from xfunc.symbolic.padding.values import Inexact, Movers, PaddedValue
+from xfunc.symbolic.padding.values import Inexact, PaddedValue, Relayout
 from xfunc.symbolic.polynomial import Polynomial
 
 _NUMBERS = 16  # field of HloInstructionProto; below, fields of ConvolutionDimensionNumbers
@@ -14,7 +14,7 @@ _BATCH, _FEATURE, _SPATIAL = 7, 8, 11
 _OUT_BATCH, _OUT_FEATURE, _OUT_SPATIAL = 9, 10, 12
 
 
-def convolution(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def convolution(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Summed dimensions, spatial and feature alike, are padded with 0 in both operands."""
     x, kernel = operands
     numbers = wire.message(wire.fields(i.proto.SerializeToString()), _NUMBERS)

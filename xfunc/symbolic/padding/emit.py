@@ -20,29 +20,29 @@ PRED = Shape(torch.bool).element_type
 F64 = Shape(torch.float64).element_type
 
 _Mask = tuple[tuple[int, ...], str | None]
-"""The selects of `Emitter.note_mask`, and what they fill in."""
+"""The selects of `Emitter.note_mask`, and their fill values."""
 
 
 def array(element_type: int, dims: Sequence[int]) -> pb.ShapeProto:
     """The shape of an array, laid out row-major."""
-    found = pb.ShapeProto()
-    found.element_type = element_type  # pyright: ignore[reportAttributeAccessIssue]
-    found.dimensions.extend(dims)
-    found.is_dynamic_dimension.extend([False] * len(dims))
-    found.layout.minor_to_major.extend(range(len(dims) - 1, -1, -1))
-    found.layout.SetInParent()
-    return found
+    result = pb.ShapeProto()
+    result.element_type = element_type  # pyright: ignore[reportAttributeAccessIssue]
+    result.dimensions.extend(dims)
+    result.is_dynamic_dimension.extend([False] * len(dims))
+    result.layout.minor_to_major.extend(range(len(dims) - 1, -1, -1))
+    result.layout.SetInParent()
+    return result
 
 
 def message(*fields: tuple[int, int | bytes]) -> bytes:
     """A protobuf message of integers and messages, by field number."""
-    found = b""
+    result = b""
     for number, x in fields:
         if isinstance(x, bytes):
-            found += _varint(number << 3 | 2) + _varint(len(x)) + x
+            result += _varint(number << 3 | 2) + _varint(len(x)) + x
         else:
-            found += _varint(number << 3) + _varint(x % (1 << 64))
-    return found
+            result += _varint(number << 3) + _varint(x % (1 << 64))
+    return result
 
 
 def _varint(x: int) -> bytes:
@@ -213,21 +213,21 @@ class Emitter:
         for d, n in enumerate(dims):
             fine += layouts[d] if d in over and layouts[d] else [Factor(n, n)]
         sizes = [f.size for f in fine]
-        found: int | None = None
+        result: int | None = None
         for place, f in enumerate(fine):
             if f.is_padded:
                 inside = self.spread(self._below(f, after), sizes, PRED)
                 self.instructions[-1].dimensions.append(place)
-                both = [x for x in (found, inside) if x is not None]
-                found = inside if found is None else self.add("and", PRED, sizes, both)
-        if found is not None and sizes != list(dims):
-            found = self.add("reshape", PRED, dims, [found])
-        return found
+                both = [x for x in (result, inside) if x is not None]
+                result = inside if result is None else self.add("and", PRED, sizes, both)
+        if result is not None and sizes != list(dims):
+            result = self.add("reshape", PRED, dims, [result])
+        return result
 
     def note_mask(self, x: int, selects: Sequence[int], fill: str | None) -> None:
         """Record that a value was masked, by selects one after the other.
 
-        `fill`: with what, if others may take the masked one.
+        `fill`: the fill value, if others may use the masked value.
         """
         self._masked.setdefault(x, []).append((tuple(selects), fill))
 

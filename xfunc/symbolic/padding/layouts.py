@@ -36,7 +36,7 @@ MaybeLayout = Layout | None  # None: uniform
 
 
 def own(size: int, valid: Size) -> Layout:
-    """The layout of a dimension whose padding is at its end."""
+    """The layout of a dimension with its padding at the end."""
     return canonical([Factor(size, valid)])
 
 

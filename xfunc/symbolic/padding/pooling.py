@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from xfunc.hlo import Instruction
 from xfunc.symbolic.padding.rules import result
-from xfunc.symbolic.padding.values import Inexact, Movers, PaddedValue
+from xfunc.symbolic.padding.values import Inexact, PaddedValue, Relayout
 
 
-def select_and_scatter(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def select_and_scatter(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Exact where windows do not extend along padded dimensions."""
     x, source, start = operands
     numbers = m.symbolic.sizes(i, "window")

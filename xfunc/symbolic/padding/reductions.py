@@ -8,7 +8,7 @@ from xfunc.hlo import Instruction
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.shape import Shape
 from xfunc.symbolic.padding.rules import UNSIGNED, Rule, is_float, result, results
-from xfunc.symbolic.padding.values import Line, Movers, PaddedValue, State
+from xfunc.symbolic.padding.values import Line, PaddedValue, Relayout, State
 
 
 def neutral(opcode: str, element_type: int) -> float | None:
@@ -47,13 +47,13 @@ def applied(i: Instruction) -> str:
     return root.opcode
 
 
-def reduce(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+def reduce(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     """The operand is padded with the neutral element."""
     half = len(operands) // 2
     over = list(i.proto.dimensions)
     arrays, _ = m.alike(operands[:half])
     opcode = applied(i) if half == 1 else ""
-    fills: dict[int, float] = {}
+    pad_values: dict[int, float] = {}
     for k, (x, start) in enumerate(zip(arrays, operands[half:], strict=True)):
         fill = neutral(opcode, x.element_type)
         if fill is None:
@@ -63,23 +63,27 @@ def reduce(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
             arrays[k] = m.masked(x, over, fill, lines=floats)
         kept = [d for d in range(len(x.dims)) if d not in over]
         if fill is not None and start.const == fill:
-            fills = {new: fill for new, d in enumerate(kept) if _holds(arrays[k], d, fill)}
+            pad_values = {new: fill for new, d in enumerate(kept) if _holds(arrays[k], d, fill)}
     _, layouts = m.alike(arrays)
     left = [layout for d, layout in enumerate(layouts) if d not in over]
     ids = [*(x.id for x in arrays), *(x.id for x in operands[half:])]
-    found = results(m, i, ids, left, fills)
+    result = results(m, i, ids, left, pad_values)
     whole = neutral(opcode, i.shape.element_type) if not i.shape.is_tuple else None
-    if isinstance(found, PaddedValue) and len(over) == 1 and operands[1].const == whole is not None:
+    if (
+        isinstance(result, PaddedValue)
+        and len(over) == 1
+        and operands[1].const == whole is not None
+    ):
         at = tuple(d for d in range(len(arrays[0].dims)) if d not in over)
-        m.lines[found.id] = Line(opcode, operands[0].id, arrays[0], over[0], at)
-    return found
+        m.lines[result.id] = Line(opcode, operands[0].id, arrays[0], over[0], at)
+    return result
 
 
 def _holds(x: PaddedValue, d: int, fill: float) -> bool:
-    return x.fills.get(d) == fill
+    return x.pad_values.get(d) == fill
 
 
-def dot(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def dot(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Contracted dimensions are padded with 0 in both operands."""
     a, b = operands
     numbers = i.proto.dot_dimension_numbers

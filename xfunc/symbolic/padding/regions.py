@@ -1,4 +1,4 @@
-"""Manual regions (`shard_map`) of arrays whose shapes vary, and communication in them.
+"""Manual regions (`shard_map`) of arrays with varying shapes, and communication in them.
 
 NOTE [parts of a padded dimension]: the exact dimension is divided equally among the devices. The
 padding of a bucket is at the end, so the last devices would have nothing else. At the border of a
@@ -16,12 +16,12 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.symbolic.padding.emit import S64, Emitter
 from xfunc.symbolic.padding.layouts import Factor, Layout, MaybeLayout, canonical, own
 from xfunc.symbolic.padding.rules import Rule, elementwise, remade, result
-from xfunc.symbolic.padding.values import Inexact, Movers, PaddedValue
+from xfunc.symbolic.padding.values import Inexact, PaddedValue, Relayout
 
 _ENTER, _LEAVE = "SPMDFullToShardShape", "SPMDShardToFullShape"
 
 
-def entered(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def entered(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """One device's part; see NOTE [parts of a padded dimension]."""
     (x,) = operands
     sizes = m.symbolic.dims(i)
@@ -38,7 +38,7 @@ def entered(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedVal
     return result(m, i, [moved.id], layouts)
 
 
-def left(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def left(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """The devices' parts as one array: a value uniform in each may differ between them."""
     (x,) = operands
     layouts: list[MaybeLayout] = []
@@ -51,7 +51,7 @@ def _behind(devices: int, layout: Layout) -> Layout:
     return canonical([Factor(devices, devices), *layout])
 
 
-def among_rows(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def among_rows(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Communication along a dimension with a row for each device."""
     (x,) = operands
     for d in i.proto.dimensions:

@@ -13,10 +13,10 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.symbolic.numbers import scalar_of
 from xfunc.symbolic.padding.emit import S64
 from xfunc.symbolic.padding.layouts import MaybeLayout, own
-from xfunc.symbolic.padding.values import Inexact, Movers, PaddedValue, State
+from xfunc.symbolic.padding.values import Inexact, PaddedValue, Relayout, State
 from xfunc.symbolic.polynomial import Polynomial, Ratio, Size
 
-Rule = Callable[[Movers, Instruction, list[PaddedValue]], State]
+Rule = Callable[[Relayout, Instruction, list[PaddedValue]], State]
 
 ELEMENTWISE = frozenset(
     "abs add and atan2 cbrt ceil clamp compare complex convert copy cosine count-leading-zeros "
@@ -31,7 +31,7 @@ ELEMENTWISE = frozenset(
 LIGHT = ELEMENTWISE | {"constant", "iota", "broadcast", "reshape", "transpose"}
 
 
-def remade(m: Movers, i: Instruction, operands: Sequence[int]) -> int:
+def remade(m: Relayout, i: Instruction, operands: Sequence[int]) -> int:
     """The instruction itself, with other operands."""
     made = pb.HloInstructionProto()
     made.CopyFrom(i.proto)
@@ -43,11 +43,11 @@ def remade(m: Movers, i: Instruction, operands: Sequence[int]) -> int:
 
 
 def result(
-    m: Movers,
+    m: Relayout,
     i: Instruction,
     operands: Sequence[int],
     layouts: Sequence[MaybeLayout],
-    fills: Mapping[int, float] | None = None,
+    pad_values: Mapping[int, float] | None = None,
     const: float | None = None,
 ) -> PaddedValue:
     """The instruction with other operands, as a value."""
@@ -58,21 +58,21 @@ def result(
         i.shape.dims,
         m.symbolic.dims(i),
         tuple(layouts),
-        fills or {},
+        pad_values or {},
         const,
     )
 
 
 def results(
-    m: Movers,
+    m: Relayout,
     i: Instruction,
     ids: Sequence[int],
     layouts: Sequence[MaybeLayout],
-    fills: Mapping[int, float] | None = None,
+    pad_values: Mapping[int, float] | None = None,
 ) -> State:
     """The instruction with other operands: an array, or a tuple of arrays of equal dimensions."""
     if not i.shape.is_tuple:
-        return result(m, i, ids, layouts, fills)
+        return result(m, i, ids, layouts, pad_values)
     id = remade(m, i, ids)
     sizes = iter(m.symbolic.dims(i))
     found: list[State] = []
@@ -87,7 +87,7 @@ def results(
 # -- constants ------------------------------------------------------------------------------------
 
 
-def constant(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def constant(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """A number computed from the actual sizes, where it depends on them."""
     kind = i.shape.element_type
     value = m.symbolic.literal(i)
@@ -111,7 +111,7 @@ def constant(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedVa
     return result(m, i, (), layouts, const=number)
 
 
-def iota(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def iota(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """It counts from the first element, whatever the sizes."""
     layouts: list[MaybeLayout] = [None] * len(i.shape.dims)
     k = i.proto.dimensions[0]
@@ -119,23 +119,23 @@ def iota(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     return result(m, i, (), layouts)
 
 
-def broadcast(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def broadcast(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """The result is uniform along the new dimensions."""
     (x,) = operands
     layouts: list[MaybeLayout] = [None] * len(i.shape.dims)
-    fills = {}
+    pad_values = {}
     for q, d in enumerate(i.proto.dimensions):
         layouts[d] = x.layouts[q]
-        if q in x.fills:
-            fills[d] = x.fills[q]
-    found = result(m, i, [x.id], layouts, fills, x.const)
-    soft = {d: x.soft[q] for q, d in enumerate(i.proto.dimensions) if q in x.soft}
+        if q in x.pad_values:
+            pad_values[d] = x.pad_values[q]
+    found = result(m, i, [x.id], layouts, pad_values, x.const)
+    nan_lines = {d: x.nan_lines[q] for q, d in enumerate(i.proto.dimensions) if q in x.nan_lines}
     if line := m.lines.get(x.id):
         at: list[int | None] = [None] * len(i.shape.dims)
         for q, d in enumerate(i.proto.dimensions):
             at[d] = line.at[q]
         m.lines[found.id] = line._replace(at=tuple(at))
-    return dataclasses.replace(found, soft=soft)
+    return dataclasses.replace(found, nan_lines=nan_lines)
 
 
 # -- element by element ---------------------------------------------------------------------------
@@ -157,36 +157,37 @@ _KNOWN: dict[str, Callable[..., Any]] = {
 _SIMPLE = (0, 1, -1, math.inf, -math.inf)  # common to the arithmetic of all types
 
 
-def elementwise(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def elementwise(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """All operands need the same layout."""
-    dims, soft = i.shape.dims, _softened(m, i, operands)
+    dims, nan_lines = i.shape.dims, _softened(m, i, operands)
     given = operands
-    if i.opcode == "subtract" and soft:
+    if i.opcode == "subtract" and nan_lines:
         operands = [m.lines[operands[1].id].masked, operands[1]]
     arrays = [x for x in operands if x.dims == dims]
     moved, layouts = m.alike(arrays)
     rest = iter(moved)
     operands = [next(rest) if x.dims == dims else x for x in operands]
-    fills = {}
+    pad_values = {}
     for d in range(len(dims)):
-        known = [x.fills.get(d, x.const) for x in operands]
+        known = [x.pad_values.get(d, x.const) for x in operands]
         value = _known(i, known)
         if value is not None:
-            fills[d] = value
+            pad_values[d] = value
     const = _known(i, [x.const for x in operands])
-    found = result(m, i, [x.id for x in operands], layouts, fills, const)
-    found = dataclasses.replace(found, soft={d: v for d, v in soft.items() if d not in fills})
+    found = result(m, i, [x.id for x in operands], layouts, pad_values, const)
+    found = dataclasses.replace(
+        found, nan_lines={d: v for d, v in nan_lines.items() if d not in pad_values}
+    )
     _note_softmax(m, i, given, found)
     zero = _zero_at(i, operands)
-    if zero is not None and not found.soft:
+    if zero is not None and not found.nan_lines:
         m.pushed[found.id] = functools.partial(_zeroed, m, i, operands, found, zero)
     return found
 
 
-# NOTE [masks of operands]
-# XLA computes a mask again wherever its result is read element by element, so that it keeps the
-# value without the mask as well. What comes before a function that takes long is not computed
-# again. So the operand of such a function is masked, with the number at which the function is 0.
+# NOTE [masks of operands] XLA computes a mask again wherever its result is read element by element,
+# and so keeps the value without the mask as well. It does not recompute the operand of a slow
+# function. So the operand of such a function is masked, with the number at which the function is 0.
 _ZERO_AT = {
     **dict.fromkeys("cbrt erf exponential-minus-one log-plus-one sine sqrt tan tanh".split(), 0.0),
     **dict.fromkeys(("exponential", "logistic"), -math.inf),
@@ -203,7 +204,7 @@ def _zero_at(i: Instruction, operands: Sequence[PaddedValue]) -> float | None:
 
 
 def _zeroed(
-    m: Movers,
+    m: Relayout,
     i: Instruction,
     operands: Sequence[PaddedValue],
     found: PaddedValue,
@@ -214,11 +215,11 @@ def _zeroed(
     first, *others = operands
     made = elementwise(m, i, [m.masked(first, over, zero), *others])
     m.emit.note_instead(found.id, made.id)
-    return dataclasses.replace(made, fills={**made.fills, **dict.fromkeys(over, 0.0)})
+    return dataclasses.replace(made, pad_values={**made.pad_values, **dict.fromkeys(over, 0.0)})
 
 
-def _softened(m: Movers, i: Instruction, operands: Sequence[PaddedValue]) -> dict[int, float]:
-    """What is known by NOTE [softmax] about the padding of an elementwise operation's result.
+def _softened(m: Relayout, i: Instruction, operands: Sequence[PaddedValue]) -> dict[int, float]:
+    """The known padding of an elementwise operation's result, by NOTE [softmax].
 
     NOTE [softmax]: with -inf in the padding, ``exp(x - max(x))`` has 0 there, unless the maximum is
     infinite or NaN: but then all elements along that line are NaN, or the padding is 0 after all.
@@ -230,38 +231,40 @@ def _softened(m: Movers, i: Instruction, operands: Sequence[PaddedValue]) -> dic
     """
     first, *others = operands
     if not others and i.opcode in ("exponential", "convert", "copy"):
-        known = {d: _known(i, [v]) for d, v in first.soft.items()}
+        known = {d: _known(i, [v]) for d, v in first.nan_lines.items()}
         both = is_float(first.element_type) and is_float(i.shape.element_type)
         return {d: v for d, v in known.items() if v is not None and both}
     line = m.lines.get(others[0].id) if len(others) == 1 else None
     if line is None or not line.fits(first, others[0]):
         return {}
     if (i.opcode, line.opcode) == ("subtract", "maximum"):
-        return {line.along: -math.inf} if line.masked.fills.get(line.along) == -math.inf else {}
+        return (
+            {line.along: -math.inf} if line.masked.pad_values.get(line.along) == -math.inf else {}
+        )
     # An exponential, which is never negative.
     of_sum = (i.opcode, line.opcode) == ("divide", "add") and first.id in m.pushed
-    return {line.along: 0.0} if of_sum and first.soft.get(line.along) == 0 else {}
+    return {line.along: 0.0} if of_sum and first.nan_lines.get(line.along) == 0 else {}
 
 
 def _note_softmax(
-    m: Movers, i: Instruction, operands: Sequence[PaddedValue], found: PaddedValue
+    m: Relayout, i: Instruction, operands: Sequence[PaddedValue], found: PaddedValue
 ) -> None:
     """Record how a value is made with 0 in whole lines; see NOTE [softmax]."""
-    if not found.soft or i.opcode not in ("subtract", "exponential", "divide"):
+    if not found.nan_lines or i.opcode not in ("subtract", "exponential", "divide"):
         return
     first, *others = operands
 
     def push(over: Sequence[int]) -> PaddedValue:
         if i.opcode == "subtract":
-            x = m.masked(first, [*found.soft, *over], -math.inf)
+            x = m.masked(first, [*found.nan_lines, *over], -math.inf)
             made = elementwise(m, i, [x, m.masked(others[0], over, 0)])
         elif i.opcode == "exponential":
             made = elementwise(m, i, [source(over)])
         else:
             made = elementwise(m, i, [source(over), m.masked(others[0], over, 1)])
-            made = dataclasses.replace(made, fills=dict.fromkeys(over, 0.0))
+            made = dataclasses.replace(made, pad_values=dict.fromkeys(over, 0.0))
         m.emit.note_instead(found.id, made.id)
-        return dataclasses.replace(made, soft=found.soft)
+        return dataclasses.replace(made, nan_lines=found.nan_lines)
 
     source = m.pushed.get(first.id, push)
     if i.opcode == "subtract" or source is not push:
@@ -295,30 +298,30 @@ def is_float(element_type: int) -> bool:
 # -- moves ----------------------------------------------------------------------------------------
 
 
-def reshape(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
-    """See `Movers.reshaped`."""
+def reshape(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+    """See `Relayout.reshaped`."""
     (x,) = operands
-    found = m.reshaped(x, i, i.shape.dims, m.symbolic.dims(i))
-    line = x.id in m.lines and m.lines[x.id].reshaped(x.dims, found.dims)
+    result = m.reshaped(x, i, i.shape.dims, m.symbolic.dims(i))
+    line = x.id in m.lines and m.lines[x.id].reshaped(x.dims, result.dims)
     if line:
-        m.lines[found.id] = line
-    return found
+        m.lines[result.id] = line
+    return result
 
 
-def transpose(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def transpose(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """The dimensions in another order."""
     (x,) = operands
     order = list(i.proto.dimensions)
-    fills = {d: x.fills[q] for d, q in enumerate(order) if q in x.fills}
-    found = result(m, i, [x.id], [x.layouts[q] for q in order], fills, x.const)
-    soft = {d: x.soft[q] for d, q in enumerate(order) if q in x.soft}
-    found = dataclasses.replace(found, soft=soft)
+    pad_values = {d: x.pad_values[q] for d, q in enumerate(order) if q in x.pad_values}
+    found = result(m, i, [x.id], [x.layouts[q] for q in order], pad_values, x.const)
+    nan_lines = {d: x.nan_lines[q] for d, q in enumerate(order) if q in x.nan_lines}
+    found = dataclasses.replace(found, nan_lines=nan_lines)
     return m.note_move(
         found, x, lambda over: [order[d] for d in over], lambda y: transpose(m, i, [y])
     )
 
 
-def reverse(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def reverse(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """The padding would move to the front, so positions are computed."""
     (x,) = operands
     turned = []
@@ -333,8 +336,8 @@ def reverse(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedVal
         last = m.emit.spread(m.emit.size(x.sizes[d] - 1), [n])
         index = m.emit.binary("subtract", last, m.emit.iota(n), [n])
         index = m.emit.clamped(index, m.emit.number(n - 1), [n])
-        kept = {k: v for k, v in x.fills.items() if k != d}
-        x = dataclasses.replace(x, id=m.take(x, d, index, n), fills=kept, soft={})
+        kept = {k: v for k, v in x.pad_values.items() if k != d}
+        x = dataclasses.replace(x, id=m.take(x, d, index, n), pad_values=kept, nan_lines={})
     if not turned:
         return x
     id = m.emit.add("reverse", x.element_type, x.dims, [x.id], dimensions=turned)
@@ -347,7 +350,7 @@ def reverse(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedVal
 def along(dims: Callable[[Instruction, list[PaddedValue]], Sequence[int]]) -> Rule:
     """A rule for operations that are exact unless one of these dimensions is padded."""
 
-    def rule(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+    def rule(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
         for d in dims(i, operands):
             if any(x.padded(d) for x in operands):
                 raise Inexact(f"{i.opcode} along a dimension of size {operands[0].sizes[d]}", i)
@@ -361,7 +364,7 @@ def _last(n: int) -> Callable[[Instruction, list[PaddedValue]], Sequence[int]]:
     return lambda i, operands: range(len(operands[0].dims) - n, len(operands[0].dims))
 
 
-def fft(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+def fft(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     """Exact along dimensions that are not transformed."""
     n = len(i.proto.fft_length)
     (x,) = operands
@@ -371,7 +374,7 @@ def fft(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
     return result(m, i, [x.id], [*x.layouts[:-n], *(own(k, k) for k in i.shape.dims[-n:])])
 
 
-def triangular_solve(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+def triangular_solve(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     """Exact for batches of matrices of one size."""
     a, b = operands
     n = len(a.dims)
@@ -383,7 +386,7 @@ def triangular_solve(m: Movers, i: Instruction, operands: list[PaddedValue]) -> 
     return result(m, i, [a.id, b.id], [p or q for p, q in zip(a.layouts, b.layouts, strict=True)])
 
 
-def bitcast_convert(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+def bitcast_convert(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     """Element by element between dtypes of one width; others have a dimension more or less."""
     if len(operands[0].dims) != len(i.shape.dims):
         raise Inexact("bitcast-convert between dtypes of different widths", i)

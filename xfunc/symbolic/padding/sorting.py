@@ -14,10 +14,10 @@ from xfunc.symbolic.folded_cumulative import dimension
 from xfunc.symbolic.padding.emit import PRED, Emitter, array
 from xfunc.symbolic.padding.layouts import own
 from xfunc.symbolic.padding.rules import remade, results
-from xfunc.symbolic.padding.values import Movers, PaddedValue, State
+from xfunc.symbolic.padding.values import PaddedValue, Relayout, State
 
 
-def sort(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+def sort(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     """See NOTE [padding comes last]."""
     (d,) = i.proto.dimensions
     if any(x.padded(d) for x in operands):
@@ -64,7 +64,7 @@ def _comparison(emit: Emitter, i: Instruction) -> int:
     return made.id
 
 
-def running(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+def running(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     """See NOTE [one running operation for all sizes]."""
     d = dimension(i.proto)
     operands, layouts = m.alike([m.plain(x, d) for x in operands])

@@ -35,19 +35,22 @@ def signature(x: State) -> object:
     """The key that distinguishes the programs made from one body."""
     if isinstance(x, list):
         return tuple(map(signature, x))
-    fills = [tuple(sorted((d, repr(v)) for d, v in known.items())) for known in (x.fills, x.soft)]
-    return (x.dims, x.element_type, x.sizes, x.layouts, *fills, repr(x.const))
+    pad_values = [
+        tuple(sorted((d, repr(v)) for d, v in known.items()))
+        for known in (x.pad_values, x.nan_lines)
+    ]
+    return (x.dims, x.element_type, x.sizes, x.layouts, *pad_values, repr(x.const))
 
 
 def forgotten(x: State) -> State:
-    """The value without what is known about its contents, which a loop may change."""
+    """The value without knowledge about its contents, which a loop may change."""
     if isinstance(x, list):
         return [forgotten(e) for e in x]
-    return dataclasses.replace(x, fills={}, soft={}, const=None)
+    return dataclasses.replace(x, pad_values={}, nan_lines={}, const=None)
 
 
 def joined(a: State, b: State) -> State:
-    """What is known about a value that is one of the two."""
+    """The knowledge common to two values."""
     if isinstance(a, list):
         assert isinstance(b, list)
         return [joined(x, y) for x, y in zip(a, b, strict=True)]
@@ -56,7 +59,7 @@ def joined(a: State, b: State) -> State:
     for d in range(len(a.dims)):
         p, q = a.layouts[d], b.layouts[d]
         layouts.append(q if p is None else p)
-    return dataclasses.replace(a, layouts=tuple(layouts), fills={}, soft={}, const=None)
+    return dataclasses.replace(a, layouts=tuple(layouts), pad_values={}, nan_lines={}, const=None)
 
 
 def varies(x: State) -> bool:
@@ -77,8 +80,8 @@ def whole(shape: Shape) -> State:
 def reachable(proto: pb.HloModuleProto) -> pb.HloModuleProto:
     """The module with only the computations its entry runs, callees before their callers."""
     by_id = {c.id: c for c in proto.computations}
-    found = pb.HloModuleProto()
-    found.CopyFrom(proto)
-    del found.computations[:]
-    found.computations.extend(by_id[k] for k in called_from(proto, proto.entry_computation_id))
-    return found
+    result = pb.HloModuleProto()
+    result.CopyFrom(proto)
+    del result.computations[:]
+    result.computations.extend(by_id[k] for k in called_from(proto, proto.entry_computation_id))
+    return result

@@ -1,4 +1,4 @@
-"""What the padding pass knows about a value, and how it rearranges values."""
+"""The padding pass's knowledge about values, and its moves of values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _GATHER_NUMBERS, _GATHER_SIZES = 33, 34
 
 
 class Inexact(Exception):
-    """An instruction whose result would not be that of the exact shape.
+    """An instruction with a result that would differ from that of the exact shape.
 
     Attributes:
         reason: why.
@@ -42,7 +42,8 @@ class PaddedValue:
         layouts: where in each dimension the exact elements are; see NOTE [factors].
         fills: by dimension, the value of all the padding along it, where known.
         const: the value of all elements, where known.
-        soft: like `fills`, but for lines along the dimension in which all elements are NaN; see
+        soft: like `pad_values`, but for lines along the dimension in which all elements are NaN;
+        see
             NOTE [softmax].
     """
 
@@ -51,9 +52,9 @@ class PaddedValue:
     dims: tuple[int, ...]
     sizes: tuple[Size, ...]
     layouts: tuple[MaybeLayout, ...]
-    fills: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    pad_values: Mapping[int, float] = dataclasses.field(default_factory=dict)
     const: float | None = None
-    soft: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    nan_lines: Mapping[int, float] = dataclasses.field(default_factory=dict)
 
     def own(self, d: int) -> Layout:
         """The layout of a dimension; if uniform, one with the padding at its end."""
@@ -69,7 +70,7 @@ State = PaddedValue | list["State"]  # an array, or a tuple
 
 
 class Line(NamedTuple):
-    """What was computed of all elements along a dimension of a value: a maximum, or a sum.
+    """A reduction of a value along a dimension: a maximum, or a sum.
 
     Attributes:
         opcode: of the reduction.
@@ -93,7 +94,7 @@ class Line(NamedTuple):
         return self._replace(at=tuple(None if n == 1 else next(left) for n in want))
 
     def fits(self, x: PaddedValue, other: PaddedValue) -> bool:
-        """Whether `other` holds, at each element of a value, what was computed of its line."""
+        """Whether `other` holds, at each element of a value, the reduction of its line."""
         at = [None if d == self.along else d for d in range(len(x.dims))]
         return self.of == x.id and x.dims == other.dims and [*self.at] == at
 
@@ -112,7 +113,7 @@ class _Move(NamedTuple):
     again: Callable[[PaddedValue], PaddedValue]
 
 
-class Movers:
+class Relayout:
     """Masks and moves of values in one computation.
 
     Args:
@@ -123,11 +124,11 @@ class Movers:
 
     def __init__(self, emit: Emitter, symbolic: SymbolicModule, divided: bool = False) -> None:
         self.emit, self.symbolic, self._divided = emit, symbolic, divided
-        self.lines: dict[int, Line] = {}  # by what holds them
+        self.lines: dict[int, Line] = {}  # by their holders
         self.pushed: dict[int, Callable[[Sequence[int]], PaddedValue]] = {}  # see NOTE [softmax]
         self._given = {i.id for i in emit.instructions}
         self._masked: dict[object, PaddedValue] = {}
-        self._moves: dict[int, _Move] = {}  # by what they return
+        self._moves: dict[int, _Move] = {}  # by their results
 
     # -- masks --------------------------------------------------------------------------------
 
@@ -144,14 +145,14 @@ class Movers:
         Args:
             x: the value.
             over: the dimensions.
-            fill: what is put there.
+            fill: the value there.
             lines: all elements along these are used together, and one NaN makes the result NaN.
             after: an S32 scalar that is to be computed before the mask.
         """
         if x.const is not None and _same(x.const, fill):
             return x
         over = [d for d in over if x.padded(d) and not self._holds(x, d, fill, lines)]
-        # What waits must not be used where others do not.
+        # A delayed value must not be used in code that does not wait.
         key = (x.id, tuple(over), repr(fill), after is not None)
         if over and key not in self._masked:
             self._masked[key] = self._with_fill(x, over, fill, lines, after)
@@ -187,13 +188,13 @@ class Movers:
         return self.emit.add("convert", S32, (), [scalar])
 
     def _holds(self, x: PaddedValue, d: int, fill: float, lines: bool) -> bool:
-        if _same(x.fills.get(d), fill):
+        if _same(x.pad_values.get(d), fill):
             return True
         box = self.symbolic.box
         # A line without elements has none that is NaN.
         return (
             lines
-            and _same(x.soft.get(d), fill)
+            and _same(x.nan_lines.get(d), fill)
             and all(box.at_most(1, f.valid) is True for f in x.own(d))
         )
 
@@ -205,11 +206,11 @@ class Movers:
         # select, for which it would write the moved array as well.
         move = self._moves.get(x.id)
         if move is not None:
-            found = move.again(self.masked(move.of, move.back(over), fill, lines, after))
-            if all(self._holds(found, d, fill, lines) for d in over):
-                return found
+            result = move.again(self.masked(move.of, move.back(over), fill, lines, after))
+            if all(self._holds(result, d, fill, lines) for d in over):
+                return result
         push = self.pushed.pop(x.id, None)
-        if push is not None and fill == 0 and x.soft.keys().isdisjoint(over):
+        if push is not None and fill == 0 and x.nan_lines.keys().isdisjoint(over):
             return push(over)
         return self._select(x, over, self.emit.number(fill, x.element_type), fill, after)
 
@@ -249,20 +250,20 @@ class Movers:
             id = self.emit.add("select", x.element_type, x.dims, [mask, id, filling])
             selects.append(id)
         as_before = all(x.layouts[d] is not None for d in over)
-        known = (*x.fills.values(), *x.soft.values())
+        known = (*x.pad_values.values(), *x.nan_lines.values())
         stands_in = (
             fill is not None and after is None and as_before and all(_same(v, fill) for v in known)
         )
         self.emit.note_mask(x.id, selects, repr(fill) if stands_in else None)
-        fills, soft = (
+        pad_values, nan_lines = (
             {d: v for d, v in found.items() if fill is not None and _same(v, fill)}
-            for found in (x.fills, x.soft)
+            for found in (x.pad_values, x.nan_lines)
         )
         if fill is not None:
-            fills |= dict.fromkeys(over, fill)
+            pad_values |= dict.fromkeys(over, fill)
         layouts_now = tuple(layouts[d] if d in over else x.layouts[d] for d in range(len(x.dims)))
         return dataclasses.replace(
-            x, id=id, layouts=layouts_now, fills=fills, soft=soft, const=None
+            x, id=id, layouts=layouts_now, pad_values=pad_values, nan_lines=nan_lines, const=None
         )
 
     # -- moves --------------------------------------------------------------------------------
@@ -334,7 +335,7 @@ class Movers:
             (*x.dims[:d], size, *x.dims[d + 1 :]),
             x.sizes,
             (*x.layouts[:d], layout, *x.layouts[d + 1 :]),
-            {k: v for k, v in x.fills.items() if k != d},
+            {k: v for k, v in x.pad_values.items() if k != d},
             x.const,
         )
 
@@ -367,8 +368,8 @@ class Movers:
         """The value as an array with other dimensions."""
         groups = list(_groups(x, dims, sizes))
         layouts: list[MaybeLayout] = [None] * len(dims)
-        fills: dict[int, float] = {}
-        soft: dict[int, float] = {}
+        pad_values: dict[int, float] = {}
+        nan_lines: dict[int, float] = {}
         moved: list[tuple[list[int], list[int], list[Layout]]] = []
         for old, new in groups:
             if all(x.layouts[d] is None for d in old):
@@ -380,29 +381,29 @@ class Movers:
                 moved.append((old, new, dealt))
             for d, layout in zip(new, dealt, strict=True):
                 layouts[d] = layout
-            if len(old) == len(new) == 1 and old[0] in x.fills:
-                fills[new[0]] = x.fills[old[0]]
-            if len(old) == len(new) == 1 and old[0] in x.soft:
-                soft[new[0]] = x.soft[old[0]]
-            values = {repr(x.fills.get(d)) for d in old if x.padded(d)}
+            if len(old) == len(new) == 1 and old[0] in x.pad_values:
+                pad_values[new[0]] = x.pad_values[old[0]]
+            if len(old) == len(new) == 1 and old[0] in x.nan_lines:
+                nan_lines[new[0]] = x.nan_lines[old[0]]
+            values = {repr(x.pad_values.get(d)) for d in old if x.padded(d)}
             if len(values) == 1 and not moved and values != {"None"}:
-                value = next(x.fills[d] for d in old if x.padded(d))
-                fills |= {d: value for d in new if is_padded(layouts[d])}
+                value = next(x.pad_values[d] for d in old if x.padded(d))
+                pad_values |= {d: value for d in new if is_padded(layouts[d])}
         source = x
         if moved:
             x = self._moved(x, groups, moved)
         id = self.emit.add("reshape", x.element_type, dims, [x.id])
-        found = PaddedValue(
-            id, x.element_type, tuple(dims), tuple(sizes), tuple(layouts), fills, x.const
+        result = PaddedValue(
+            id, x.element_type, tuple(dims), tuple(sizes), tuple(layouts), pad_values, x.const
         )
         if moved:
-            return found
-        found = dataclasses.replace(found, soft=soft)
+            return result
+        result = dataclasses.replace(result, nan_lines=nan_lines)
 
         def back(over: Sequence[int]) -> list[int]:
             return [d for old, new in groups if not set(new).isdisjoint(over) for d in old]
 
-        return self.note_move(found, source, back, lambda y: self.reshaped(y, i, dims, sizes))
+        return self.note_move(result, source, back, lambda y: self.reshaped(y, i, dims, sizes))
 
     def _moved(
         self,
@@ -415,15 +416,15 @@ class Movers:
         dims = [math.prod(x.dims[d] for d in old) for old, _ in groups]
         sizes = [product(x.sizes[d] for d in old) for old, _ in groups]
         id = self.emit.add("reshape", x.element_type, dims, [x.id])
-        found = PaddedValue(
+        result = PaddedValue(
             id, x.element_type, tuple(dims), tuple(sizes), tuple(map(tuple, flat)), {}, x.const
         )
         for k, (old, new) in enumerate(groups):
             for old_dims, new_dims, dealt in moved:
                 if (old, new) == (old_dims, new_dims):
                     layout: list[Factor] = [f for part in dealt for f in part]
-                    found = self.relaid(found, k, tuple(layout), dims[k])
-        return found
+                    result = self.relaid(result, k, tuple(layout), dims[k])
+        return result
 
 
 def _groups(

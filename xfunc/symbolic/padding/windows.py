@@ -11,7 +11,7 @@ from xfunc.symbolic.padding.emit import PRED, S64
 from xfunc.symbolic.padding.layouts import MaybeLayout, own
 from xfunc.symbolic.padding.reductions import applied, neutral
 from xfunc.symbolic.padding.rules import Rule, result, results
-from xfunc.symbolic.padding.values import Inexact, Movers, PaddedValue, State
+from xfunc.symbolic.padding.values import Inexact, PaddedValue, Relayout, State
 from xfunc.symbolic.polynomial import Polynomial, Size, as_polynomial
 
 _WINDOW = 7  # numbers of each dimension: see `numbers.Numbers`
@@ -21,7 +21,7 @@ def _in_groups(numbers: Sequence[Size], n: int) -> list[tuple[Size, ...]]:
     return [tuple(numbers[k : k + n]) for k in range(0, len(numbers), n)]
 
 
-def slice_(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def slice_(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """If the start or stride depends on sizes, positions are computed."""
     (x,) = operands
     bounds = _in_groups(m.symbolic.sizes(i, "slice"), 3)
@@ -46,7 +46,7 @@ def slice_(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValu
     return x
 
 
-def _spread(m: Movers, size: Size, n: int) -> int:
+def _spread(m: Relayout, size: Size, n: int) -> int:
     return m.emit.spread(m.emit.size(size), [n])
 
 
@@ -58,14 +58,14 @@ def _at(x: PaddedValue, d: int, id: int, n: int, size: Size, layout: MaybeLayout
         dims=(*x.dims[:d], n, *x.dims[d + 1 :]),
         sizes=(*x.sizes[:d], size, *x.sizes[d + 1 :]),
         layouts=(*x.layouts[:d], layout, *x.layouts[d + 1 :]),
-        fills={k: v for k, v in x.fills.items() if k != d},
-        soft={},
+        pad_values={k: v for k, v in x.pad_values.items() if k != d},
+        nan_lines={},
         const=None,
     )
 
 
 def _cut(
-    m: Movers,
+    m: Relayout,
     x: PaddedValue,
     d: int,
     n: int,
@@ -86,7 +86,7 @@ def _cut(
     return _at(x, d, id, n, size, layout)
 
 
-def concatenate(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def concatenate(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Each part is written where the one before ends."""
     d = i.proto.dimensions[0]
     operands, layouts = m.alike(operands, but=d)
@@ -109,7 +109,7 @@ def concatenate(m: Movers, i: Instruction, operands: list[PaddedValue]) -> Padde
     return PaddedValue(found, i.shape.element_type, dims, m.symbolic.dims(i), tuple(layouts))
 
 
-def pad(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def pad(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """The bucket's padding holds the padding value as well."""
     x, value = operands
     edges = _in_groups(m.symbolic.sizes(i, "padding"), 3)
@@ -129,7 +129,13 @@ def pad(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
 
 
 def _padded(
-    m: Movers, x: PaddedValue, d: int, edges: Sequence[Size], n: int, size: Size, value: PaddedValue
+    m: Relayout,
+    x: PaddedValue,
+    d: int,
+    edges: Sequence[Size],
+    n: int,
+    size: Size,
+    value: PaddedValue,
 ) -> PaddedValue:
     """n positions of a dimension, with known padding in front and in between."""
     low, _, interior = edges
@@ -146,7 +152,7 @@ def _padded(
 
 
 def _moved_by(
-    m: Movers, x: PaddedValue, d: int, low: Size, n: int, size: Size, value: PaddedValue
+    m: Relayout, x: PaddedValue, d: int, low: Size, n: int, size: Size, value: PaddedValue
 ) -> PaddedValue:
     """n positions of a dimension; that of the first element depends on sizes."""
     place = m.emit.binary("subtract", m.emit.iota(n), _spread(m, low, n), [n])
@@ -165,7 +171,7 @@ def _moved_by(
     return _at(x, d, id, n, size, own(n, size))
 
 
-def dynamic_slice(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def dynamic_slice(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Starts are clamped to the exact shape."""
     x, *starts = operands
     sizes = m.symbolic.sizes(i, "sizes")
@@ -187,7 +193,7 @@ def dynamic_slice(m: Movers, i: Instruction, operands: list[PaddedValue]) -> Pad
     return result(m, i, [x.id, *ids], layouts)
 
 
-def _clamp_start(m: Movers, start: PaddedValue, of: Size, size: Size) -> int:
+def _clamp_start(m: Relayout, start: PaddedValue, of: Size, size: Size) -> int:
     """A start index, clamped to the exact shape, as XLA clamps it to the shape it knows."""
     kind = start.element_type
     high = m.emit.clamped(m.emit.size(as_polynomial(of) - size), m.emit.number(2**62))
@@ -197,7 +203,7 @@ def _clamp_start(m: Movers, start: PaddedValue, of: Size, size: Size) -> int:
     return m.emit.add("clamp", kind, (), [low, start.id, high])
 
 
-def dynamic_update_slice(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def dynamic_update_slice(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Starts are clamped to the exact shape, and padding of the update is not written."""
     x, update, *starts = operands
     ids = [s.id for s in starts]
@@ -219,7 +225,7 @@ def dynamic_update_slice(m: Movers, i: Instruction, operands: list[PaddedValue])
         layouts.append(x.layouts[d])
     if not padded:
         return result(m, i, [x.id, update.id, *ids], layouts)
-    # With room for the padding of the update, which is at its end, and replaced by what was there.
+    # With room for the update's padding at its end, which is then replaced by the old contents.
     room = [n + update.dims[d] if d in padded else n for d, n in enumerate(x.dims)]
     wide = _resized(m, x, room)
     id = m.emit.add("dynamic-update-slice", x.element_type, room, [wide, update.id, *ids])
@@ -237,7 +243,7 @@ def dynamic_update_slice(m: Movers, i: Instruction, operands: list[PaddedValue])
     return PaddedValue(id, x.element_type, x.dims, m.symbolic.dims(i), tuple(layouts))
 
 
-def _resized(m: Movers, x: PaddedValue, dims: Sequence[int]) -> int:
+def _resized(m: Relayout, x: PaddedValue, dims: Sequence[int]) -> int:
     """The array with more or fewer elements at the end of its dimensions."""
     zero = m.emit.number(0, x.element_type)
     id = m.emit.add("pad", x.element_type, dims, [x.id, zero])
@@ -246,7 +252,7 @@ def _resized(m: Movers, x: PaddedValue, dims: Sequence[int]) -> int:
     return id
 
 
-def gather(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
+def gather(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> PaddedValue:
     """Indices are clamped to the exact shape."""
     x, index = operands
     fields = wire.fields(i.proto.SerializeToString())
@@ -283,7 +289,7 @@ def gather(m: Movers, i: Instruction, operands: list[PaddedValue]) -> PaddedValu
 
 
 def _clamped_index(
-    m: Movers, index: PaddedValue, vector: int, limits: Sequence[Size | None]
+    m: Relayout, index: PaddedValue, vector: int, limits: Sequence[Size | None]
 ) -> PaddedValue:
     """Start indices, clamped to the exact shape where it differs from the bucket's."""
     if all(x is None for x in limits):
@@ -303,10 +309,10 @@ def _clamped_index(
     if kind != S64:
         high = m.emit.add("convert", kind, dims, [high])
     id = m.emit.add("minimum", kind, dims, [index.id, high])
-    return dataclasses.replace(index, id=id, fills={}, soft={}, const=None)
+    return dataclasses.replace(index, id=id, pad_values={}, nan_lines={}, const=None)
 
 
-def scatter(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+def scatter(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     """Updates that come from padding are skipped."""
     if len(operands) != 3:
         raise Inexact("a scatter into several arrays", i)
@@ -346,7 +352,7 @@ def scatter(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
 _UNSIGNED = (6, 7, 8, 9)
 
 
-def reduce_window(m: Movers, i: Instruction, operands: list[PaddedValue]) -> State:
+def reduce_window(m: Relayout, i: Instruction, operands: list[PaddedValue]) -> State:
     """Windows see the neutral element in the padding."""
     half = len(operands) // 2
     windows = _in_groups(m.symbolic.sizes(i, "window"), _WINDOW)
@@ -375,7 +381,7 @@ def _causal(window: Sequence[Size]) -> bool:
 
 
 def _check_window(
-    m: Movers, i: Instruction, window: Sequence[Size], size: Size, out: Polynomial
+    m: Relayout, i: Instruction, window: Sequence[Size], size: Size, out: Polynomial
 ) -> None:
     """Refuse windows that see other elements in the bucket than in the exact shape.
 

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from xfunc import tree
-from xfunc.core.avals import Aval, AvalKey, short
+from xfunc.cache.key import Key, Static
+from xfunc.core.avals import Aval, short
 from xfunc.core.guards import State
 from xfunc.core.paths import path_of
 
-Static = tuple[tuple[int | str, type, object], ...]
-
-
 _MOST_LINES, _MOST_CHARACTERS = 6, 100
-
-
-class Key(NamedTuple):
-    """The key of a program, besides the skeleton of its function.
-
-    Attributes:
-        values: of what the function holds.
-        tree: structure of the arguments.
-        avals: of those that are arrays.
-        static: arguments that were taken out: ``(where, type, value)`` of each.
-        modes: global settings.
-        beside: values of everything else that counts; leaves that are not arrays, by position.
-    """
-
-    values: Hashable
-    tree: tree.Structure
-    avals: tuple[AvalKey, ...]
-    static: Static | None
-    modes: Hashable
-    beside: tuple[tuple[Hashable, Hashable], ...] = ()
 
 
 def differences(known: Sequence[Key], new: Key, names: Sequence[str]) -> str:
@@ -75,13 +52,13 @@ def _lines(old: Key, new: Key, names: Sequence[str]) -> Iterator[str]:
 def _by_path(key: Key, names: Sequence[str]) -> dict[str, object]:
     """The leaves of the arguments: avals, or values for leaves that are not arrays."""
     paths = [path_of(a, names) for a in key.tree.accessors()]
-    fixed = {i: value for i, value in key.beside if isinstance(i, int)}
+    fixed = {i: value for i, value in key.extra_deps if isinstance(i, int)}
     avals = iter(key.avals)
-    found: dict[str, object] = {
+    result: dict[str, object] = {
         p: fixed[i] if i in fixed else Aval(*next(avals)) for i, p in enumerate(paths)
     }
-    found.update((label, value) for label, value in key.beside if isinstance(label, str))
-    return found
+    result.update((label, value) for label, value in key.extra_deps if isinstance(label, str))
+    return result
 
 
 def _nodes(old: tree.Structure, new: tree.Structure, names: Sequence[str]) -> Iterator[str]:

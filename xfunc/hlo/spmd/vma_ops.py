@@ -22,7 +22,7 @@ Total = Callable[[Node, Sequence[str]], Node]
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
+class VmaOp:
     """A mark, apart from its operands and axes."""
 
     name: ClassVar[str]
@@ -36,7 +36,7 @@ class Mark:
         return own
 
 
-class Type(Mark):
+class Type(VmaOp):
     """A witness of the type of a value."""
 
     name = "type"
@@ -45,7 +45,7 @@ class Type(Mark):
         return array_type(torch.bool, ())
 
 
-class Cast(Mark):
+class Cast(VmaOp):
     """The same value, with another type."""
 
     name = "cast"
@@ -54,7 +54,7 @@ class Cast(Mark):
         return own | (witnesses[0] & axes if witnesses else axes)
 
 
-class Operation(Mark):
+class Operation(VmaOp):
     """Stands for an operation over those axes along which no witness varies."""
 
     def of(self, x: Node, axes: Sequence[str], sizes: Mapping[str, int], total: Total) -> Node:
@@ -84,9 +84,9 @@ class Share(Operation):
 
 
 TYPE, CAST, SUM, SHARE = Type(), Cast(), Sum(), Share()
-_BY_TARGET: dict[str, Mark] = {TARGET + m.name: m for m in (TYPE, CAST, SUM, SHARE)}
+_BY_TARGET: dict[str, VmaOp] = {TARGET + m.name: m for m in (TYPE, CAST, SUM, SHARE)}
 
 
-def mark_of(n: Node) -> Mark | None:
+def vma_op_of(n: Node) -> VmaOp | None:
     """The mark that a node represents, if any."""
     return _BY_TARGET.get(n.params.target) if isinstance(n.params, CustomCall) else None
