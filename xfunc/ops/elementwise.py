@@ -11,9 +11,8 @@ from xfunc.graph import build
 from xfunc.graph.node import Node
 from xfunc.ops.emit import instruction, loop
 from xfunc.ops.registry import bare, composition, kernel
-from xfunc.rules.operands import is_inexact
+from xfunc.rules.operands import is_inexact, result_type
 from xfunc.torchlib.functorch import differentiates_twice
-from xfunc.torchlib.promotion import result_type
 from xfunc.trace import recorder
 
 Tensor = torch.Tensor
