@@ -31,6 +31,7 @@ from torch.autograd import forward_ad
 from xfunc.ops.cumulative import scan_along
 from xfunc.ops.linalg import sign_of
 from xfunc.ops.registry import composition, differentiable
+from xfunc.rules.operands import HALF
 from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
@@ -109,6 +110,16 @@ def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Te
     return torch.where((x >= min) & (x <= max), x, same)
 
 
+def _is_half_and_twice(x: Tensor, y: Tensor) -> bool:
+    return x.dtype in HALF and functorch.differentiates_twice((x, y))
+
+
+@composition("hypot", when=_is_half_and_twice)
+def hypot(x: Tensor, y: Tensor) -> Tensor:
+    # torch's formulas subtract numbers of half precision that are nearly equal.
+    return torch.hypot(x.float(), y.float()).to(torch.result_type(x, y))
+
+
 def _is_pushed_or_twice(x: Tensor, dim: int) -> bool:
     # torch's rule takes logarithms of cotangents: its derivative is NaN next to -inf.
     return _is_pushed(x) or functorch.differentiates_twice((x,))
@@ -120,7 +131,7 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
         return x.clone()
     if x.is_complex():
         return scan_along(lambda a, b: (torch.logaddexp(a[0], b[0]),), (x,), dim)[0]
-    if x.dtype in (torch.bfloat16, torch.float16):
+    if x.dtype in HALF:
         return logcumsumexp(x.float(), dim).to(x.dtype)
     still = x.detach()
     one = torch.where(x.isinf(), 0, x - still).exp()
@@ -251,7 +262,7 @@ def cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tenso
         again = scan_along(lambda a, b: (a[0] * b[0],), (x,), dim)[0]
         return torch.autograd.grad(again, x, grad, create_graph=True)[0]
     dtype = x.dtype
-    if dtype in (torch.bfloat16, torch.float16):
+    if dtype in HALF:
         grad, x, output = grad.float(), x.float(), output.float()
     zero = x == 0
     zeros = zero.cumsum(dim)

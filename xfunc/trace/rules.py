@@ -214,6 +214,8 @@ def refuse_read(trace: Trace, name: str, tensor: torch.Tensor) -> NoReturn:
         hint = array_operands.HINT
     if called_by("jax"):
         hint = OF_JAX
+    elif called_by("copy"):
+        name, hint = "copy.copy", "write x.clone(), or copy.deepcopy(x)."
     problem = f"{name} reads a traced value ({short(tensor)}), which has no data"
     trace.refuse(ConcretizationError, problem, hint)
 
