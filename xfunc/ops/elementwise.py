@@ -10,10 +10,9 @@ from xfunc.errors import UnsupportedOpError, fail
 from xfunc.graph import build
 from xfunc.graph.node import Node
 from xfunc.ops.emit import instruction, loop
-from xfunc.ops.registry import bare, composition, kernel
+from xfunc.ops.registry import composition, kernel
 from xfunc.rules.operands import is_inexact, result_type
 from xfunc.torchlib.functorch import differentiates_twice
-from xfunc.trace import recorder
 
 Tensor = torch.Tensor
 
@@ -234,15 +233,3 @@ def view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     if torch.bool in (x.dtype, dtype):  # A boolean has one bit in XLA, eight in torch.
         return x.to(dtype)
     return instruction(build.bitcast_convert, x, dtype=dtype)
-
-
-@bare("_efficientzerotensor")
-def absent(
-    size: list[int], *, dtype: torch.dtype | None = None, device: object = None, **options: object
-) -> Tensor:
-    # Forward-mode formulas call this in place of missing tangents.
-    dtype = dtype or torch.get_default_dtype()
-    if dtype is torch.bool:  # The formulas subtract, which torch refuses for booleans.
-        dtype = torch.uint8
-    zeros = recorder.absent(size, dtype)
-    return torch._to_functional_tensor(zeros)  # otherwise it could have no views

@@ -25,27 +25,6 @@ _logarithm("log2", 2.0)
 _logarithm("log10", 10.0)
 
 
-@kernel("isinf")
-def isinf(x: Tensor) -> Tensor:
-    if x.is_complex():
-        return x.real.isinf() | x.imag.isinf()
-    if x.is_floating_point():
-        return x.abs() == math.inf
-    return torch.zeros_like(x, dtype=torch.bool)
-
-
-def _infinite(name: str, value: float) -> None:
-    @kernel(name)
-    def run(x: Tensor) -> Tensor:
-        if x.is_floating_point():
-            return x == value
-        return torch.zeros_like(x, dtype=torch.bool)
-
-
-_infinite("isposinf", math.inf)
-_infinite("isneginf", -math.inf)
-
-
 @composition("special_ndtr")
 def normal_distribution(x: Tensor) -> Tensor:
     # torch adds 1 to `erf`, which leaves little of a small result.
