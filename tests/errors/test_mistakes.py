@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.utils import dlpack
 
 import xfunc as xf
 
@@ -217,7 +218,7 @@ WITHOUT_DATA: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
         lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
         "use xf.cond, xf.while_loop or xf.scan.",
     ),
-    "to_dlpack": (torch.utils.dlpack.to_dlpack, "return the value and exchange it outside"),
+    "to_dlpack": (dlpack.to_dlpack, "return the value and exchange it outside"),
     "nested_tensor": (lambda x: torch.nested.nested_tensor([x]), "pad the values to one shape"),
     "copy": (copy.copy, "write x.clone(), or copy.deepcopy(x)."),
 }
