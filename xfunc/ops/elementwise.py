@@ -10,9 +10,8 @@ from xfunc.errors import UnsupportedOpError, fail
 from xfunc.graph import build
 from xfunc.graph.node import Node
 from xfunc.ops.emit import instruction, loop
-from xfunc.ops.registry import composition, kernel
+from xfunc.ops.registry import composition, is_twice, kernel
 from xfunc.rules.operands import is_inexact, result_type
-from xfunc.torchlib.functorch import differentiates_twice
 
 Tensor = torch.Tensor
 
@@ -96,11 +95,7 @@ def copysign(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(torch.signbit(y), -x.abs(), x.abs())
 
 
-def _differentiates_twice(x: Tensor, y: Tensor) -> bool:
-    return differentiates_twice((x, y))
-
-
-@composition("copysign.Tensor", when=_differentiates_twice)
+@composition("copysign.Tensor", when=is_twice)
 def copysign_by_factor(x: Tensor, y: Tensor) -> Tensor:
     # torch's slope is a quotient by x, whose own slope is 0 but for rounding.
     x, y = floating(x, y)

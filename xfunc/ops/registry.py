@@ -31,10 +31,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from xfunc.core import device
 from xfunc.core.torch_versions import is_missing
-from xfunc.torchlib.functorch import is_watched_at_this_level
+from xfunc.torchlib.functorch import differentiates_twice, is_watched_at_this_level
 from xfunc.torchlib.values import tensors_in
 
 R = TypeVar("R")
@@ -92,6 +93,19 @@ def composition(*names: str, when: Callable[..., bool] | None = None) -> Callabl
         return function
 
     return put
+
+
+def is_pushed(*args: object, **kwargs: object) -> bool:
+    """A condition of a `composition`: an argument has a tangent."""
+    return any(
+        isinstance(a, torch.Tensor) and forward_ad.unpack_dual(a, level=0).tangent is not None
+        for a in args
+    )
+
+
+def is_twice(*args: object, **kwargs: object) -> bool:
+    """A condition of a `composition`: there is differentiation within differentiation."""
+    return differentiates_twice(args)
 
 
 def batched(*names: str) -> Callable[[K], K]:
