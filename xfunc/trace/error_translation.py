@@ -79,7 +79,7 @@ _CHANGES = {
 
 # torch's messages where a function needs the data of a traced value.
 _WITHOUT_DATA = {
-    "higher order operator doesn't work unless": (
+    "meta converter nyi": (  # by torch.compile
         "torch's control flow needs torch.compile, which cannot compile traced values",
         "use xf.cond, xf.while_loop or xf.scan.",
     ),
