@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
+from torch.utils import dlpack
 
 import xfunc as xf
 
@@ -209,6 +211,25 @@ def _fails_on_devices(x: torch.Tensor) -> torch.Tensor:
     if has_torch_function_unary(x):
         return handle_torch_function(_fails_on_devices, (x,), x)
     return x if x.device.type == "cpu" else nn.functional.interpolate(x)
+
+
+WITHOUT_DATA: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
+    "cond": (
+        lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
+        "use xf.cond, xf.while_loop or xf.scan.",
+    ),
+    "to_dlpack": (dlpack.to_dlpack, "return the value and exchange it outside"),
+    "nested_tensor": (lambda x: torch.nested.nested_tensor([x]), "pad the values to one shape"),
+    "copy": (copy.copy, "write x.clone(), or copy.deepcopy(x)."),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", WITHOUT_DATA)
+def test_functions_of_torch_that_need_data(name: str) -> None:
+    fun, hint = WITHOUT_DATA[name]
+    kinds = (xf.errors.UnsupportedOpError, xf.errors.ConcretizationError)
+    assert f"Hint: {hint}" in said_by(lambda: xf.jit(fun)(X), kinds)
 
 
 def test_failure_on_arguments_that_torch_takes() -> None:

@@ -347,3 +347,17 @@ def test_half_gradient_of_batch_norm_is_rounded_once(other: float) -> None:
         return (y * torch.tensor([[1.0], [0.5]], dtype=F16, device=x.device)).sum()
 
     same(xf.grad(loss)(x, w), torch.func.grad(loss)(x, w), rtol=2**-10, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_second_derivative_of_hypot_is_near_exact(dtype: torch.dtype) -> None:
+    xs, ys = (torch.linspace(*ends, 25).to(dtype) for ends in ((0.1, 9.0), (7.0, -2.0)))
+
+    def curvatures(x: torch.Tensor, y: torch.Tensor, jvp: Callable[..., Any]) -> torch.Tensor:
+        one = torch.ones_like(x)
+        slope = lambda x: jvp(lambda x: torch.hypot(x, y), (x,), (one,))[1]  # noqa: E731
+        return jvp(slope, (x,), (one,))[1]
+
+    found = xf.device_get(xf.jit(lambda x, y: curvatures(x, y, xf.jvp))(xs, ys))
+    exact = curvatures(xs.double(), ys.double(), torch.func.jvp).to(dtype)
+    torch.testing.assert_close(found, exact)

@@ -176,9 +176,8 @@ READING: dict[str, Hostile] = {
     "storage": Hostile(lambda x: x.storage(), READ, "storage"),
     "untyped_storage": Hostile(lambda x: x.untyped_storage(), READ, "untyped_storage"),
     "dlpack": Hostile(lambda x: x.__dlpack__(), READ, "__dlpack__"),
-    "to_dlpack": no_line(
-        lambda x: torch.utils.dlpack.to_dlpack(x), (READ, BufferError), "dlpack|xla|lazy"
-    ),
+    "from_dlpack": Hostile(lambda x: torch.from_dlpack(x), READ, "__dlpack_device__"),
+    "to_dlpack": Hostile(lambda x: torch.utils.dlpack.to_dlpack(x), UNSUPPORTED, "DLPack"),
     "pickle": Hostile(lambda x: pickle.dumps(x), READ, "__reduce_ex__"),
     "torch.save": Hostile(lambda x: torch.save(x, io.BytesIO()), READ, "__reduce_ex__"),
     "share_memory": Hostile(lambda x: x.share_memory_(), READ, "share_memory_"),

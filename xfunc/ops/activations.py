@@ -32,21 +32,6 @@ def prelu_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Ten
     return torch.where(x > 0, grad, weight * grad), torch.where(x > 0, 0, x * grad)
 
 
-@kernel("hardtanh_backward")
-def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
-    return torch.where((x <= low) | (x >= high), 0, grad)
-
-
-@kernel("hardsigmoid_backward")
-def hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.where((x > -3) & (x < 3), grad / 6, 0)
-
-
-@kernel("hardswish_backward")
-def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.where(x <= -3, 0, torch.where(x < 3, grad * (x / 3 + 0.5), grad))
-
-
 @kernel("log_sigmoid_forward")
 def log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
     small = torch.exp(-x.abs())

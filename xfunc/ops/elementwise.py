@@ -10,11 +10,8 @@ from xfunc.errors import UnsupportedOpError, fail
 from xfunc.graph import build
 from xfunc.graph.node import Node
 from xfunc.ops.emit import instruction, loop
-from xfunc.ops.registry import bare, composition, kernel
-from xfunc.rules.operands import is_inexact
-from xfunc.torchlib.functorch import differentiates_twice
-from xfunc.torchlib.promotion import result_type
-from xfunc.trace import recorder
+from xfunc.ops.registry import composition, is_twice, kernel
+from xfunc.rules.operands import is_inexact, result_type
 
 Tensor = torch.Tensor
 
@@ -98,11 +95,7 @@ def copysign(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(torch.signbit(y), -x.abs(), x.abs())
 
 
-def _differentiates_twice(x: Tensor, y: Tensor) -> bool:
-    return differentiates_twice((x, y))
-
-
-@composition("copysign.Tensor", when=_differentiates_twice)
+@composition("copysign.Tensor", when=is_twice)
 def copysign_by_factor(x: Tensor, y: Tensor) -> Tensor:
     # torch's slope is a quotient by x, whose own slope is 0 but for rounding.
     x, y = floating(x, y)
@@ -235,15 +228,3 @@ def view_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     if torch.bool in (x.dtype, dtype):  # A boolean has one bit in XLA, eight in torch.
         return x.to(dtype)
     return instruction(build.bitcast_convert, x, dtype=dtype)
-
-
-@bare("_efficientzerotensor")
-def absent(
-    size: list[int], *, dtype: torch.dtype | None = None, device: object = None, **options: object
-) -> Tensor:
-    # Forward-mode formulas call this in place of missing tangents.
-    dtype = dtype or torch.get_default_dtype()
-    if dtype is torch.bool:  # The formulas subtract, which torch refuses for booleans.
-        dtype = torch.uint8
-    zeros = recorder.absent(size, dtype)
-    return torch._to_functional_tensor(zeros)  # otherwise it could have no views

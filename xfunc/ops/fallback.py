@@ -12,7 +12,6 @@ import torch
 from xfunc.core import torch_versions
 from xfunc.errors import PurityError, UnsupportedOpError, fail
 from xfunc.ops import registry
-from xfunc.rules import factories
 from xfunc.torchlib import torch_functions
 from xfunc.tracer import placeholders
 from xfunc.tracer.table import BASES, operation
@@ -123,11 +122,7 @@ def base_of(name: str) -> Callable[..., Any]:
 
 
 def install() -> None:
-    """Compute operations without a rule, and register factories that are kernels."""
+    """Compute operations without a rule."""
     torch_versions.functionalise_logic()
     placeholders.fallback.append(compute)
     registry.set_originals(base_of)
-    for name in registry.kernels():
-        kernel = registry.kernel_of(name)
-        if kernel is not None and not registry.takes_tensors(name) and name not in factories.MADE:
-            factories.register(name, kernel)

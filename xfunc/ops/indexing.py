@@ -325,9 +325,3 @@ def isin(
     x, edges = _alike(x, edges)
     place = torch.searchsorted(edges, x).clamp(max=edges.shape[0] - 1)
     return ((edges[place] == x) != invert).reshape(shape)
-
-
-@kernel("embedding")
-def embedding(weight: Tensor, index: Tensor, *rest: object, **options: object) -> Tensor:
-    # For the same reason as index_select: see `scalars`.
-    return original("embedding")(weight, index + 0, *rest, **options)

@@ -1,4 +1,4 @@
-"""Inverse functions of complex numbers, on torch's branches.
+"""Inverse functions of complex numbers, on torch's branches; real ones have rules.
 
 XLA loses some or all digits of large numbers, misses the poles, and takes the wrong
 branch where a part is zero. The formulas are those of W. Kahan ("Branch cuts for complex elementary
@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import torch
 
+from xfunc.graph import build
+from xfunc.graph.node import Node
+from xfunc.ops.emit import instruction
+from xfunc.ops.registry import kernel
+
 Tensor = torch.Tensor
 
 
+@kernel("acos")
 def acos(z: Tensor) -> Tensor:
     below, above = _roots(z)
     return torch.complex(
@@ -19,6 +25,7 @@ def acos(z: Tensor) -> Tensor:
     )
 
 
+@kernel("asin")
 def asin(z: Tensor) -> Tensor:
     below, above = _roots(z)
     return torch.complex(
@@ -26,6 +33,7 @@ def asin(z: Tensor) -> Tensor:
     )
 
 
+@kernel("acosh")
 def acosh(z: Tensor) -> Tensor:
     below = torch.sqrt(torch.complex(z.real - 1, z.imag))
     above = torch.sqrt(torch.complex(z.real + 1, z.imag))
@@ -34,14 +42,17 @@ def acosh(z: Tensor) -> Tensor:
     )
 
 
+@kernel("asinh")
 def asinh(z: Tensor) -> Tensor:
     return _unturned(asin(_turned(z)))
 
 
+@kernel("atan")
 def atan(z: Tensor) -> Tensor:
     return _unturned(atanh(_turned(z)))
 
 
+@kernel("atanh")
 def atanh(z: Tensor) -> Tensor:
     x, y = z.real, z.imag
     distance = (1 - x.abs()).square() + y.square()
@@ -51,13 +62,18 @@ def atanh(z: Tensor) -> Tensor:
     )
 
 
-def log1p(z: Tensor, found: Tensor) -> Tensor:
-    """`found` is XLA's result, which is right away from the pole."""
+@kernel("log1p")
+def log1p(z: Tensor) -> Tensor:
+    found = instruction(_log1p, z)  # right away from the pole
     moved = torch.complex(1 + z.real, z.imag)
     size = moved.abs()
     return torch.complex(
         torch.where(size < 0.5, torch.log(size), found.real), torch.atan2(moved.imag, moved.real)
     )
+
+
+def _log1p(z: Node) -> Node:
+    return build.unary("log-plus-one", z)
 
 
 def _roots(z: Tensor) -> tuple[Tensor, Tensor]:

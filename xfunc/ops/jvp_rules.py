@@ -30,21 +30,15 @@ from torch.autograd import forward_ad
 
 from xfunc.ops.cumulative import scan_along
 from xfunc.ops.linalg import sign_of
-from xfunc.ops.registry import composition, differentiable
+from xfunc.ops.registry import composition, differentiable, is_pushed, is_twice
+from xfunc.rules.operands import HALF
 from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
 
 
-def _is_pushed(*args: Tensor, **kwargs: object) -> bool:
-    return any(
-        isinstance(a, Tensor) and forward_ad.unpack_dual(a, level=0).tangent is not None
-        for a in args
-    )
-
-
 def _is_real_and_pushed(x: Tensor, **options: object) -> bool:
-    return not x.is_complex() and _is_pushed(x)
+    return not x.is_complex() and is_pushed(x)
 
 
 def _step(name: str) -> None:
@@ -68,32 +62,32 @@ def _alike(*tensors: Tensor) -> list[Tensor]:
     return [t.to(dtype) for t in tensors]
 
 
-@composition("fmax", when=_is_pushed)
+@composition("fmax", when=is_pushed)
 def fmax(x: Tensor, y: Tensor) -> Tensor:
     x, y = _alike(x, y)
     return torch.where((x >= y) | y.isnan(), x, y)
 
 
-@composition("maximum", when=_is_pushed)
+@composition("maximum", when=is_pushed)
 def maximum(x: Tensor, y: Tensor) -> Tensor:
     x, y = _alike(x, y)
     either = torch.where(x > y, x, x + y)  # NaN
     return torch.where(x == y, x / 2 + y / 2, torch.where(x < y, y, either))
 
 
-@composition("minimum", when=_is_pushed)
+@composition("minimum", when=is_pushed)
 def minimum(x: Tensor, y: Tensor) -> Tensor:
     x, y = _alike(x, y)
     either = torch.where(x < y, x, x + y)  # NaN
     return torch.where(x == y, x / 2 + y / 2, torch.where(x > y, y, either))
 
 
-@composition("_prelu_kernel", when=_is_pushed)
+@composition("_prelu_kernel", when=is_pushed)
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
     return torch.where(x > 0, x, weight * x)
 
 
-@composition("clamp.Tensor", when=_is_pushed)
+@composition("clamp.Tensor", when=is_pushed)
 def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
     if min is None:
         assert max is not None
@@ -109,9 +103,19 @@ def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Te
     return torch.where((x >= min) & (x <= max), x, same)
 
 
+def _is_half_and_twice(x: Tensor, y: Tensor) -> bool:
+    return x.dtype in HALF and functorch.differentiates_twice((x, y))
+
+
+@composition("hypot", when=_is_half_and_twice)
+def hypot(x: Tensor, y: Tensor) -> Tensor:
+    # torch's formulas subtract numbers of half precision that are nearly equal.
+    return torch.hypot(x.float(), y.float()).to(torch.result_type(x, y))
+
+
 def _is_pushed_or_twice(x: Tensor, dim: int) -> bool:
     # torch's rule takes logarithms of cotangents: its derivative is NaN next to -inf.
-    return _is_pushed(x) or functorch.differentiates_twice((x,))
+    return is_pushed(x) or functorch.differentiates_twice((x,))
 
 
 @composition("logcumsumexp", when=_is_pushed_or_twice)
@@ -120,7 +124,7 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
         return x.clone()
     if x.is_complex():
         return scan_along(lambda a, b: (torch.logaddexp(a[0], b[0]),), (x,), dim)[0]
-    if x.dtype in (torch.bfloat16, torch.float16):
+    if x.dtype in HALF:
         return logcumsumexp(x.float(), dim).to(x.dtype)
     still = x.detach()
     one = torch.where(x.isinf(), 0, x - still).exp()
@@ -147,7 +151,7 @@ def _always(*args: object, **kwargs: object) -> bool:
 
 
 def _is_pushed_within(*args: Tensor, **kwargs: object) -> bool:
-    return _is_pushed(*args) and functorch.differentiates_pushes(args)
+    return is_pushed(*args) and functorch.differentiates_pushes(args)
 
 
 @composition("_linalg_solve_ex", when=_is_nested)
@@ -164,7 +168,7 @@ def solve_ex(
 def _is_pushed_or_has_no_rule(a: Tensor) -> bool:
     # torch's first- and second-order reverse rules check whether a complex matrix is singular.
     twice = functorch.differentiates_twice((a,))
-    return _is_nested(a) or _is_pushed(a) or (a.is_complex() and twice)
+    return _is_nested(a) or is_pushed(a) or (a.is_complex() and twice)
 
 
 @composition("_linalg_det", when=_is_pushed_or_has_no_rule)
@@ -225,11 +229,7 @@ def householder_product(reflectors: Tensor, scales: Tensor) -> Tensor:
     return start - v @ torch.linalg.solve_triangular(upper, right, upper=True, unitriangular=True)
 
 
-def _is_twice(*args: object, **kwargs: object) -> bool:
-    return functorch.differentiates_twice(args)
-
-
-@composition("cumprod", when=_is_twice)
+@composition("cumprod", when=is_twice)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     # torch's formula divides by the elements, and is a constant where one is zero.
     x = x if dtype is None else x.to(dtype)
@@ -251,7 +251,7 @@ def cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tenso
         again = scan_along(lambda a, b: (a[0] * b[0],), (x,), dim)[0]
         return torch.autograd.grad(again, x, grad, create_graph=True)[0]
     dtype = x.dtype
-    if dtype in (torch.bfloat16, torch.float16):
+    if dtype in HALF:
         grad, x, output = grad.float(), x.float(), output.float()
     zero = x == 0
     zeros = zero.cumsum(dim)
@@ -283,13 +283,13 @@ def _hermitian(a: Tensor) -> Tensor:
 
 @differentiable("linalg_cholesky_ex")
 def cholesky_ex(rule: Callable[..., object], a: Tensor, **options: object) -> object:
-    if _is_pushed(a):
+    if is_pushed(a):
         a, dot = _primal_and_tangent(a)
         a = _dual(a, _hermitian(dot))
     return rule(a, **options)
 
 
-@composition("_linalg_eigh", when=_is_pushed)
+@composition("_linalg_eigh", when=is_pushed)
 def eigh(a: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
     a, dot = _primal_and_tangent(a)
     values, vectors = torch.linalg.eigh(a, UPLO)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
-from xfunc.ops.opmath import HALF
 from xfunc.ops.registry import differentiable, kernel
+from xfunc.rules.operands import HALF
 from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor

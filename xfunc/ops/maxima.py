@@ -14,7 +14,9 @@ import torch
 from xfunc.ops.reductions import first_place
 from xfunc.ops.registry import below, composition, kernel, original
 from xfunc.ops.single_evaluation import settled
-from xfunc.ops.windows import check_pool, pooled, several
+from xfunc.ops.windows import check_pool
+from xfunc.rules.operands import each
+from xfunc.rules.windows import pool_count
 from xfunc.trace.literals import literal
 
 Tensor = torch.Tensor
@@ -50,7 +52,7 @@ def _pool(x: Tensor, windows: Sequence[Windows]) -> tuple[Tensor, Tensor]:
 
 
 def _windows(size: int, window: int, stride: int, pad: int, dilation: int, ceil: bool) -> Windows:
-    n = pooled(size, dilation * (window - 1) + 1, stride, pad, ceil)
+    n = pool_count(size, dilation * (window - 1) + 1, stride, pad, ceil)
     starts = [k * stride - pad for k in range(n)]
     rows = [[s + j * dilation for j in range(window)] for s in starts]
     return [[p for p in row if 0 <= p < size] for row in rows]
@@ -76,15 +78,15 @@ def _max_pool(name: str, spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
             if x.is_floating_point():  # See NOTE [the place of NaN].
                 sizes = x.shape[-spatial:]
                 exact = torch.float32 if math.prod(sizes) < 2**24 else torch.float64
-                each = torch.arange(math.prod(sizes), dtype=exact, device=x.device)
-                marked = torch.where(x.isnan(), each.reshape(sizes), -1)
+                places = torch.arange(math.prod(sizes), dtype=exact, device=x.device)
+                marked = torch.where(x.isnan(), places.reshape(sizes), -1)
                 last, _ = original(name)(marked, *options)
                 place = torch.where(value.isnan(), last.long(), place)
             return value, place
-        windows = several(kernel_size, spatial)
+        windows = each(kernel_size, spatial)
         lists = (windows, stride or windows, padding, dilation)
-        each = zip(x.shape[-spatial:], *(several(v, spatial) for v in lists), strict=True)
-        return _pool(x, [_windows(n, w, s, p, d, ceil_mode) for n, w, s, p, d in each])
+        along = zip(x.shape[-spatial:], *(each(v, spatial) for v in lists), strict=True)
+        return _pool(x, [_windows(n, w, s, p, d, ceil_mode) for n, w, s, p, d in along])
 
     return pool
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from xfunc.ops.registry import composition, differentiable, kernel
+from xfunc.ops.registry import composition, differentiable, is_twice, kernel
 from xfunc.ops.single_evaluation import settled
 from xfunc.torchlib import functorch
 from xfunc.torchlib.functorch import is_watched_at_this_level
@@ -173,10 +173,6 @@ for _rest in ("Scalar", "ScalarOpt_dtype", "ScalarOpt_dim", "ScalarOpt_dim_dtype
     _differentiated(f"norm.{_rest}", _old_norm)
 
 
-def _is_nested(x: Tensor, *args: object, **options: object) -> bool:
-    return functorch.differentiates_twice((x,))
-
-
 def _deviation(
     x: Tensor,
     dim: Sequence[int] | None = None,
@@ -192,11 +188,11 @@ def _deviation(
     return found, mean if keepdim else mean.squeeze(dims)
 
 
-@composition("std.correction", when=_is_nested)
+@composition("std.correction", when=is_twice)
 def std(x: Tensor, *args: Any, **options: Any) -> Tensor:
     return _deviation(x, *args, **options)[0]
 
 
-@composition("std_mean.correction", when=_is_nested)
+@composition("std_mean.correction", when=is_twice)
 def std_mean(x: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
     return _deviation(x, *args, **options)

@@ -15,9 +15,7 @@ import torch
 
 from xfunc.ops import registry
 from xfunc.ops.registry import Kernel
-from xfunc.torchlib.promotion import number, result_type
-
-HALF = (torch.bfloat16, torch.float16)
+from xfunc.rules.operands import HALF, result_type, rounded
 
 _REDUCTIONS = """
     nansum std.correction std_mean.correction
@@ -46,15 +44,11 @@ _WINDOWS = """
     _upsample_nearest_exact2d_backward _upsample_nearest_exact3d_backward
 """
 _ELEMENTWISE = """
-    gelu gelu_backward silu_backward mish celu elu elu_backward selu softplus
-    softplus_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward glu
-    glu_backward logit logit_backward
-    xlogy.Tensor special_xlog1py special_entr sinc exp2 log2 log10 sinh cosh asinh
-    acosh atanh erfinv hypot angle logaddexp logaddexp2 lgamma digamma polygamma mvlgamma igamma
-    igammac i0
-    leaky_relu leaky_relu_backward threshold softshrink softshrink_backward
-    hardtanh_backward
-    round.decimals
+    gelu gelu_backward silu_backward mish celu elu elu_backward selu softplus softplus_backward
+    hardswish hardswish_backward hardsigmoid hardsigmoid_backward glu glu_backward logit
+    logit_backward xlogy.Tensor special_xlog1py special_entr sinc exp2 log2 log10 hypot angle lgamma
+    digamma polygamma mvlgamma igamma igammac i0 leaky_relu leaky_relu_backward threshold softshrink
+    softshrink_backward hardtanh_backward round.decimals
 """
 
 
@@ -102,7 +96,7 @@ def _round(x: object, dtype: torch.dtype, tensor: bool = False) -> object:
     """See NOTE [numbers next to narrow numbers]."""
     if isinstance(x, torch.Tensor):
         return x.to(dtype) if x.is_floating_point() else x
-    return number(x, dtype) if tensor and isinstance(x, (int, float, complex)) else x
+    return rounded(x, dtype) if tensor and isinstance(x, (int, float, complex)) else x
 
 
 def _rounded(x: object, dtype: torch.dtype) -> object:

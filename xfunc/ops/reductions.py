@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -15,6 +14,7 @@ from xfunc.ops.cumulative import accumulated
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import kernel
 from xfunc.ops.single_evaluation import settled
+from xfunc.rules.reductions import highest, lowest
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]
@@ -25,16 +25,6 @@ def _dims(x: Tensor, dim: Sequence[int]) -> tuple[int, ...]:
     dims = canonicalize_dims(x.ndim, tuple(dim))
     validate_no_repeating_dims(dims)
     return dims if dims and x.ndim else tuple(range(x.ndim))
-
-
-def lowest(dtype: torch.dtype) -> float:
-    """The least value of a dtype: -inf if it is floating."""
-    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
-
-
-def highest(dtype: torch.dtype) -> float:
-    """The greatest value of a dtype: inf if it is floating."""
-    return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
 def first_place(x: Tensor, value: Tensor, dim: int) -> Tensor:
@@ -217,16 +207,3 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tenso
     at = torch.argmax(run, dim, keepdim=True)  # the end of the first run of the greatest length
     value, place = value.gather(dim, at), place.gather(dim, at)
     return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
-
-
-@kernel("logsumexp")
-def logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
-    if not (x.is_floating_point() or x.is_complex()):
-        x = x.to(torch.get_default_dtype())
-    if not x.ndim:
-        return x.clone()
-    dim = dim or [*range(x.ndim)]
-    most = x.real.amax(dim, keepdim=True)
-    most = torch.where(most.isfinite(), most, torch.zeros_like(most))
-    found = torch.log(torch.exp(x - most).sum(dim, keepdim=True)) + most
-    return found if keepdim else found.squeeze(dim)

@@ -28,30 +28,30 @@ _ORDERING = """
     searchsorted.Tensor histc isneginf isposinf softshrink hardshrink elu softplus sign
     remainder.Scalar remainder.Tensor remainder.Scalar_Tensor fmod.Scalar fmod.Tensor
     log_sigmoid_forward huber_loss smooth_l1_loss
-""".split()
+"""
 _REAL = """
     atan2 hypot nextafter signbit floor ceil round round.decimals trunc frac xlogy.Tensor erf erfc
     erfinv lgamma digamma polygamma gelu mish logit nansum special_entr i0 special_zeta igamma
     igammac special_xlog1py celu native_layer_norm _cdist_forward
-""".split()
+"""
 _FLOATING = """
     logcumsumexp hardswish hardsigmoid log_sigmoid_forward leaky_relu softshrink hardshrink
     nextafter hypot logaddexp logaddexp2 igamma igammac dist
     lerp.Scalar lerp.Tensor
-""".split()
+"""
 _WHOLE = """
     gcd lcm bitwise_not bitwise_and.Tensor bitwise_and.Scalar bitwise_and.Scalar_Tensor
     bitwise_or.Tensor bitwise_or.Scalar bitwise_or.Scalar_Tensor bitwise_xor.Tensor
     bitwise_xor.Scalar bitwise_xor.Scalar_Tensor
-""".split()
+"""
 _NUMBERS = """
     gcd lcm remainder.Scalar remainder.Tensor remainder.Scalar_Tensor fmod.Scalar fmod.Tensor
     floor_divide floor_divide.Scalar div.Tensor_mode div.Scalar_mode pow.Tensor_Tensor
-""".split()
-_BOUNDED = ("clamp", "clamp_min", "clamp_max", "clamp.Tensor")
-_MEANS = ("scatter_reduce.two", "index_reduce")
-_SIGNED = ("copysign.Tensor", "copysign.Scalar")
-_PRODUCTS = ("mm", "bmm", "mv", "dot", "vdot", "addmm", "addmv", "addbmm", "baddbmm", "_trilinear")
+"""
+_BOUNDED = "clamp clamp_min clamp_max clamp.Tensor"
+_MEANS = "scatter_reduce.two index_reduce"
+_SIGNED = "copysign.Tensor copysign.Scalar"
+_PRODUCTS = "mm bmm mv dot vdot addmm addmv addbmm baddbmm _trilinear"
 
 _SAME = ("linalg_cross",)
 _WRITTEN = ("huber_loss", "soft_margin_loss")  # in the dtype of their first operand
@@ -63,30 +63,9 @@ def add() -> None:
         surround(name, _of_one_dtype, _alike)
     for name in _WRITTEN:
         surround(name, _written_to_first, _alike_and_inexact)
-    for name in _ORDERING:
-        surround(name, _refusing(_first_complex, "complex numbers have no order"), _no_complex)
-    for name in _REAL:
-        surround(name, _refusing(_first_complex, "it is of real numbers only"), _no_complex)
-    for name in _FLOATING:
-        surround(name, _refusing(_only_integers, "it is of floating-point numbers"), _some_floating)
-    for name in _WHOLE:
-        surround(name, _refusing(_first_inexact, "it is of integers"), _none_inexact)
-    for name in _NUMBERS:
-        surround(name, _refusing(_only_bools, "it is of numbers"), _some_number)
-    for name in _BOUNDED:
-        surround(name, _refusing(_bounded_bools, "it bounds numbers"), _bounds_numbers)
-    for name in _MEANS:
-        surround(
-            name,
-            _refusing(_complex_mean, "means of complex numbers have no lowering to XLA"),
-            _no_complex,
-        )
-    for name in _SIGNED:
-        surround(name, _refusing(_first_complex, "complex numbers have no sign"), _no_complex)
-    for name in _PRODUCTS:
-        surround(
-            name, _refusing(_first_bool, "matrix products of booleans are not defined"), _no_bool
-        )
+    for names, refused, why in _REFUSALS:
+        for name in names.split():
+            surround(name, _refusing(refused, why), _allowing(refused))
 
 
 def _dtypes(args: Sequence[object]) -> list[torch.dtype]:
@@ -130,24 +109,24 @@ def _complex_mean(*args: object) -> torch.dtype | None:
     return _first_complex(*args) if "mean" in args[-2:] else None
 
 
-def _no_complex(*args: object) -> bool:
-    return _first_complex(*args) is None
+Refused = Callable[..., torch.dtype | None]
+"""The dtype for which a call is refused, if there is one."""
+
+_REFUSALS: Sequence[tuple[str, Refused, str]] = (
+    (_ORDERING, _first_complex, "complex numbers have no order"),
+    (_REAL, _first_complex, "it is of real numbers only"),
+    (_FLOATING, _only_integers, "it is of floating-point numbers"),
+    (_WHOLE, _first_inexact, "it is of integers"),
+    (_NUMBERS, _only_bools, "it is of numbers"),
+    (_BOUNDED, _bounded_bools, "it bounds numbers"),
+    (_MEANS, _complex_mean, "means of complex numbers have no lowering to XLA"),
+    (_SIGNED, _first_complex, "complex numbers have no sign"),
+    (_PRODUCTS, _first_bool, "matrix products of booleans are not defined"),
+)
 
 
-def _some_floating(*args: object) -> bool:
-    return _only_integers(*args) is None
-
-
-def _none_inexact(*args: object) -> bool:
-    return _first_inexact(*args) is None
-
-
-def _some_number(*args: object) -> bool:
-    return _only_bools(*args) is None
-
-
-def _bounds_numbers(*args: object) -> bool:
-    return _bounded_bools(*args) is None
+def _allowing(refused: Refused) -> Callable[..., bool]:
+    return lambda *args: refused(*args) is None
 
 
 def _alike(x: torch.Tensor, y: torch.Tensor, *_: object) -> bool:
@@ -156,10 +135,6 @@ def _alike(x: torch.Tensor, y: torch.Tensor, *_: object) -> bool:
 
 def _alike_and_inexact(x: torch.Tensor, y: torch.Tensor, *_: object) -> bool:
     return (x.dtype, x.shape) == (y.dtype, y.shape) and is_inexact(x.dtype)
-
-
-def _no_bool(*args: torch.Tensor) -> bool:
-    return _first_bool(*args) is None
 
 
 def _conversion(dtype: torch.dtype) -> str:
@@ -172,9 +147,7 @@ def _conversion(dtype: torch.dtype) -> str:
     )
 
 
-def _refusing(
-    refused: Callable[..., torch.dtype | None], why: str
-) -> Callable[[str, Kernel], Kernel]:
+def _refusing(refused: Refused, why: str) -> Callable[[str, Kernel], Kernel]:
     def decorate(name: str, function: Kernel) -> Kernel:
         def run(*args: object, **kwargs: object) -> object:
             dtype = refused(*args)
@@ -203,9 +176,11 @@ def _of_one_dtype(_: str, function: Kernel) -> Kernel:
 
 
 def _written_to_first(name: str, function: Kernel) -> Kernel:
+    is_logarithm = name == "soft_margin_loss"  # computed in an array like the first operand
+
     def run(x: torch.Tensor, y: torch.Tensor, *args: object, **kwargs: object) -> object:
         found = torch.result_type(x, y)
-        if name == "soft_margin_loss" and not is_inexact(found):  # It takes a logarithm.
+        if is_logarithm and not is_inexact(found):
             found = torch.get_default_dtype()
         if not torch.can_cast(found, x.dtype):
             raise RuntimeError(
@@ -213,7 +188,7 @@ def _written_to_first(name: str, function: Kernel) -> Kernel:
                 f"{scalar_type_name(x.dtype)}"
             )
         dims = [*torch.broadcast_shapes(x.shape, y.shape)]
-        if name == "soft_margin_loss" and dims != [*x.shape]:
+        if is_logarithm and dims != [*x.shape]:
             raise RuntimeError(
                 f"output with shape {[*x.shape]} doesn't match the broadcast shape {dims}"
             )

@@ -16,8 +16,7 @@ cover more (derivatives, batching), and lower levels are reached by more callers
 - a `differentiable` function brings its own derivative: where torch's formula is wrong, or needs
   an operation that cannot be lowered;
 - a `batched` function is only a batching rule for torch.func's vmap: where it is missing or wrong;
-- a `kernel` only computes values, where torch's derivative is right; a `bare` kernel is one whose
-  call overhead would otherwise be too high.
+- a `kernel` only computes values, where torch's derivative is right.
 
 NOTE [kernels are written with views]: above the device's key torch turns views and in-place writes
 into plain operations ("functionalisation"); below it a view is a copy, and a write to it is lost.
@@ -32,10 +31,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 from xfunc.core import device
 from xfunc.core.torch_versions import is_missing
-from xfunc.torchlib.functorch import is_watched_at_this_level
+from xfunc.torchlib.functorch import differentiates_twice, is_watched_at_this_level
 from xfunc.torchlib.values import tensors_in
 
 R = TypeVar("R")
@@ -47,7 +47,6 @@ Kernel = Callable[..., object]
 
 _kernels: dict[str, Kernel] = {}
 _unless: dict[str, Callable[..., bool]] = {}
-_bare: set[str] = set()
 _compositions: dict[str, Kernel] = {}
 _differentiable: dict[str, Kernel] = {}
 _when: dict[str, Callable[..., bool]] = {}
@@ -62,18 +61,15 @@ def _each(names: Iterable[str], value: V) -> dict[str, V]:
     return {name: value for name in names if not is_missing(name)}
 
 
-def kernel(*names: str, unless: Callable[..., bool] | None = None) -> Callable[[K], K]:
+def kernel(*names: str) -> Callable[[K], K]:
     """A decorator: this is the kernel of these dispatcher operations.
 
     Args:
         names: without ``aten::``, with the overload after a dot.
-        unless: for which (positional) arguments the device's own computation is right, and faster.
     """
 
     def put(function: K) -> K:
         _kernels.update(_each(names, function))
-        if unless is not None:
-            _unless.update(_each(names, unless))
         return function
 
     return put
@@ -99,6 +95,19 @@ def composition(*names: str, when: Callable[..., bool] | None = None) -> Callabl
     return put
 
 
+def is_pushed(*args: object, **kwargs: object) -> bool:
+    """A condition of a `composition`: an argument has a tangent."""
+    return any(
+        isinstance(a, torch.Tensor) and forward_ad.unpack_dual(a, level=0).tangent is not None
+        for a in args
+    )
+
+
+def is_twice(*args: object, **kwargs: object) -> bool:
+    """A condition of a `composition`: there is differentiation within differentiation."""
+    return differentiates_twice(args)
+
+
 def batched(*names: str) -> Callable[[K], K]:
     """A decorator: this function's torch operations replace these under vmap.
 
@@ -109,20 +118,6 @@ def batched(*names: str) -> Callable[[K], K]:
     def put(function: K) -> K:
         _batched.update(_each(names, function))
         return function
-
-    return put
-
-
-def bare(*names: str) -> Callable[[K], K]:
-    """A decorator: this runs below functionalisation.
-
-    For frequent calls that mostly go to the device's own computation: it calls `theirs`, or a
-    kernel by `above`.
-    """
-
-    def put(function: K) -> K:
-        _bare.update(names)
-        return kernel(*names)(function)
 
     return put
 
@@ -141,11 +136,6 @@ def differentiable(*names: str) -> Callable[[K], K]:
     return put
 
 
-def kernels() -> dict[str, Kernel]:
-    """The kernels by name."""
-    return _kernels
-
-
 def surround(
     name: str, decorator: Callable[[str, Kernel], Kernel], unless: Callable[..., bool]
 ) -> None:
@@ -157,7 +147,8 @@ def surround(
         unless: for which arguments the existing kernel is right.
     """
     if name not in _kernels:
-        kernel(name, unless=unless)(decorator(name, original(name)))
+        kernel(name)(decorator(name, original(name)))
+        _unless.update(_each([name], unless))
         return
     _kernels[name] = decorator(name, _kernels[name])
     if name in _compositions:
@@ -174,11 +165,6 @@ def original(name: str) -> Callable[..., Any]:
         return below(_found(name), *args, **kwargs)
 
     return call
-
-
-def theirs(name: str, *args: object, **kwargs: object) -> Any:
-    """Call the device's own computation from a `bare` kernel."""
-    return _found(name)(*args, **kwargs)
 
 
 def above(function: Callable[..., R], *args: object, **kwargs: object) -> R:
@@ -280,13 +266,6 @@ def _derived(
     return function(functools.partial(formula, keys), *args, **kwargs)
 
 
-def takes_tensors(name: str) -> bool:
-    """Whether an operation has tensors, or lists of them, among its arguments."""
-    base, _, overload = name.partition(".")
-    arguments = torch._C._get_schema(f"aten::{base}", overload).arguments
-    return any("Tensor" in str(a.type) for a in arguments)
-
-
 def tensor_places(name: str) -> list[int]:
     """The positions of an operation's tensor arguments."""
     base, _, overload = name.partition(".")
@@ -302,13 +281,11 @@ def _on_device(x: torch.Tensor) -> torch.Tensor:
 def _functionalised(name: str, function: Kernel) -> Kernel:
     """See NOTE [kernels are written with views]."""
     unless = _unless.get(name)
-    if name in _bare:
-        return function
 
     @functools.wraps(function)
     def run(*args: object, **kwargs: object) -> object:
         if unless is not None and unless(*args):
-            return theirs(name, *args, **kwargs)
+            return _found(name)(*args, **kwargs)
         return above(function, *args, **kwargs)
 
     return run

@@ -10,12 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.autograd import forward_ad
 
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.cumulative import scan_along
 from xfunc.ops.out_of_bounds import scattered
-from xfunc.ops.registry import composition, differentiable
+from xfunc.ops.registry import composition, differentiable, is_pushed
 from xfunc.ops.single_evaluation import settled
 from xfunc.torchlib import functorch
 from xfunc.torchlib.functorch import is_watched_at_this_level
@@ -59,7 +58,7 @@ def _scattered_product(
     shape = x.shape
     x, index, src = (v if v.ndim else v.reshape(1) for v in (x, index, src))
     src = src[tuple(slice(n) for n in index.shape)]
-    if functorch.differentiates_twice((x, src)) or any(map(_is_pushed, (x, src))):
+    if functorch.differentiates_twice((x, src)) or any(map(is_pushed, (x, src))):
         return _sorted_product(x, dim, index, src, include_self).reshape(shape)
 
     def value(x: Tensor, index: Tensor, src: Tensor) -> Tensor:
@@ -85,10 +84,6 @@ def _scattered_product(
         return ct * others, None, torch.where(only, without.gather(dim, index), rest)
 
     return functorch.with_gradient(value, gradient, x, index, src).reshape(shape)
-
-
-def _is_pushed(x: Tensor) -> bool:
-    return forward_ad.unpack_dual(x, level=0).tangent is not None
 
 
 def _sorted_product(x: Tensor, dim: int, index: Tensor, src: Tensor, include_self: bool) -> Tensor:

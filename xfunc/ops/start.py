@@ -7,7 +7,7 @@ import importlib
 from xfunc.ops import opmath, refused_dtypes, registry
 
 _MODULES = (
-    "elementwise arithmetic unary reductions indexing fft views factorisations "
+    "elementwise arithmetic unary inverses reductions indexing fft views factorisations "
     "linalg lapack norms windows maxima composed scattered special incomplete_gamma "
     "bessel losses activations jvp_rules layers scaled out_of_bounds sorting".split()
 )

@@ -1,48 +1,15 @@
-"""Elementwise functions of one operand, of any dtype."""
+"""Elementwise functions of one operand."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
-from xfunc.ops import inverses
-from xfunc.ops.registry import Kernel, above, bare, composition, kernel, original, theirs
+from xfunc.ops.registry import composition, kernel
 from xfunc.torchlib.functorch import differentiates_twice
 
 Tensor = torch.Tensor
-
-# For integers and bool the results are floating.
-_FLOATING = "acos acosh asin asinh atan atanh cosh erf erfc erfinv log1p sinh".split()
-
-
-def _floating(name: str) -> Kernel:
-    def convert(x: Tensor) -> Tensor:
-        return original(name)(x.to(torch.get_default_dtype()))
-
-    def run(x: Tensor) -> Tensor:
-        if x.dtype.is_complex and name in _INVERSES:
-            return above(_INVERSES[name], x)
-        if x.dtype.is_floating_point or x.dtype.is_complex:
-            return theirs(name, x)
-        return above(convert, x)
-
-    return run
-
-
-def _log1p(z: Tensor) -> Tensor:
-    return inverses.log1p(z, original("log1p")(z))
-
-
-_INVERSES: dict[str, Callable[..., Tensor]] = {
-    "acos": inverses.acos, "acosh": inverses.acosh, "asin": inverses.asin,
-    "asinh": inverses.asinh, "atan": inverses.atan, "atanh": inverses.atanh, "log1p": _log1p,
-}  # fmt: skip
-
-
-for _name in _FLOATING:
-    bare(_name)(_floating(_name))
 
 
 def _logarithm(name: str, base: float) -> None:
@@ -56,27 +23,6 @@ def _logarithm(name: str, base: float) -> None:
 
 _logarithm("log2", 2.0)
 _logarithm("log10", 10.0)
-
-
-@kernel("isinf")
-def isinf(x: Tensor) -> Tensor:
-    if x.is_complex():
-        return x.real.isinf() | x.imag.isinf()
-    if x.is_floating_point():
-        return x.abs() == math.inf
-    return torch.zeros_like(x, dtype=torch.bool)
-
-
-def _infinite(name: str, value: float) -> None:
-    @kernel(name)
-    def run(x: Tensor) -> Tensor:
-        if x.is_floating_point():
-            return x == value
-        return torch.zeros_like(x, dtype=torch.bool)
-
-
-_infinite("isposinf", math.inf)
-_infinite("isneginf", -math.inf)
 
 
 @composition("special_ndtr")

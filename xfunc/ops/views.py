@@ -8,6 +8,7 @@ import torch
 
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import batched, composition, kernel
+from xfunc.rules.views import check_strides
 from xfunc.torchlib.in_place import REPLACED
 
 Tensor = torch.Tensor
@@ -15,17 +16,9 @@ Tensor = torch.Tensor
 
 def _places(x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None) -> Tensor:
     """Positions of the elements in the array, in row-major order."""
-    elements, steps = x.numel(), list(zip(size, stride, strict=True))
-    last = (offset or 0) + sum((n - 1) * step for n, step in steps)
-    if min(stride, default=0) < 0 or (offset or 0) < 0 or (0 not in size and last >= elements):
-        fail(
-            RuntimeError,
-            f"as_strided with sizes {[*size]}, strides {[*stride]} and offset {offset or 0} "
-            f"goes beyond the {elements} elements of the array",
-            "choose them so that every element lies in the array, which has no strides of its own.",
-        )
+    check_strides(x.numel(), size, stride, offset or 0)
     place = torch.full(tuple(size), offset or 0, device=x.device, dtype=torch.int64)
-    for k, (n, step) in enumerate(steps):
+    for k, (n, step) in enumerate(zip(size, stride, strict=True)):
         along = [1] * len(size)
         along[k] = n
         place = place + (torch.arange(n, device=x.device) * step).reshape(along)

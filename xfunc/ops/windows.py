@@ -18,6 +18,8 @@ import torch
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import kernel, original
 from xfunc.ops.single_evaluation import settled
+from xfunc.rules.operands import each
+from xfunc.rules.windows import pool_count
 
 Tensor = torch.Tensor
 
@@ -144,15 +146,6 @@ def adaptive_avg_pool3d_backward(grad: Tensor, x: Tensor) -> Tensor:
     return _adaptive_backward(grad, x, 3)
 
 
-def pooled(size: int, window: int, stride: int, pad: int, ceil: bool) -> int:
-    """The number of windows."""
-    extra = stride - 1 if ceil else 0
-    n = (size + 2 * pad - window + extra) // stride + 1
-    if ceil and (n - 1) * stride >= size + pad:  # The last window would start in the padding.
-        n -= 1
-    return n
-
-
 def _average(
     size: int,
     window: int,
@@ -163,7 +156,7 @@ def _average(
     divide: bool,
     device: torch.device,
 ) -> Taps:
-    start = _counted(pooled(size, window, stride, pad, ceil), device) * stride - pad
+    start = _counted(pool_count(size, window, stride, pad, ceil), device) * stride - pad
     end = (start + window).clamp(max=size + pad)
     places = start + _counted(window, device).unsqueeze(1)
     weights = ((places >= 0) & (places < size)).double()
@@ -171,11 +164,6 @@ def _average(
         count = end - start if count_pad else end.clamp(max=size) - start.clamp(min=0)
         weights = weights / count
     return Taps.of(places, weights, size, fewer=True)
-
-
-def several(value: Sequence[int], n: int) -> list[int]:
-    """One number for each of n dimensions, of which torch may have been given one for all."""
-    return [*value] * n if len(value) == 1 else [*value]
 
 
 def check_pool(
@@ -186,8 +174,8 @@ def check_pool(
     dilation: Sequence[int] = (1,),
 ) -> None:
     """Raise for arguments of a pooling operation that torch refuses."""
-    each = (several(values, spatial) for values in (kernel_size, padding, dilation))
-    for window, pad, step in zip(*each, strict=True):
+    numbers = (each(values, spatial) for values in (kernel_size, padding, dilation))
+    for window, pad, step in zip(*numbers, strict=True):
         if pad < 0:
             raise RuntimeError(f"pad must be non-negative, but got pad: {pad}")
         if 2 * pad > step * (window - 1) + 1:
@@ -213,8 +201,8 @@ def _average_taps(
     divide: bool,
 ) -> list[Taps]:
     n, sizes = spatial, x.shape[-spatial:]
-    windows = several(kernel_size, n)
-    strides, pads = several(stride, n) if stride else windows, several(padding, n)
+    windows = each(kernel_size, n)
+    strides, pads = each(stride, n) if stride else windows, each(padding, n)
     return [
         _average(*args, ceil, count_pad, divide, x.device)
         for args in zip(sizes, windows, strides, pads, strict=True)
@@ -308,8 +296,8 @@ def _linear(size: int, out: int, align: bool, scale: float | None, device: torch
 def _cubic(size: int, out: int, align: bool, scale: float | None, device: torch.device) -> Taps:
     at = _source(size, out, align, scale, device)
     low = at.floor()
-    each = _counted(4, device).unsqueeze(1) - 1
-    return Taps.of(low.long() + each, _keys(at - low - each, -0.75), size)
+    offsets = _counted(4, device).unsqueeze(1) - 1
+    return Taps.of(low.long() + offsets, _keys(at - low - offsets, -0.75), size)
 
 
 def _keys(x: Tensor, a: float) -> Tensor:

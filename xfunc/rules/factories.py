@@ -17,42 +17,29 @@ from xfunc.core import torch_versions
 from xfunc.graph import build
 from xfunc.graph.build import Number, add, multiply
 from xfunc.graph.node import ArrayType, Node, array_type, next_number
+from xfunc.graph.symbolic_zeros import ABSENT
 from xfunc.rules.operands import convert, dtype_of_number, number, on_cpu
 from xfunc.tracer import placeholders
 from xfunc.tracer.placeholders import NoDataError, Placeholder, node_of
 from xfunc.tracer.table import rule
 
 _library = torch.library.Library("aten", "IMPL")
-MADE: set[str] = set()
-"""The names of the factories."""
 
 
 def factory(*names: str) -> Callable[[Callable[..., Node]], Callable[..., Node]]:
     """A decorator: this makes the arrays of these operations."""
 
     def put(function: Callable[..., Node]) -> Callable[..., Node]:
-        MADE.update(names)
+        def run(*args: Any, **kwargs: Any) -> torch.Tensor:
+            made = placeholders.placeholder(function(*args, **kwargs))
+            is_bare = torch._C._dispatch_tls_is_dispatch_key_excluded("Functionalize")
+            return made if is_bare else placeholders.wrap(made)
+
         for name in names:
-            register(
-                name, lambda *args, **kwargs: placeholders.placeholder(function(*args, **kwargs))
-            )
+            _library.impl(name, run, placeholders.KEY)
         return function
 
     return put
-
-
-def register(name: str, make: Callable[..., Any]) -> None:
-    """Let a function make the arrays of an operation."""
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        made = make(*args, **kwargs)
-        if torch._C._dispatch_tls_is_dispatch_key_excluded("Functionalize"):
-            return made
-        if isinstance(made, (tuple, list)):
-            return type(made)(map(placeholders.wrap, made))
-        return placeholders.wrap(made)
-
-    _library.impl(name, run, placeholders.KEY)
 
 
 def _filled(value: Number, type: ArrayType) -> Node:
@@ -62,6 +49,15 @@ def _filled(value: Number, type: ArrayType) -> Node:
 @factory("empty.memory_format", "empty_strided", "zeros")
 def _zeros(size: Sequence[int], *_: Any, dtype: torch.dtype | None = None, **__: Any) -> Node:
     return _filled(0, array_type(dtype or torch.get_default_dtype(), tuple(size)))
+
+
+@factory("_efficientzerotensor")
+def _absent(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Node:
+    """Zeros that are absent, which forward-mode formulas make in place of missing tangents."""
+    dtype = dtype or torch.get_default_dtype()
+    if dtype is torch.bool:  # The formulas subtract, which torch refuses for booleans.
+        dtype = torch.uint8
+    return Node(ABSENT, array_type(dtype, tuple(size)))
 
 
 @factory("ones")

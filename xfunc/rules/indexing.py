@@ -303,7 +303,7 @@ def _index_put(
 # -- tables ---------------------------------------------------------------------------------------
 
 
-@base("embedding")
+@rule("embedding")
 def _embedding(
     weight: Placeholder,
     indices: Placeholder,

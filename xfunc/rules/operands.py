@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -43,17 +43,22 @@ def kind_of(x: Operand) -> Kind:
 
 def dtype_of_number(kind: type) -> torch.dtype:
     """The dtype of Python numbers of a type."""
-    if kind is bool:
+    if issubclass(kind, bool):
         return torch.bool
-    if kind is int:
+    if issubclass(kind, int):
         return torch.int64
     default = torch.get_default_dtype()
-    return default if kind is float else default.to_complex()
+    return default if issubclass(kind, float) else default.to_complex()
 
 
 def promoted(*kinds: Kind) -> torch.dtype:
     """The dtype of a result, as ``torch.result_type``."""
     return _promoted(torch.get_default_dtype(), kinds)
+
+
+def result_type(operands: Iterable[Operand]) -> torch.dtype:
+    """The dtype to which torch's arithmetic promotes any number of operands."""
+    return promoted(*map(kind_of, operands))
 
 
 @functools.lru_cache(4096)
@@ -277,7 +282,6 @@ def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-@functools.lru_cache(4096)
 @on_cpu
 def rounded(x: Number, dtype: torch.dtype) -> Number:
     """A number as the nearest one that a dtype can represent."""

@@ -14,6 +14,7 @@ import torch
 from xfunc.graph import build
 from xfunc.graph.build import Window, add, compare, divide, multiply, select, subtract, unary
 from xfunc.graph.node import Node
+from xfunc.rules import branches
 from xfunc.rules.elementwise import unary_abs
 from xfunc.rules.operands import (
     HALF,
@@ -255,16 +256,15 @@ def _log_softmax_backward(
 @rule("logsumexp")
 def _logsumexp(x: Placeholder, dim: Dims, keepdim: bool = False) -> Node:
     dtype = inexact(x.dtype)
-    if dtype.is_complex:
-        return NotImplemented
     n = build.convert(convert(x.node, dtype), wide(dtype))
     dims = dims_of(dim, len(n.type.dims))
-    top = build.reduce("maximum", n, -math.inf, dims, True)
+    top = build.reduce("maximum", build.real(n), -math.inf, dims, True)
     finite = compare(unary_abs(top), math.inf, "NE")  # NaN stays
-    top = select(finite, top, 0)
+    top = convert(select(finite, top, 0), n.type.dtype)
     e = unary("exponential", subtract(n, build.broadcast(top, n.type.dims)))
     total = build.reduce("add", e, 0, dims, True)
-    out = build.convert(add(unary("log", total), top), dtype)
+    log = branches.logarithm(total) if dtype.is_complex else unary("log", total)
+    out = build.convert(add(log, top), dtype)
     if keepdim:
         return out
     return build.reshape(out, tuple([k for d, k in enumerate(n.type.dims) if d not in dims]))

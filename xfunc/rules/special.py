@@ -1,6 +1,6 @@
 """Rules of real functions that XLA has no instruction for, composed as its libraries compose them.
 
-Where `xfunc.ops` has a kernel for complex numbers or other dtypes, these are its bases.
+`xfunc.ops.inverses` has kernels of the inverse functions for complex numbers.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ from xfunc.graph import build
 from xfunc.graph.build import add, binary, compare, divide, multiply, select, subtract, unary
 from xfunc.graph.node import Node
 from xfunc.rules.elementwise import widened
-from xfunc.rules.operands import Operand, convert, inexact_pair, is_inexact
+from xfunc.rules.operands import Operand, as_node, inexact, pair
 from xfunc.tracer.placeholders import Placeholder
-from xfunc.tracer.table import base
+from xfunc.tracer.table import rule
 
 Unary = Callable[[Node], Node]
 
 
-def _base(name: str, function: Unary) -> None:
-    @base(name)
+def _real(name: str, function: Unary, also_complex: bool = False) -> None:
+    """The rule of a function of real numbers; integers become floating."""
+
+    @rule(name)
     def run(x: Placeholder) -> Node:
-        n = x.node
-        n = n if is_inexact(n.type.dtype) else convert(n, torch.get_default_dtype())
+        n = as_node(x, inexact(x.dtype))
+        if n.type.dtype.is_complex and not also_complex:
+            return NotImplemented
         return widened(function)(n)
 
 
@@ -56,10 +59,10 @@ def _sinh(n: Node) -> Node:
     return select(compare(unary("abs", n), 1, "LT"), small, _scaled("subtract")(n))
 
 
-_base("sinh", _sinh)
-_base("cosh", _scaled("add"))
-_base("atan", lambda n: binary("atan2", n, 1))
-_base(
+_real("sinh", _sinh, also_complex=True)
+_real("cosh", _scaled("add"), also_complex=True)
+_real("atan", lambda n: binary("atan2", n, 1))
+_real(
     "asin",
     lambda n: multiply(
         binary("atan2", n, add(unary("sqrt", multiply(subtract(_one(n), n), add(n, 1))), 1)), 2
@@ -73,7 +76,7 @@ def _acos(n: Node) -> Node:
     return select(compare(n, -1, "EQ"), math.pi, out)
 
 
-_base("acos", _acos)
+_real("acos", _acos)
 
 
 def _log1p(n: Node) -> Node:
@@ -106,10 +109,10 @@ def _atanh(n: Node) -> Node:
     return select(compare(unary("abs", n), 1, "GT"), math.nan, select(compare(n, 0, "EQ"), n, out))
 
 
-_base("asinh", _asinh)
-_base("acosh", _acosh)
-_base("atanh", _atanh)
-_base("log1p", _log1p)
+_real("asinh", _asinh)
+_real("acosh", _acosh)
+_real("atanh", _atanh)
+_real("log1p", _log1p)
 
 
 # -- the error function ---------------------------------------------------------------------------
@@ -175,7 +178,7 @@ def _erfc(n: Node) -> Node:
     return select(compare(unary("abs", n), 1, "GT"), tail, subtract(_one(n), unary("erf", n)))
 
 
-_base("erfc", _erfc)
+_real("erfc", _erfc)
 
 # Giles, "Approximating the erfinv function", 2012.
 _ERFINV_32 = (
@@ -226,7 +229,7 @@ def _erfinv(n: Node) -> Node:
     return select(compare(unary("abs", n), 1, "EQ"), multiply(n, math.inf), out)
 
 
-_base("erfinv", _erfinv)
+_real("erfinv", _erfinv)
 
 
 # -- sums of exponentials -------------------------------------------------------------------------
@@ -242,10 +245,10 @@ def _sum_of_powers(name: str, number: float) -> None:
         rest = _log1p(unary("exponential", multiply(apart, -scale)))
         return add(top, rest if number == math.e else multiply(rest, 1 / scale))
 
-    @base(name)
+    @rule(name)
     def run(a: Operand, b: Operand) -> Node:
-        x, y = inexact_pair(a, b)
-        return NotImplemented if x.type.dtype.is_complex else widened(add_powers)(x, y)
+        x, y = pair(a, b)
+        return widened(add_powers)(x, y) if x.type.dtype.is_floating_point else NotImplemented
 
 
 _sum_of_powers("logaddexp", math.e)

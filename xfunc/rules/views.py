@@ -450,16 +450,8 @@ _triangle("tril", "LE")
 _triangle("triu", "GE")
 
 
-@on_cpu
-def _strided(
-    count: int, size: Sequence[int], stride: Sequence[int], offset: int | None
-) -> torch.Tensor:
-    """The positions that strides lead to in an array of `count` elements.
-
-    Raises:
-        RuntimeError: they lead out of it.
-    """
-    start = offset or 0
+def check_strides(count: int, size: Sequence[int], stride: Sequence[int], start: int) -> None:
+    """Raise if strides lead out of an array of `count` elements."""
     last = start + sum([(n - 1) * step for n, step in zip(size, stride, strict=True)])
     if min(stride, default=0) < 0 or start < 0 or (0 not in size and last >= count):
         fail(
@@ -468,6 +460,15 @@ def _strided(
             f"goes beyond the {count} elements of the array",
             "choose them so that every element lies in the array, which has no strides of its own.",
         )
+
+
+@on_cpu
+def _strided(
+    count: int, size: Sequence[int], stride: Sequence[int], offset: int | None
+) -> torch.Tensor:
+    """The positions that strides lead to in an array of `count` elements."""
+    start = offset or 0
+    check_strides(count, size, stride, start)
     return _positions((count,)).as_strided(tuple(size), tuple(stride), start).contiguous()
 
 

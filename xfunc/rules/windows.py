@@ -16,12 +16,16 @@ from xfunc.tracer.placeholders import Placeholder
 from xfunc.tracer.table import base, rule
 
 
-def pool_window(size: int, window: int, stride: int, pad: int, ceil: bool) -> Window:
-    """The windows of a pool along one dimension; the last one begins inside of the array."""
+def pool_count(size: int, window: int, stride: int, pad: int, ceil: bool) -> int:
+    """The number of windows along one dimension; the last one begins inside of the array."""
     span = size + 2 * pad - window
     count = (-(-span // stride) if ceil else span // stride) + 1
-    if ceil and (count - 1) * stride >= size + pad:
-        count -= 1
+    return count - 1 if ceil and (count - 1) * stride >= size + pad else count
+
+
+def pool_window(size: int, window: int, stride: int, pad: int, ceil: bool) -> Window:
+    """The windows of a pool along one dimension."""
+    count = pool_count(size, window, stride, pad, ceil)
     if count < 1:
         raise RuntimeError(
             f"Given input size: {size}. Calculated output size: {count}. Output size is too small"

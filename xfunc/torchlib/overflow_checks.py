@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from xfunc.core import torch_versions
 from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail, report
-from xfunc.torchlib.promotion import result_type, wrapped
+from xfunc.rules.operands import result_type
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import FLOAT8, tensors_in
 
 Tensor = torch.Tensor
 Call = Callable[..., Tensor]
+T = TypeVar("T")
 _NUMBERS = (int, float, complex)
 _WIDEST = {
     bool: torch.bool,
@@ -144,8 +145,8 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
             if x.dtype == dtype or x.dtype.is_floating_point:
                 return x.copy_(x.detach().clone())
         if dtype.is_floating_point:
-            args = tuple(wrapped(a, dtype) for a in args)
-            kwargs = {k: wrapped(v, dtype) for k, v in kwargs.items()}
+            args = tuple(_wrapped(a, dtype) for a in args)
+            kwargs = {k: _wrapped(v, dtype) for k, v in kwargs.items()}
         return run(*args, **kwargs)
 
     return call
@@ -193,7 +194,7 @@ def _power(func: Call, run: Call) -> Call:
             dtype = result_type(values)
             if dtype == values[0].dtype:
                 _check_number(func, exponent, dtype)
-            args = tuple(wrapped(a, dtype) for a in args) if dtype.is_floating_point else args
+            args = tuple(_wrapped(a, dtype) for a in args) if dtype.is_floating_point else args
         return run(*args, **kwargs)
 
     return call
@@ -216,7 +217,7 @@ def _divided(func: Call, run: Call) -> Call:
         exact = is_division and kwargs.get("rounding_mode") is None
         if not isinstance(x, Tensor) or _is_smooth(x.dtype) or exact or type(by) is not int:
             return run(*args, **kwargs)
-        if not wrapped(by, x.dtype) and x.numel():
+        if not _wrapped(by, x.dtype) and x.numel():
             again = f", which is 0 in {x.dtype}" if by else ""
             fail(
                 UnsupportedOpError,
@@ -270,12 +271,25 @@ def _copied(func: Call, run: Call) -> Call:
     def call(x: Tensor, src: Tensor | complex, *args: object, **kwargs: object) -> Tensor:
         if not isinstance(src, (bool, *_NUMBERS)):
             return run(x, src, *args, **kwargs)
-        src = wrapped(src, x.dtype)
+        src = _wrapped(src, x.dtype)
         with torch._C._DisableFuncTorch():
             number = torch.scalar_tensor(src, dtype=_WIDEST[type(src)], device="cpu").to(x.dtype)
         return x.fill_(number.item())
 
     return call
+
+
+def _wrapped(x: T, dtype: torch.dtype) -> T | int | float:
+    """A number as used with tensors of a dtype; anything else unchanged."""
+    if type(x) is not int or not -(2**63) <= x < 2**64:  # torch accepts no others
+        return x
+    if dtype not in _NARROW:
+        return float(x) if x >= 2**63 and dtype.is_floating_point else x
+    first = torch.iinfo(dtype).min
+    return (x - first) % (1 << 8 * dtype.itemsize) + first
+
+
+_NARROW = (torch.int8, torch.uint8, torch.int16, torch.int32)
 
 
 def _along(func: Call, run: Call) -> Call:

@@ -81,7 +81,8 @@ def _table() -> dict[object, Kind]:
         functions(
             "item", "tolist", "numpy", "cpu", "cuda", "__bool__", "__int__", "__float__",
             "__index__", "__complex__", "__contains__", "__array_wrap__", "equal", "allclose",
-            "is_nonzero", "data_ptr", "untyped_storage", "storage", "__dlpack__", "__reduce_ex__",
+            "is_nonzero", "data_ptr", "untyped_storage", "storage", "__dlpack__",
+            "__dlpack_device__", "__reduce_ex__",
             "to_dense", "to_sparse", "histogramdd", "pin_memory", "share_memory_", "storage_type",
             "__cuda_array_interface__", "to_dlpack",
         ),

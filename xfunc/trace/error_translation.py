@@ -77,6 +77,23 @@ _CHANGES = {
     "aten::set_(self": REPLACED,
 }
 
+# torch's messages where a function needs the data of a traced value.
+_WITHOUT_DATA = {
+    "meta converter nyi": (  # by torch.compile
+        "torch's control flow needs torch.compile, which cannot compile traced values",
+        "use xf.cond, xf.while_loop or xf.scan.",
+    ),
+    "Cannot pack tensors on": (
+        "a traced value was exchanged through DLPack, but it has no data",
+        "return the value and exchange it outside; a function of JAX runs in a program by "
+        "xf.call_jax.",
+    ),
+    "NestedTensorImpl storage must be": (
+        "a nested tensor was made of traced values, but XLA has only arrays of one shape",
+        "pad the values to one shape, and mask the rest.",
+    ),
+}
+
 # For a custom operation that a transform cannot handle: the name, what is missing, the hint.
 _OPERATION_RULES = (
     (
@@ -118,6 +135,10 @@ _READS_IN_VMAP = (
 )
 
 
+TRANSLATED = (RuntimeError, BufferError, UserWarning)
+"""The types of errors that `refusal_of` knows."""
+
+
 def refusal_of(
     func: object,
     error: Exception,
@@ -130,7 +151,7 @@ def refusal_of(
 
     `given` are the arguments of `func` after the first; `static` suggests a static argument.
     """
-    if isinstance(error, XfuncError) or not isinstance(error, (RuntimeError, UserWarning)):
+    if isinstance(error, XfuncError) or not isinstance(error, TRANSLATED):
         return None
     message = str(error)
     without = re.match(global_flags.NO_RULE, message)
@@ -138,7 +159,7 @@ def refusal_of(
         return no_derivative(without[1], name, at)
     if isinstance(error, UserWarning):
         return None
-    for says, (problem, hint) in (_FUNCTION_RULES | _CHANGES).items():
+    for says, (problem, hint) in (_FUNCTION_RULES | _CHANGES | _WITHOUT_DATA).items():
         if says in message:
             return UnsupportedOpError(report(problem, hint, function=name, at=at))
     for pattern, lacks, hint in _OPERATION_RULES:

@@ -16,7 +16,7 @@ from xfunc.core.types import Shaped
 from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import Node, array_type
-from xfunc.graph.symbolic_zeros import ABSENT, propagate_zeros
+from xfunc.graph.symbolic_zeros import propagate_zeros
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.shape import Shape
@@ -71,11 +71,6 @@ def literal(value: torch.Tensor) -> torch.Tensor:
     placeholders.begin("xfunc__literal")
     with torch._C.DisableTorchFunction():  # It is not a traced value: it may be read.
         return wrap(placeholders.placeholder(node_of(value)))
-
-
-def absent(size: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Zeros that are absent: see `xfunc.graph.symbolic_zeros`."""
-    return placeholders.placeholder(Node(ABSENT, array_type(dtype, tuple(size))))
 
 
 def apply(

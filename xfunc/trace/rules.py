@@ -13,10 +13,10 @@ from xfunc.core import device
 from xfunc.core.avals import short
 from xfunc.core.locations import called_by
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
+from xfunc.rules.operands import rounded
 from xfunc.torchlib import torch_functions
 from xfunc.torchlib.initialisers import INITIALISERS
 from xfunc.torchlib.new import NEW
-from xfunc.torchlib.promotion import number
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import FLOAT8, check_dtype, find_traced, on_device, tensors_in
 from xfunc.trace import array_operands, constants
@@ -54,7 +54,7 @@ def special(
         # A fill does not need the indices of the mask.
         x, mask, value = args
         if isinstance(value, (int, float)) and x.is_floating_point():
-            value = number(value, x.dtype)  # infinite, where torch.masked_fill refuses
+            value = rounded(value, x.dtype)  # infinite, where torch.masked_fill refuses
         mask = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
         return True, trace.mode.call(torch.Tensor.masked_fill_, (x, mask, value), {})
     if kind is Kind.BACKWARD:
@@ -214,6 +214,8 @@ def refuse_read(trace: Trace, name: str, tensor: torch.Tensor) -> NoReturn:
         hint = array_operands.HINT
     if called_by("jax"):
         hint = OF_JAX
+    elif called_by("copy"):
+        name, hint = "copy.copy", "write x.clone(), or copy.deepcopy(x)."
     problem = f"{name} reads a traced value ({short(tensor)}), which has no data"
     trace.refuse(ConcretizationError, problem, hint)
 

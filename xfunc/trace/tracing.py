@@ -53,7 +53,13 @@ from xfunc.torchlib.values import FLOAT8, check_array, is_tracked
 from xfunc.trace import array_operands, recorder, scopes
 from xfunc.trace.aliasing import Aliasing
 from xfunc.trace.calls import Mode
-from xfunc.trace.error_translation import STATE, explain_usage, module_running_with, refusal_of
+from xfunc.trace.error_translation import (
+    STATE,
+    TRANSLATED,
+    explain_usage,
+    module_running_with,
+    refusal_of,
+)
 from xfunc.trace.leaks import Leaked, TracedValues, error_of
 from xfunc.tracer import placeholders
 
@@ -298,7 +304,7 @@ class Trace:
     def _translate(self, error: BaseException) -> None:
         """Re-raise refusals that the mode does not see as errors of xfunc."""
         explain_usage(error, self.name)
-        if isinstance(error, (RuntimeError, UserWarning)) and not isinstance(error, XfuncError):
+        if isinstance(error, TRANSLATED) and not isinstance(error, XfuncError):
             refusal = refusal_of(None, error, self.name, raised_at(error) or user_location())
             if refusal is not None:
                 raise refusal from error

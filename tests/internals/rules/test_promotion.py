@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xfunc.torchlib.promotion import result_type
+from xfunc.rules.operands import result_type
 
 pytestmark = pytest.mark.quick
 
