@@ -351,10 +351,21 @@ def test_set_backend_without_torch_xla_raises(fresh: Server) -> None:
 def test_out_of_memory_at_execution() -> None:
     """The program has only been launched when the call returns: who reads is told."""
 
-    def sort(n: torch.Tensor) -> torch.Tensor:
+    def product(n: torch.Tensor) -> torch.Tensor:
         table = torch.arange(2.0**23)[:, None] * torch.arange(2.0**23) + n
-        return torch.sort(table, 1)[0][3, 3]
+        return (table @ table)[3, 3]
 
-    found = xf.jit(sort)(torch.ones(()))
+    found = xf.jit(product)(torch.ones(()))
     with pytest.raises(xf.errors.OutOfMemoryError, match="program that was to compute this value"):
         found.item()
+
+
+def test_sort_larger_than_memory() -> None:
+    def sort(n: torch.Tensor) -> torch.Tensor:
+        table = torch.arange(2.0**20)[:, None] * torch.arange(2.0**20) + n
+        return torch.sort(table, 1)[0][3, 3]
+
+    with pytest.raises(
+        xf.errors.OutOfMemoryError, match=r"a sort in .*sort takes 13194139533312 b"
+    ):
+        xf.jit(sort)(torch.ones(()))

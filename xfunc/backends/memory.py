@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from xfunc.backends.errors import out_of_memory
 from xfunc.core.types import Shaped
@@ -26,6 +26,18 @@ def check_results(name: str, results: Sequence[Shaped]) -> None:
             required,
             limit,
         )
+
+
+def check_sorts(name: str, sorts: Iterable[int]) -> None:
+    """Refuse sorts of several arrays together that the CPU's memory cannot hold, by their bytes.
+
+    To compile one of 2**36 elements, jaxlib 0.12 kills the process with SIGFPE.
+    """
+    limit = _host_memory()
+    for required in sorts:
+        if required > limit:
+            text = f"a sort in {name} takes {required} bytes, and the machine has {limit}"
+            raise out_of_memory(text, required, limit)
 
 
 @functools.cache

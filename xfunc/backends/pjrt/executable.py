@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,7 @@ from xfunc.backends.donated import check_given_once, fail_given_twice
 from xfunc.backends.errors import compile_error, run_error
 from xfunc.backends.host_calls import failures
 from xfunc.backends.lock import launches
-from xfunc.backends.memory import check_results
+from xfunc.backends.memory import check_results, check_sorts
 from xfunc.backends.memory_maps import check_maps
 from xfunc.backends.pjrt import callbacks, client, executable_cache, printer, run_barrier
 from xfunc.backends.pjrt.array import Array, array_of
@@ -31,7 +31,8 @@ from xfunc.backends.pjrt.shardings import partitioner, sharding, sharding_on
 from xfunc.backends.placement import Placement
 from xfunc.core.avals import Aval
 from xfunc.errors import XfuncError
-from xfunc.hlo import Module
+from xfunc.hlo import Module, Shape
+from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.spmd.common_mesh import CommonMesh
 from xfunc.torchlib.global_flags import while_loading
 
@@ -87,6 +88,8 @@ class Executable:
         results = outputs[: len(outputs) - calls_host]
         if client.platform() == "cpu":
             check_results(name, results)
+            if not placements:
+                check_sorts(name, _sorts(module))
             check_maps(name, "call xf.clear_caches() now and then")
         made = Results([(torch.Size(a.shape), a.dtype) for a in results])
         self._tensors, self.mark_donated = made.tensors, made.mark_donated
@@ -210,6 +213,14 @@ def _sizes(compiled: jax.stages.Compiled) -> dict[str, int | None]:
     """The memory that a compiled program takes, by the fields of `MemoryAnalysis`."""
     found = compiled.memory_analysis()
     return {f.name: getattr(found, f.name, None) for f in dataclasses.fields(MemoryAnalysis)}
+
+
+def _sorts(module: Module) -> Iterator[int]:
+    """The bytes of each sort of several arrays."""
+    for computation in module.proto.computations:
+        for i in computation.instructions:
+            if i.opcode == "sort" and i.shape.element_type == pb.TUPLE:
+                yield Shape.from_proto(i.shape).bytes
 
 
 def _program(call: Callable[..., Any], name: str) -> Callable[..., Any]:
