@@ -78,7 +78,17 @@ def run(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from examples.llama.train import fit
 
     folder = tmp_path_factory.mktemp("runs") / "run"
-    fit.fit(tuned.begin(made, folder, "text", "train.steps=60", "eval_every=60", "save_every=60"))
+    fit.fit(
+        tuned.begin(
+            made,
+            folder,
+            "text",
+            "train.steps=60",
+            "train.precision=float32",
+            "eval_every=60",
+            "save_every=60",
+        )
+    )
     return folder
 
 

@@ -180,7 +180,7 @@ def test_mlflow_resumes_run_in_chosen_store(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from mlflow import MlflowClient
-from examples.llama import trackers
+from examples.llama.train import trackers
 
 folder, store = Path(sys.argv[1]), MlflowClient(sys.argv[2])
 for first in (0, 3):
