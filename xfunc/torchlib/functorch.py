@@ -279,9 +279,20 @@ def intercept_operands(lift: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> No
 
     ``Function.apply`` passes no function mode, so traced code could give it a tensor from outside
     without the trace seeing it. Outside torch.func's transforms, ``apply`` itself takes its
-    operands from this function of torch (2.9 to 2.14), even if it was bound before xfunc was
-    imported; inside of them, it calls an operator, which passes the mode.
+    operands from this function of torch (2.9 to 2.13), even if it was bound before xfunc was
+    imported; inside of them, it calls an operator, which passes the mode. In torch 2.14 it is
+    written in C, and is replaced: what was bound before is not seen.
     """
+    of_c = vars(torch._C._FunctionBase).get("apply")
+    if of_c is not None and vars(torch.autograd.Function).get("apply") is of_c:
+
+        def apply(cls: type, *operands: object, **named: object) -> object:
+            is_transformed = torch._C._are_functorch_transforms_active()
+            given = operands if is_transformed else lift(operands)
+            return of_c.__get__(None, cls)(*given, **named)
+
+        torch.autograd.Function.apply = classmethod(apply)
+        return
     unwrap = torch._functorch.utils.unwrap_dead_wrappers
     torch._functorch.utils.unwrap_dead_wrappers = lambda args: unwrap(lift(args))
 

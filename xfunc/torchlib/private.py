@@ -69,6 +69,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "torch._functorch.eager_transforms.jvp_increment_nesting",
         "torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter",
         "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
+        "torch._C._FunctionBase",
         "torch._functorch.utils.unwrap_dead_wrappers",
     ),
     "derivatives": (
