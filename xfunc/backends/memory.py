@@ -19,13 +19,7 @@ def check_results(name: str, results: Sequence[Shaped]) -> None:
     torch_xla 2.9 would crash it with SIGSEGV at the next use of such a result.
     """
     required = sum(math.prod(x.shape) * x.dtype.itemsize for x in results)
-    limit = _host_memory()
-    if required > limit:
-        raise out_of_memory(
-            f"the results of {name} take {required} bytes, and the machine has {limit}",
-            required,
-            limit,
-        )
+    _check(f"the results of {name} take", required)
 
 
 def check_sorts(name: str, sorts: Iterable[int]) -> None:
@@ -33,11 +27,15 @@ def check_sorts(name: str, sorts: Iterable[int]) -> None:
 
     To compile one of 2**36 elements, jaxlib 0.12 kills the process with SIGFPE.
     """
-    limit = _host_memory()
     for required in sorts:
-        if required > limit:
-            text = f"a sort in {name} takes {required} bytes, and the machine has {limit}"
-            raise out_of_memory(text, required, limit)
+        _check(f"a sort in {name} takes", required)
+
+
+def _check(what: str, required: int) -> None:
+    limit = _host_memory()
+    if required > limit:
+        text = f"{what} {required} bytes, and the machine has {limit}"
+        raise out_of_memory(text, required, limit)
 
 
 @functools.cache

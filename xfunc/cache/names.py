@@ -99,7 +99,7 @@ def names_in(code: types.CodeType) -> Names:
     imports: dict[Import, None] = {}
     for opcode, name in _named(code):
         (looked_up if opcode in _OF_GLOBALS else attributes)[name] = None
-    if _IMPORT in code.co_code[::2] or _MATCH in code.co_code[::2]:
+    if not {_IMPORT, _MATCH}.isdisjoint(code.co_code[::2]):
         _add_imports(code, imports, attributes)
     for const in code.co_consts:
         if isinstance(const, types.CodeType):

@@ -146,6 +146,26 @@ def _communicates(called: Any) -> bool:
     return graph is None or graph.communicates
 
 
+class Holding:
+    """Whether a node is wanted, or calls a graph that holds one that is."""
+
+    def __init__(self, wanted: Callable[[Node], bool]) -> None:
+        self._wanted = wanted
+        self._known: dict[Graph, bool] = {}
+
+    def __call__(self, n: Node) -> bool:
+        if self._wanted(n):
+            return True
+        graphs = (c.graph for c in n.calls if not isinstance(c, tuple))
+        return any(g is not None and self.inside(g) for g in graphs)
+
+    def inside(self, graph: Graph) -> bool:
+        """Whether a graph holds a node that is wanted."""
+        if graph not in self._known:
+            self._known[graph] = any(map(self, graph.nodes))
+        return self._known[graph]
+
+
 def moved(n: Node, operands: tuple[Node, ...], calls: tuple[Any, ...] | None = None) -> Node:
     """A node on other operands, which calls others; itself, if they are its own."""
     if all(map(operator.is_, n.operands, operands)) and calls in (None, n.calls):

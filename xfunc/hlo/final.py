@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from xfunc.graph import opcodes
 from xfunc.graph.build import CustomCall
-from xfunc.graph.graph import Graph, is_pair
+from xfunc.graph.graph import Graph, Holding, is_pair
 from xfunc.graph.node import Node
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import write
@@ -64,10 +64,10 @@ class _Writer(write.Writer):
         self._resolved: dict[bytes, bytes] = {}
         self._channels, self._groups = count(1), count(1)
         self._group = 0  # of the tie that is being written
-        self._ties = _Ties()
+        self._ties = Holding(_is_tie)
         self._without = _never
-        if self._ties.among(graph):
-            is_sharded = any(map(_is_tiled, self._tiles)) or _Shardings().among(graph)
+        if self._ties.inside(graph):
+            is_sharded = any(map(_is_tiled, self._tiles)) or Holding(_says_sharding).inside(graph)
             self._without = is_automatic_tie if is_sharded else _is_tie
             if is_sharded and program.keeps_automatic:
                 self._without = _never
@@ -104,7 +104,7 @@ class _Writer(write.Writer):
         if isinstance(how, CustomCall) and how.tied and self._group:
             how = how._replace(sharding=_in_group(how.sharding or b"", self._group))
             return write.params_of(n.opcode, how) + with_attributes(n.more, {})
-        return (b"" if how is None else write.params_of(n.opcode, how)) + self.more_of(n)
+        return super().attributed(n)
 
     def more_of(self, n: Node) -> bytes:
         return _unnamed(n.more) if n.more else b""
@@ -117,7 +117,7 @@ class _Writer(write.Writer):
         return self._without(call)
 
     def is_apart(self, called: Graph) -> bool:
-        return super().is_apart(called) or is_pair(called) or self._ties.among(called)
+        return super().is_apart(called) or is_pair(called) or self._ties.inside(called)
 
     def function(self, called: Graph, style: Style) -> int:
         self._group = next(self._groups) if is_pair(called) else 0
@@ -153,42 +153,11 @@ def _unnamed(more: bytes) -> bytes:
     return more if len(left) == len(attributes) else with_attributes(more, left)
 
 
-class _Search:
-    """Whether something is in a function, or in those it calls."""
-
-    def __init__(self) -> None:
-        self._known: dict[Graph, bool] = {}
-
-    def wanted(self, n: Node) -> bool:
-        """Whether the node matches."""
-        raise NotImplementedError
-
-    def among(self, graph: Graph) -> bool:
-        """Whether it is in a graph."""
-        result = self._known.get(graph)
-        if result is None:
-            result = self._known[graph] = any(map(self._holds, graph.nodes))
-        return result
-
-    def _holds(self, n: Node) -> bool:
-        return self.wanted(n) or any(map(self._called, n.calls))
-
-    def _called(self, called: Any) -> bool:
-        graph: Graph | None = getattr(called, "graph", None)
-        return graph is not None and self.among(graph)
-
-
-class _Ties(_Search):
-    def wanted(self, n: Node) -> bool:
-        return _is_tie(n)
-
-
-class _Shardings(_Search):
-    def wanted(self, n: Node) -> bool:
-        how = n.params
-        if isinstance(how, CustomCall):
-            return how.sharding is not None and not how.tied and _is_divided(how.sharding)
-        return bool(n.more) and _is_sharded(n.more)
+def _says_sharding(n: Node) -> bool:
+    how = n.params
+    if isinstance(how, CustomCall):
+        return how.sharding is not None and not how.tied and _is_divided(how.sharding)
+    return bool(n.more) and _is_sharded(n.more)
 
 
 def _is_tie(n: Node) -> bool:

@@ -272,7 +272,7 @@ class Writer:
         Returns:
             Them; None, if it stands for its only operand.
         """
-        return (b"" if n.params is None else params_of(n.opcode, n.params)) + n.more
+        return (b"" if n.params is None else params_of(n.opcode, n.params)) + self.more_of(n)
 
     def more_of(self, n: Node) -> bytes:
         """The same, without parameters, of a constant or of an instruction with tuples."""
@@ -283,7 +283,7 @@ class Writer:
         return sharding_of(n)
 
     def callee(self, called: Any) -> Any:
-        """The id of a called function."""
+        """The form in which a called function is written."""
         return called
 
     def is_passed(self, call: Node) -> bool:

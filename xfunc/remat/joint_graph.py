@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from xfunc.graph import opcodes
 from xfunc.graph.build import CustomCall
-from xfunc.graph.graph import Graph, moved, used_by
+from xfunc.graph.graph import Graph, Holding, moved, used_by
 from xfunc.graph.node import Node, reached
 from xfunc.graph.simplify import simplify
 from xfunc.hlo.attributes import acts
@@ -78,7 +78,7 @@ class JointGraph:
         return self._holding(lambda n: n.opcode in opcodes.COLLECTIVES)
 
     def _holding(self, wanted: Callable[[Node], bool]) -> set[Node]:
-        holds = holding(wanted)
+        holds = Holding(wanted)
         result: set[Node] = set()
         for n in self.nodes:
             if n.opcode == "get-tuple-element":
@@ -87,24 +87,6 @@ class JointGraph:
             elif holds(n):
                 result.add(n)
         return result
-
-
-def holding(wanted: Callable[[Node], bool]) -> Callable[[Node], bool]:
-    """Whether a node is wanted, or calls a graph that holds one that is."""
-    known: dict[Graph, bool] = {}
-
-    def holds(n: Node) -> bool:
-        if wanted(n):
-            return True
-        graphs = (c.graph for c in n.calls if not isinstance(c, tuple))
-        return any(g is not None and inside(g) for g in graphs)
-
-    def inside(graph: Graph) -> bool:
-        if graph not in known:
-            known[graph] = any(map(holds, graph.nodes))
-        return known[graph]
-
-    return holds
 
 
 def joint_graph(

@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 
 from xfunc.errors import fail, report, shown
 from xfunc.graph import opcodes
+from xfunc.graph.graph import Holding
 from xfunc.graph.node import Node as Value
 from xfunc.hlo.estimate.cost import Cost, costs, roofline
 from xfunc.remat.cut import CutProblem, InfeasibleBudget, Node, NoPlan, fastest, fewest_bytes
-from xfunc.remat.joint_graph import JointGraph, holding
+from xfunc.remat.joint_graph import JointGraph
 from xfunc.remat.policies import GraphPolicy
 from xfunc.remat.residuals import is_several
 
@@ -84,7 +85,7 @@ def cut_problem(graph: JointGraph) -> CutProblem:
     forward = [n for n in graph.nodes if n not in graph.backward]
     known = costs(graph.graph)
     known = known | _fused(forward, known)
-    is_heavy = holding(lambda n: n.opcode in opcodes.PRODUCTS)
+    is_heavy = Holding(lambda n: n.opcode in opcodes.PRODUCTS)
 
     def node(n: Value) -> Node:
         # Values that the forward pass does not use are computed once in any case.

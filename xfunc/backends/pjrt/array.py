@@ -340,7 +340,7 @@ class Array(torch.Tensor):
 
 
 def _memory(tensor: torch.Tensor) -> int | None:
-    """The device of a torch tensor; None: that of its parts, as for a sparse tensor."""
+    """The address of a torch tensor's memory; None: its parts have it, as of a sparse one."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return None
     return tensor.untyped_storage().data_ptr()
