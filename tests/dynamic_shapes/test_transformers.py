@@ -90,7 +90,10 @@ def test_transformers_one_program_equals_exact_shapes(make: Any) -> None:
 
 @pytest.mark.slow
 def test_vit_images_of_all_sizes() -> None:
-    """The weights of interpolated embeddings are others for each size, in one program."""
+    """The weights of interpolated embeddings are others for each size, in one program.
+
+    Those of the size that the model was made for are not interpolated.
+    """
     torch.manual_seed(0)
     model = vit().eval().requires_grad_(False)
     parameters = dict(model.named_parameters())
@@ -102,7 +105,7 @@ def test_vit_images_of_all_sizes() -> None:
 
     shapes = (None, (None, None, 4 * S, 4 * S), None)
     step = xf.jit(xf.value_and_grad(loss), dynamic_shapes=shapes, buckets=[8])
-    for n in (3, 5, 8, 3):
+    for n in (3, 5, 8, 4, 3):
         x, y = torch.randn(2, 3, 4 * n, 4 * n), torch.randint(5, (2,))
         value, gradients = step(parameters, x, y)
         expected, expected_value = grad_and_value(loss)(parameters, x, y)
@@ -110,6 +113,7 @@ def test_vit_images_of_all_sizes() -> None:
         for name, g in expected.items():
             torch.testing.assert_close(gradients[name].cpu(), g, rtol=2e-5, atol=1e-6)
     assert "4 calls, one program" in step.explain(), step.explain()
+    assert "S<=4: 1 calls, a program for each exact shape: at S=4," in step.explain()
 
 
 def _padded_batch(n: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import xfunc as xf
 from benchmarks import operations
@@ -94,3 +98,47 @@ def test_error_of_torch_names_the_user_line() -> None:
     (note,) = e.value.__notes__
     assert "raised by torch.trace(float32[2,2,2]) (while tracing" in note
     assert "test_error_inputs.py" in note
+
+
+@pytest.mark.parametrize("spatial", [1, 2])
+def test_convolution_refuses_the_sizes_that_torch_refuses(spatial: int) -> None:
+    numbers = itertools.product((1, 2, 3), (1, 2, 3), (1, 2), (0, 1, 2), (1, 2), (0, 1))
+    refused = 0
+    for size, kernel, stride, padding, dilation, beyond in numbers:
+        x = torch.randn(2, 2, *[size] * spatial)
+        w = torch.randn(2, 2, *[kernel] * spatial)
+        settings = {"stride": stride, "padding": padding, "dilation": dilation}
+        for name in ("conv", "conv_transpose"):
+            given = settings if name == "conv" else {**settings, "output_padding": beyond}
+            f = functools.partial(getattr(F, f"{name}{spatial}d"), **given)
+            try:
+                expected = f(x, w)
+            except RuntimeError as error:
+                refused += 1
+                words = re.escape(str(error).partition(",")[0].partition("(")[0])
+                if re.search(r"output size per channel: \((\d+ x )*0", str(error)):
+                    assert 0 in xf.eval_shape(f, x, w).shape  # as with oneDNN
+                    continue
+                with pytest.raises(RuntimeError, match=words):
+                    xf.eval_shape(f, x, w)
+            else:
+                assert xf.eval_shape(f, x, w).shape == expected.shape
+    assert refused > 50
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize("pool", [F.avg_pool1d, F.max_pool1d, F.lp_pool1d])
+def test_pool_refuses_arrays_smaller_than_its_window(pool: Any, ceil_mode: bool) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return pool(x, *[2] * (pool is F.lp_pool1d), 3, ceil_mode=ceil_mode)
+
+    for size in (1, 2, 3, 4):
+        x = torch.rand(1, 1, size)
+        try:
+            expected = f(x)
+        except RuntimeError:
+            words = "Output size is too small|Invalid computed output size"
+            with pytest.raises(RuntimeError, match=words):
+                xf.jit(f)(x)
+        else:
+            torch.testing.assert_close(xf.jit(f)(x).cpu(), expected)

@@ -36,6 +36,7 @@ class TraceContext(NamedTuple):
     override: Override | None = None
     named_axes: tuple[NamedAxis, ...] = ()
     is_probe: bool = False
+    asks_sizes: bool = False
 
     def __repr__(self) -> str:
         given = zip(self._fields, self, NOTHING, strict=True)
@@ -158,6 +159,18 @@ def probing() -> Generator[None]:
         yield
     finally:
         restore(_thread.ctx._replace(is_probe=before))
+
+
+@contextlib.contextmanager
+def asking_sizes() -> Generator[None]:
+    """Trace for other sizes, too: see NOTE [questions about sizes] in
+    `xfunc.trace.size_questions`.
+    """
+    before = restore(_thread.ctx._replace(asks_sizes=True)).asks_sizes
+    try:
+        yield
+    finally:
+        restore(_thread.ctx._replace(asks_sizes=before))
 
 
 def is_probe() -> bool:

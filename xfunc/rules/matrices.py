@@ -225,8 +225,16 @@ def _convolution(
         each(v, space) for v in (stride, padding, dilation, output_padding)
     )
     _check_windows(stride, padding, dilation)
+    beside = zip(output_padding, stride, dilation, strict=True)
+    if transposed and any(o >= max(s, d) for o, s, d in beside):
+        raise RuntimeError(
+            "output padding must be smaller than either stride or dilation, but got "
+            f"output_padding={output_padding}, stride={stride}, dilation={dilation}"
+        )
     _check_channels(n, w, groups, transposed)
     sizes = w.type.dims[2:]
+    beyond = output_padding if transposed else None
+    _check_sizes(n.type.dims[2:], sizes, stride, padding, dilation, beyond)
     how: Convolution
     straight = tuple(range(space + 2))
     if not transposed:
@@ -258,6 +266,49 @@ def _check_windows(stride: Sequence[int], padding: Sequence[int], dilation: Sequ
         raise RuntimeError("negative padding is not supported")
     if min(dilation) < 1:
         raise RuntimeError("dilation should be greater than zero")
+
+
+def _check_sizes(
+    given: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    beyond: Sequence[int] | None,
+) -> None:
+    """Raise where nothing is computed.
+
+    Args:
+        beyond: the output padding of a transposed convolution.
+    """
+    spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
+    edges = [2 * p for p in padding]
+    if beyond is not None:
+        grown = [(n - 1) * s + b for n, s, b in zip(given, stride, beyond, strict=True)]
+        out = [n + k - e for n, k, e in zip(grown, spans, edges, strict=True)]
+        fits = all(n >= 0 for n in out)
+        said = (
+            f"Given input size per channel: ({_by(given)}). Calculated output size per channel: "
+            f"({_by(out)}). Output size is too small"
+        )
+    else:
+        padded = [n + e for n, e in zip(given, edges, strict=True)]
+        fits = all(n >= k for n, k in zip(padded, spans, strict=True))
+        said = (
+            f"Calculated padded input size per channel: ({_by(padded)}). Kernel size: "
+            f"({_by(spans)}). Kernel size can't be greater than actual input size"
+        )
+    if not fits:
+        raise RuntimeError(said)
+    if not all(given):
+        raise RuntimeError(
+            "Only zero batch or zero channel inputs are supported, but got input of sizes "
+            f"{list(given)}"
+        )
+
+
+def _by(sizes: Sequence[int]) -> str:
+    return " x ".join(map(str, sizes))
 
 
 def _check_channels(n: Node, w: Node, groups: int, transposed: bool) -> None:

@@ -17,19 +17,24 @@ from xfunc.tracer.table import base, rule
 
 
 def pool_count(size: int, window: int, stride: int, pad: int, ceil: bool) -> int:
-    """The number of windows along one dimension; the last one begins inside of the array."""
+    """The number of windows along one dimension; the last one begins inside of the array.
+
+    Raises:
+        RuntimeError: there are none.
+    """
     span = size + 2 * pad - window
     count = (-(-span // stride) if ceil else span // stride) + 1
-    return count - 1 if ceil and (count - 1) * stride >= size + pad else count
+    count -= ceil and (count - 1) * stride >= size + pad
+    if count < 1:
+        raise RuntimeError(
+            f"Given input size: {size}. Calculated output size: {count}. Output size is too small"
+        )
+    return count
 
 
 def pool_window(size: int, window: int, stride: int, pad: int, ceil: bool) -> Window:
     """The windows of a pool along one dimension."""
     count = pool_count(size, window, stride, pad, ceil)
-    if count < 1:
-        raise RuntimeError(
-            f"Given input size: {size}. Calculated output size: {count}. Output size is too small"
-        )
     return Window(window, stride, pad, (count - 1) * stride + window - size - pad)
 
 
@@ -102,7 +107,8 @@ def _average_pool(name: str, spatial: int) -> None:
         """Of windows inside of the array: the kernel computes the others."""
         n = x.node
         window = each(kernel_size, spatial)
-        along = map(Window, window, each(stride or window, spatial))
+        moves = zip(n.type.dims[-spatial:], window, each(stride or window, spatial), strict=True)
+        along = [pool_window(*move, pad=0, ceil=False) for move in moves]
         windows = (*[Window(1)] * (len(n.type.dims) - spatial), *along)
         return build.divide(build.reduce_window("add", n, 0, windows), math.prod(window))
 

@@ -22,6 +22,7 @@ from xfunc.stages.compiler_options import CompilerOptions
 from xfunc.torchlib import functorch
 from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Effect
+from xfunc.trace.size_questions import NONE, Questions
 from xfunc.tree import PyTree
 
 
@@ -37,6 +38,7 @@ class Entry:
         donated: flat arguments with buffers that the program may reuse.
         effects: delivered after each run; their tensors are the program's last outputs.
         compiler: compiler options by name.
+        questions: what the function asked about sizes, if they are recorded.
         executable: the last executable that ran; None before the first run.
     """
 
@@ -47,6 +49,7 @@ class Entry:
     donated: frozenset[int] = frozenset()
     effects: tuple[Effect, ...] = ()
     compiler: CompilerOptions = ()
+    questions: Questions = NONE
     executable: Executable | None = None
     _runtime: Runtime | None = None  # that of the last run
 

@@ -39,7 +39,7 @@ from xfunc.stages.entry import Entry
 from xfunc.stages.options import PLAIN, Fixed, Options, Static
 from xfunc.torchlib import values
 from xfunc.torchlib.storageless import check_surroundings
-from xfunc.trace import effects, tracing
+from xfunc.trace import effects, size_questions, tracing
 from xfunc.trace.effects import Effect
 from xfunc.trace.lowering import count_compiles
 from xfunc.tree import Function, Leaf, PyTree
@@ -235,6 +235,7 @@ class Staged:
         copies = iter(identity.detached(others, self.value, before[0].walk.things))
         program.captures = [c if id(c) in slots else next(copies) for c in program.captures]
         captures = tuple(slots.get(id(c), c) for c in program.captures)
+        questions, left = size_questions.taken_from(guards)
         entry = Entry(
             program,
             options.primitive(program),
@@ -243,12 +244,13 @@ class Staged:
             options.donated(),
             tuple(had),
             options.compiler,
+            questions,
         )
         # A value of an enclosing trace that is not in the key is valid in this trace only; see also
         # NOTE [flags] in `xfunc.cache.changes`.
         passing = any(isinstance(c, torch.Tensor) and _is_tracer(c) for c in captures)
         if not passing and Changed.FLAGS not in changed:
-            store.add(key, entry, guards)
+            store.add(key, entry, left)
             if (trace := tracing.current()) is not None:
                 trace.keep_tokens([*held, *program.captures], self.value)
         return entry

@@ -18,8 +18,9 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,14 +41,33 @@ from xfunc.symbolic.pad import unpad
 from xfunc.symbolic.padding.control import Padded, padded
 from xfunc.symbolic.padding.values import Inexact
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
+from xfunc.symbolic.questions import Path, Undecided, paths
 from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.trace import scopes
 from xfunc.trace.lowering import HloProgram
+from xfunc.trace.size_questions import Questions
 
 Ends = Mapping[str, tuple[int, int]]  # the smallest and the largest sizes of a bucket
 
 _MOST_SMALL = 8  # sizes of a symbol to compare below the sizes that surely agree
 _MOST_OTHER = 4  # sizes without small dimensions that may differ before the others agree
+
+
+class Served(NamedTuple):
+    """The sizes of a bucket that its program serves.
+
+    Attributes:
+        first: the smallest size of each symbol.
+        why_small: why smaller sizes have programs of their own.
+        apart: larger sizes that have, which take another path, and why.
+    """
+
+    first: Env = MappingProxyType({})
+    why_small: str = ""
+    apart: tuple[tuple[Path, str], ...] = ()
+
+
+_ALL = Served()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -61,8 +81,7 @@ class Bucket:
         masks: how many selects mask padding.
         why: why each shape has its own program.
         per_bucket: whether the program is for this bucket only, not for all sizes.
-        first: the smallest size of each symbol that the program serves.
-        why_small: why smaller sizes have programs of their own.
+        served: the sizes that the program serves.
         ends: the sizes that were compared.
     """
 
@@ -72,8 +91,7 @@ class Bucket:
     masks: int = 0
     why: str = ""
     per_bucket: bool = False
-    first: Env = dataclasses.field(default_factory=dict)
-    why_small: str = ""
+    served: Served = _ALL
     ends: Ends = dataclasses.field(default_factory=dict)
 
     def holds(self, ends: Ends) -> bool:
@@ -84,14 +102,19 @@ class Bucket:
             self.ends[n][0] <= low and self.ends[n][1] == high for n, (low, high) in ends.items()
         )
 
-    def part(self, env: Env) -> Ends | None:
-        """The sizes that share a program with these; None: all that this program serves."""
-        if all(env[n] >= first for n, first in self.first.items()):
+    def part(self, env: Env) -> tuple[Ends, str] | None:
+        """The sizes that share a program with these, and why; None: all that this one serves."""
+        for path, why in self.served.apart:
+            if env in path:
+                return {n: (size, size) for n, size in env.items()}, why
+        firsts = self.served.first.items()
+        if all(env[n] >= first for n, first in firsts):
             return None
-        return {
+        part = {
             n: (env[n], env[n]) if env[n] < first else (first, self.ends[n][1])
-            for n, first in self.first.items()
+            for n, first in firsts
         }
+        return part, self.served.why_small
 
     def is_watched(self, held: Sequence[torch.Tensor]) -> bool:
         """Whether a tensor in the function's closure requires a gradient.
@@ -159,7 +182,8 @@ class Maker:
         """The entry at given sizes, traced if needed, and the tensors that the function holds."""
         shapes = zip(self._declared.dims, self._avals, strict=True)
         avals = tuple((sizes_at(dims, shape, env), dtype) for dims, (shape, dtype) in shapes)
-        return self._staged.find(self._structure, avals, None, self._options)
+        with ambient.asking_sizes():
+            return self._staged.find(self._structure, avals, None, self._options)
 
     def bucket(self, ends: Ends) -> Bucket:
         """The bucket between given sizes."""
@@ -177,22 +201,22 @@ class Maker:
             found = padded(at_one_size(self._module(env), env, whole.within(**ends)))
             entry = _entry(source, found, len(held), len(ends))
             return Bucket(source, entry, found.outputs, ends=ends)
-        symbolic, first, why, per_bucket = self._fitted_to(ends)
+        symbolic, served, per_bucket = self._fitted_to(ends)
         top = tuple(high for _, high in ends.values())
         known = self._buckets.get(top)
         if known is not None and known.source is source and not per_bucket:
-            return dataclasses.replace(known, first=first, why_small=why, ends=ends)
+            return dataclasses.replace(known, served=served, ends=ends)
         sizes = whole.within(**{n: (ranges[n].min, high) for n, (_, high) in ends.items()})
         symbolic = dataclasses.replace(symbolic, box=sizes)
         self._check_held(source, symbolic)
         found = padded(symbolic)
         entry = _entry(source, found, len(held), len(ends))
-        bucket = Bucket(source, entry, found.outputs, found.masks, "", per_bucket, first, why, ends)
+        bucket = Bucket(source, entry, found.outputs, found.masks, "", per_bucket, served, ends)
         if not per_bucket:
             self._buckets[top] = bucket
         return bucket
 
-    def _fitted_to(self, ends: Ends) -> tuple[SymbolicModule, Env, str, bool]:
+    def _fitted_to(self, ends: Ends) -> tuple[SymbolicModule, Served, bool]:
         """The program for a bucket, the result of `_checked`, and whether it is for this bucket
         only.
         """
@@ -235,12 +259,12 @@ class Maker:
 
     def _fitted(self, box: ShapeDomain, known: Env | None = None) -> SymbolicModule | NoFit:
         try:
-            return fit(self._module, box, known)
+            return fit(self._module, box, known, self._asked)
         except NoFit as error:
             return error
 
-    def _checked(self, symbolic: SymbolicModule, ends: Ends) -> tuple[SymbolicModule, Env, str]:
-        """The program at the bucket's sizes, the first sizes that it serves, and why not others.
+    def _checked(self, symbolic: SymbolicModule, ends: Ends) -> tuple[SymbolicModule, Served]:
+        """The program at the bucket's sizes, and the sizes that it serves.
 
         Raises:
             NoFit: it does not agree at sizes that are not small.
@@ -249,7 +273,20 @@ class Maker:
         found = symbolic.at(high, self._module(high))
         small = _Small(self, found, ends)
         first, why = small.first()
-        return found, first, why
+        box = self._declared.box.within(**{n: (first[n], high[n]) for n in ends})
+        try:
+            own, *others = paths(found.asked, box, [high, first])
+        except Undecided as error:
+            raise NoFit(str(error)) from error
+        if (error := self.leaves(found, own.env)) is not None:
+            raise error
+        apart = []
+        for path in others:
+            if (error := self.leaves(found, path.env)) is not None:
+                assert path.asked is not None
+                compared = f"as compared at {path.asked.place}"
+                apart.append((path, f"{explained_at(path.env, error)}, {compared}"))
+        return found, Served(first, why, tuple(apart))
 
     def differs(self, symbolic: SymbolicModule, env: Env) -> NoFit | None:
         """Why a program is not that of the function at given sizes, if it is not."""
@@ -262,6 +299,18 @@ class Maker:
         except NoFit as error:
             return None if symbolic.is_same(env, module) else error
         return None
+
+    def leaves(self, symbolic: SymbolicModule, env: Env) -> NoFit | None:
+        """Why a program does not stand for the path that the function takes at given sizes."""
+        error = self.differs(symbolic, env)
+        if error is None and {q.at(env) for q in symbolic.asked} != set(self._asked(env)):
+            error = NoFit("it compares other sizes")
+        return error
+
+    def _asked(self, env: Env) -> Questions:
+        """What the function asks about sizes at given ones."""
+        with self._staged.cache.uncounted():
+            return self.entry(env)[0].questions
 
     def step(self, name: str) -> int:
         """The difference between neighbouring sizes of a symbol."""
@@ -325,6 +374,9 @@ class _Small:
             start = {n: self._start(n, size) for n, size in start.items()}
             if (error := self._differs(start)) is not None:
                 raise error
+        for env in self._corners(start):  # Where one symbol exceeds another, say.
+            if (error := self._differs(env)) is not None:
+                raise NoFit(explained_at(env, error))
         small = {n: self._below(n, size) for n, size in start.items()}
         first = {n: min([*sizes, start[n]]) for n, sizes in small.items()}
         skipped = (n for n, size in first.items() if size > self._ends[n][0])
@@ -349,6 +401,12 @@ class _Small:
             first[n] = max(first[n], size + self._maker.step(n))
             wrong = [fixed for fixed in wrong if fixed.get(n, first[n]) >= first[n]]
         return first, why
+
+    def _corners(self, low: Env) -> Iterator[Env]:
+        """The sizes of which one is the smallest or the largest, and all others are not."""
+        for n in low:
+            yield {**low, n: self._high[n]}
+            yield {**self._high, n: low[n]}
 
     def _plain(self) -> dict[str, int]:
         """The smallest sizes at which all dimensions are larger than 1, if there are such."""

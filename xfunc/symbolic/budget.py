@@ -272,7 +272,8 @@ def traced_at(
         for x, d in zip(leaves, dims, strict=True)
     ]
     args, kwargs = tree.unflatten(structure, at)
-    return stages.trace(staged, args, kwargs, shardings, options)
+    with ambient.asking_sizes():
+        return stages.trace(staged, args, kwargs, shardings, options)
 
 
 def of_chip(parts: stages.Parts) -> tuple[Module, tuple[int, ...]]:

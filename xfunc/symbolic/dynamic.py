@@ -221,11 +221,12 @@ class Dynamic:
                     why = _WATCHED
                 part = bucket.part(env)
                 if why is None and part is not None:
-                    if any(low < high for low, high in part.values()):
+                    own, reason = part
+                    if any(low < high for low, high in own.values()):
                         return self._call(
-                            key, declared, leaves, structure, env, part, given, rung or ends
+                            key, declared, leaves, structure, env, own, given, rung or ends
                         )
-                    ends, why = part, Bucket(None, None, why=bucket.why_small)
+                    ends, why = own, Bucket(None, None, why=reason)
                 if why is None:
                     seen = CachedCall(
                         declared,
@@ -243,7 +244,8 @@ class Dynamic:
             args = given.args
             if given.divide is not None:
                 args = given.divide(args, given.kwargs)
-            return run_staged(self._staged, args, given.kwargs, options)
+            with ambient.asking_sizes():  # as for the buckets, so that nothing is traced twice
+                return run_staged(self._staged, args, given.kwargs, options)
 
     def _launch(
         self,
@@ -304,7 +306,8 @@ class Dynamic:
         if found is not None and found.source is None:
             return found, []
         try:
-            entry, held = self._staged.find(structure, avals, None, options)
+            with ambient.asking_sizes():
+                entry, held = self._staged.find(structure, avals, None, options)
         except Exception as error:  # Other sizes may be fine.
             found = self._buckets[key] = Bucket(None, None, why=untraceable(ends, error))
             return found, []

@@ -70,7 +70,7 @@ def _write(lowered: LoweredRange) -> dict[str, bytes]:
         "static": lowered.static_positions,
         "symbols": [[n, r.min, r.max, r.step] for n, r in declared.box.ranges.items()],
         "buckets": [dict(zip(names, sizes, strict=True)) for sizes in buckets],
-        "first": [dict(bucket.first) for bucket, _ in buckets.values()],
+        "first": [dict(bucket.served.first) for bucket, _ in buckets.values()],
         **kept(lowered.in_avals, entry.donated),
     }
     contents = {_HEADER: json.dumps(header, indent=1).encode()}

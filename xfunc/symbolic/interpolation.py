@@ -15,14 +15,17 @@ from typing import Any
 
 from xfunc.hlo import Instruction, Module
 from xfunc.hlo import hlo_pb2 as pb
+from xfunc.symbolic import questions
 from xfunc.symbolic.numbers import Numbers, digits, is_close, taken_apart
 from xfunc.symbolic.polynomial import Env, Polynomial, Ratio, Size, value
 from xfunc.symbolic.printing import text_of
+from xfunc.symbolic.questions import Asked
 from xfunc.symbolic.sample_sizes import probes
 from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.symbolic.shapes import SymbolicShape
 from xfunc.symbolic.solve import Solver
 from xfunc.symbolic.value_numbering import ProgramValues, Table
+from xfunc.trace.size_questions import NONE, Questions
 
 Fitted = Size | float | Ratio
 
@@ -53,12 +56,14 @@ class SymbolicModule:
         box: the sizes that the symbols may have.
         numbers: by the id of an instruction, its numbers that may depend on sizes: see
             `Numbers.lists`.
+        asked: what the function asks about sizes, as far as that is recorded.
     """
 
     module: Module
     env: Env
     box: ShapeDomain
     numbers: Mapping[int, Mapping[str, tuple[Fitted, ...]]]
+    asked: tuple[Asked, ...] = ()
 
     def dims(self, i: Instruction) -> tuple[Size, ...]:
         """The dimensions of an array."""
@@ -125,11 +130,14 @@ class SymbolicModule:
                         raise NoFit(text, j)
             found[j.id] = self.numbers[i.id]
             assert mine.rest == other.rest
-        return SymbolicModule(module, env, self.box, found)
+        return SymbolicModule(module, env, self.box, found, self.asked)
 
 
 def fit(
-    trace: Callable[[Env], Module], box: ShapeDomain, known: Env | None = None
+    trace: Callable[[Env], Module],
+    box: ShapeDomain,
+    known: Env | None = None,
+    asked: Callable[[Env], Questions] = lambda _: NONE,
 ) -> SymbolicModule:
     """The symbolic HLO of a function.
 
@@ -137,6 +145,7 @@ def fit(
         trace: returns its HLO at given sizes.
         box: the sizes that the symbols may have.
         known: sizes at which it has been traced: the result is checked there, which saves a trace.
+        asked: returns what it asked about sizes when it was traced at given ones.
 
     Raises:
         NoFit: there is none.
@@ -151,29 +160,31 @@ def fit(
             traced[key] = trace({**fixed, **env})
         return traced[key]
 
+    def fitted(check: Env | None) -> SymbolicModule:
+        """See `sample_sizes`."""
+        error: NoFit | None = None
+        for highest in (1, 2):
+            chosen = probes(varying, highest, check)
+            if chosen is None:
+                break
+            envs, basis = chosen
+            solver = Solver(envs, basis, varying)
+            try:
+                found = _fitted([at(e) for e in envs], envs, solver, box)
+                of_sizes = questions.fit([asked({**fixed, **e}) for e in envs], solver)
+                return dataclasses.replace(found, asked=of_sizes)
+            except questions.Undecided as undecided:
+                error = NoFit(str(undecided))
+            except NoFit as misfit:
+                if misfit.other_program:
+                    raise
+                error = misfit
+        raise error or NoFit(f"{_listed(box)} may have too few sizes to learn from")
+
     if known is not None:
         with contextlib.suppress(NoFit):  # It may be another program at these sizes alone.
-            return _fitted_at(at, varying, box, {n: known[n] for n in varying.ranges})
-    return _fitted_at(at, varying, box, None)
-
-
-def _fitted_at(
-    at: Callable[[Env], Module], varying: ShapeDomain, box: ShapeDomain, check: Env | None
-) -> SymbolicModule:
-    """See `fit` and `sample_sizes`."""
-    error: NoFit | None = None
-    for highest in (1, 2):
-        chosen = probes(varying, highest, check)
-        if chosen is None:
-            break
-        envs, basis = chosen
-        try:
-            return _fitted([at(e) for e in envs], envs, Solver(envs, basis, varying), box)
-        except NoFit as found:
-            if found.other_program:
-                raise
-            error = found
-    raise error or NoFit(f"{_listed(box)} may have too few sizes to learn from")
+            return fitted({n: known[n] for n in varying.ranges})
+    return fitted(None)
 
 
 def at_one_size(module: Module, env: Env, box: ShapeDomain) -> SymbolicModule:

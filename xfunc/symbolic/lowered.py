@@ -218,7 +218,8 @@ class LoweredRange:
             if all(n <= m for n, m in zip(wanted, key, strict=True))  # type: ignore[operator]
         ]
         key = min(holding)
-        refuse_small(self.name, self.buckets[key][0].first, sizes, self.buckets[key][0].why_small)
+        served = self.buckets[key][0].served
+        refuse_small(self.name, served.first, sizes, served.why_small)
         return key
 
 
@@ -305,10 +306,11 @@ def lower(
             plan = None if plans is None else plans.choose(high)
             with nullcontext() if plan is None else ambient.overridden(plan.override):
                 maker, bucket = made(cell)
-                if bucket.entry is None:
+                if bucket.entry is None or bucket.served.apart:
+                    why = bucket.why or bucket.served.apart[0][1]
                     fail(
                         ShapeError,
-                        f"{staged.name} has no program for a range of sizes: {bucket.why}",
+                        f"{staged.name} has no program for a range of sizes: {why}",
                         "lower it for each exact shape, or change what is named so that it is "
                         "exact.",
                     )

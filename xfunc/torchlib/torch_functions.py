@@ -48,6 +48,7 @@ def functions(*names: str) -> list[Callable[..., object]]:
 
 
 GRAD_FN, DATA = properties("grad_fn", "data")
+SIZES = frozenset((*properties("shape"), *functions("size", "numel", "nelement")))
 DEVICE = properties("device", "is_xla")
 SET_DATA: Callable[..., object] = vars(torch._C.TensorBase)["data"].__set__
 

@@ -23,7 +23,7 @@ from xfunc.torchlib.indexing import part_of
 from xfunc.torchlib.replacements import REPLACEMENTS
 from xfunc.torchlib.torch_functions import Kind
 from xfunc.torchlib.values import FLOAT8, SUPPORTED, check_dtype, tensors_in
-from xfunc.trace import empty_reductions, recorder, rules
+from xfunc.trace import empty_reductions, recorder, rules, size_questions
 from xfunc.trace.error_translation import explain, refusal_of
 from xfunc.trace.leaks import Leaked, StaleCapture
 from xfunc.trace.literals import literal
@@ -111,7 +111,10 @@ class Mode(TorchFunctionMode):
         if kind is Kind.METADATA:
             if type(args[0]) is StaleCapture and id(args[0]) in trace.substitutes:
                 args = (trace.lift(args[0]), *args[1:])
-            return func(*args, **kwargs)
+            found = func(*args, **kwargs)
+            if trace.ctx.asks_sizes and func in torch_functions.SIZES:
+                return size_questions.remembering(found, sys._getframe(2))
+            return found
         if kind is Kind.FACTORY:
             if read := torch_functions.sizes_read(func, args):
                 args = (*rules.check_sizes(trace, func, args[:read]), *args[read:])
@@ -238,6 +241,8 @@ class Mode(TorchFunctionMode):
                     check_dtype(a, (*beside, *lifted, *args[len(lifted) + 1 :]), trace.name)
             elif numbers and isinstance(a, np.number):  # torch takes it for a number
                 a = a.item()
+            else:
+                a = size_questions.plain(a)
             lifted.append(a)
         if kwargs:
             values, _ = self.lift_all(tuple(kwargs.values()), {}, lifted, numbers)

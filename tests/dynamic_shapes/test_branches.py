@@ -1,0 +1,129 @@
+"""Functions whose Python compares sizes: each size gets the result of its own branch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import xfunc as xf
+from xfunc.errors import ShapeError
+
+S = xf.Dim("S", max=64)
+LARGER = xf.Dim("S", max=128)
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _halvings(n: int) -> int:
+    steps = 0
+    while n > 1:
+        n, steps = n // 2, steps + 1
+    return steps
+
+
+@xf.jit
+def _inner(x: torch.Tensor) -> torch.Tensor:
+    return x + 1 if x.shape[0] % 5 == 1 else x
+
+
+BRANCHES: dict[str, Function] = {
+    "remainder": lambda x: x * 2 if x.shape[0] % 3 == 0 else x,
+    "remainder as a condition": lambda x: x if x.size(0) % 7 else -x,
+    "one size": lambda x: x * 2 if x.shape[0] == 37 else x,
+    "another than one size": lambda x: x * 2 if x.numel() != 51 else x,
+    "a range": lambda x: x * 2 if 40 < x.shape[0] < 50 else x,
+    "quotient": lambda x: x * 2 if x.shape[0] // 10 == 4 else x,
+    "true quotient": lambda x: x * 2 if (x.shape[0] / 6).is_integer() else x,
+    "fraction": lambda x: x * 2 if x.shape[0] / 8 == 4.5 else x,
+    "digits": lambda x: x * 2 if x.shape[0].bit_count() == 3 else x,
+    "shapes in a set": lambda x: x * 2 if x.shape in {(44,), (55,)} else x,
+    "rounded quotient": lambda x: x * 2 if math.ceil(x.shape[0] / 10) == 5 else x,
+    "nearest": lambda x: x * 2 if round(x.shape[0] * 0.1) == 6 else x,
+    "divmod": lambda x: x * 2 if divmod(x.shape[0], 9)[1] == 4 else x,
+    "bits": lambda x: x * 2 if x.shape[0] & 6 == 6 else x,
+    "power of two": lambda x: x * 2 if not x.shape[0] & (x.shape[0] - 1) else x,
+    "shape of a result": lambda x: x * 2 if torch.cat([x, x[1:]]).shape[0] == 75 else x,
+    "product of sizes": lambda x: x * 2 if (x[:, None] * x).numel() == 43**2 else x,
+    "maximum": lambda x: x * 2 if max(x.shape[0] % 11, 9) > 9 else x,
+    "a table": lambda x: x * {41: 2, 61: 3}.get(x.shape[0], 1),
+    "tuples": lambda x: x * 2 if x.shape in ((45,), (55,)) else x,
+    "nested": lambda x: (-x if x.shape[0] % 2 else x * 3) if x.shape[0] % 3 == 1 else x,
+    "loop": lambda x: x * _halvings(x.shape[0]),
+    "inside jit": lambda x: _inner(x) * 2,
+    "inside scan": lambda x: xf.scan(
+        lambda c, _: (c + (x[:1] if x.shape[0] % 5 == 2 else 1), c), x[:1], None, length=2
+    )[0],
+    "inside vmap": lambda x: xf.vmap(lambda _: x * 2 if x.shape[0] % 4 == 3 else x)(x[:2]).sum(0),
+    "gradient": lambda x: xf.grad(lambda y: (y**3 if y.shape[0] % 6 == 5 else y).sum())(x),
+}  # fmt: skip
+
+
+@pytest.mark.sample(6, seed=1)
+@pytest.mark.parametrize("name", BRANCHES)
+def test_dynamic_shapes_branch_by_size(name: str) -> None:
+    f = BRANCHES[name]
+    jitted = xf.jit(f, dynamic_shapes=((S,),))
+    for n in range(1, 65):
+        x = torch.linspace(1, 2, n)
+        torch.testing.assert_close(jitted(x).cpu(), torch.as_tensor(f(x)).cpu(), msg=f"at {n}")
+
+
+def test_dynamic_shapes_branch_that_all_sizes_take_shares_a_program() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        n = x.shape[0]
+        if n < 1 or n > 4096 or n * 2 == 7 or (n + 63) // 64 > 100:
+            return x
+        return x * 2 if n == min(n, 500) else x
+
+    jitted = xf.jit(f, dynamic_shapes=((LARGER,),), buckets=[128])
+    for n in (1, 5, 77, 128):
+        assert jitted(torch.ones(n)).tolist() == [2] * n
+    assert "bucket S<=128: 4 calls, one program" in jitted.explain()
+
+
+def test_dynamic_shapes_branch_with_the_same_program_on_both_sides() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] % 3 else x * 2.0
+
+    jitted = xf.jit(f, dynamic_shapes=((LARGER,),), buckets=[128])
+    for n in (1, 5, 6, 128):
+        assert jitted(torch.ones(n)).tolist() == [2] * n
+    assert "bucket S<=128: 4 calls, one program" in jitted.explain()
+
+
+def test_dynamic_shapes_branch_is_named() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.shape[0] == 37 else x
+
+    jitted = xf.jit(f, dynamic_shapes=((LARGER,),), buckets=[64, 128])
+    for n in (36, 37, 38, 100, 101):
+        torch.testing.assert_close(jitted(torch.ones(n)).cpu(), f(torch.ones(n)))
+    of_37, of_64, of_128 = jitted.explain().splitlines()[-3:]
+    assert "bucket S<=37: 1 calls, a program for each exact shape: at S=37, " in of_37
+    assert f"as compared at {__file__}:{f.__code__.co_firstlineno + 1}" in of_37
+    assert "bucket S<=64: 2 calls, one program" in of_64
+    assert "bucket S<=128: 2 calls, one program" in of_128
+    struct: Any = xf.ShapeDtypeStruct((LARGER,), torch.float32)
+    with pytest.raises(ShapeError, match=r"no program for a range of sizes: .*at S=37, another"):
+        jitted.lower(struct)
+
+
+def test_sizes_in_dynamic_shapes_are_numbers() -> None:
+    found: list[object] = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        b, n = x.shape
+        found.append((isinstance(n, int), f"{n}", [*range(b)][-1] + 1 == b))
+        y = torch.zeros(n) + x.new_ones((b, n)) + torch.arange(n) / n + n % 1 + b**1 - b // 1
+        return y.reshape(b * n).view(b, -1)[:, : n - 1 + (n > 0)] * torch.full((), n) + x
+
+    t = xf.Dim("T", max=8)
+    jitted = xf.jit(f, dynamic_shapes=((t, S),), buckets={"T": [8], "S": [16]})
+    for b, n in ((3, 5), (8, 16), (2, 9)):
+        x = torch.ones(b, n)
+        torch.testing.assert_close(jitted(x).cpu(), f(x))
+    assert all(a and r for a, _, r in found)  # type: ignore[misc, attr-defined]
+    assert "one program" in jitted.explain()

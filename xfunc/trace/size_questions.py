@@ -1,0 +1,234 @@
+"""The questions that traced code asks about sizes.
+
+NOTE [questions about sizes]: a trace at one size takes one branch of ``if x.shape[0] % 3 == 0``.
+Where a trace is to stand for other sizes (`ambient.asks_sizes`), the sizes that the user's code
+reads are numbers that remember how they were computed, and each comparison of them is left with the
+program as a `Question`. At sizes where all answers are the same, the code takes the same path.
+`len(x)`, ``int(n)`` and the functions of `math` return plain numbers, which remember nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+import types
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from xfunc.core.guards import Guard, depend_on
+from xfunc.core.locations import in_user_file
+
+Number: TypeAlias = "int | float"
+Formula: TypeAlias = "Number | tuple[Any, ...]"
+"""A number, or a function and the formulas of its arguments."""
+
+_MAX_DEPTH = 16  # of a formula; a number computed in more steps stands for itself
+
+
+class Question(NamedTuple):
+    """A comparison, and where it was made. As a guard, it always holds.
+
+    Attributes:
+        file: of the user's code.
+        line: in the file.
+        form: the comparison, with `None` in place of each number.
+        numbers: those numbers.
+    """
+
+    file: str
+    line: int
+    form: Hashable
+    numbers: tuple[Number, ...]
+
+    def __call__(self) -> None:
+        return None
+
+
+class Questions(tuple[Question, ...]):
+    """The questions asked in a trace, as one guard."""
+
+    __slots__ = ()
+
+    def __call__(self) -> None:
+        return None
+
+
+NONE = Questions()
+
+
+def taken_from(guards: Iterable[Guard]) -> tuple[Questions, list[Guard]]:
+    """The questions among the guards of a trace, and the guards with those as one."""
+    found: dict[Question, None] = {}
+    others: list[Guard] = []
+    for guard in guards:
+        if isinstance(guard, Question):
+            found[guard] = None
+        elif isinstance(guard, Questions):
+            found.update(dict.fromkeys(guard))
+        else:
+            others.append(guard)
+    questions = Questions(found)
+    return questions, [*others, questions] if questions else others
+
+
+def remembering(found: Any, frame: types.FrameType) -> Any:
+    """A size, or a shape, that code of the user's reads: with numbers that are remembered."""
+    if not in_user_file(frame.f_code.co_filename):
+        return found
+    if isinstance(found, tuple):
+        return torch.Size(map(_Int, found))
+    return _Int(found)
+
+
+def plain(x: Any) -> Any:
+    """A number as one that remembers nothing; anything else as it is."""
+    return x._plain() if isinstance(x, _Remembering) else x
+
+
+def apply(form: Any, numbers: Iterator[Any], table: Callable[[Any], Any]) -> Any:
+    """The value of a form for numbers, or for arrays of them.
+
+    Args:
+        form: of a `Question`.
+        numbers: in the places of `None`.
+        table: the function to call in place of each.
+    """
+    if form is None:
+        return next(numbers)
+    return table(form[0])(*[apply(f, numbers, table) for f in form[1:]])
+
+
+class _Remembering:
+    """A number with its formula."""
+
+    formula: Formula
+    depth = 0
+
+    def _plain(self) -> Number:
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self._plain()), (self._plain(),)
+
+
+class _Int(_Remembering, int):
+    def _plain(self) -> int:
+        return int.__int__(self)
+
+
+class _Float(_Remembering, float):
+    def _plain(self) -> float:
+        return float.__float__(self)
+
+
+def _formula(x: Number) -> Formula:
+    return getattr(x, "formula", x) if isinstance(x, _Remembering) else x
+
+
+def _computed(function: Callable[..., Any], *args: Number) -> Any:
+    """The result of a function of numbers, with its formula."""
+    value = function(*map(plain, args))
+    if type(value) not in (int, float):
+        return value
+    result: Any = _Int(value) if type(value) is int else _Float(value)
+    depth = 1 + max(getattr(a, "depth", 0) for a in args)
+    if depth <= _MAX_DEPTH:
+        result.formula, result.depth = (function, *map(_formula, args)), depth
+    else:
+        result.formula = value
+    return result
+
+
+def _answered(function: Callable[..., Any], *args: Number) -> Any:
+    """The outcome of a comparison, which is left with the program if the user's code makes it."""
+    frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
+    file = frame.f_code.co_filename
+    if in_user_file(file):
+        numbers: list[Number] = []
+        form = _form((function, *map(_formula, args)), numbers)
+        depend_on(Question(file, frame.f_lineno, form, tuple(numbers)))
+    return function(*map(plain, args))
+
+
+def _form(formula: Formula, numbers: list[Number]) -> Hashable:
+    if isinstance(formula, tuple):
+        return (formula[0], *[_form(f, numbers) for f in formula[1:]])
+    numbers.append(plain(formula))
+    return None
+
+
+def _unary(function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any) -> Any:
+        return _computed(function, self)
+
+    return method
+
+
+def _binary(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def method(self: Any, other: Any) -> Any:
+        return _computed(function, self, other) if isinstance(other, _NUMBERS) else NotImplemented
+
+    def reflected(self: Any, other: Any) -> Any:
+        return _computed(function, other, self) if isinstance(other, _NUMBERS) else NotImplemented
+
+    return method, reflected
+
+
+def _comparison(function: Callable[..., bool]) -> Callable[..., Any]:
+    def method(self: Any, other: Any) -> Any:
+        return _answered(function, self, other) if isinstance(other, _NUMBERS) else NotImplemented
+
+    return method
+
+
+def _is_nonzero(self: Any) -> bool:
+    return _answered(operator.ne, self, 0)
+
+
+def _is_integer(self: Any) -> bool:
+    return _answered(_is_whole, self)
+
+
+def _hash(self: Any) -> int:
+    return _answered(hash, self)
+
+
+def _round(self: Any, *digits: int) -> Any:
+    return _computed(round, self, *digits)
+
+
+def _divmod(self: Any, other: Any) -> Any:
+    return (self // other, self % other) if isinstance(other, _NUMBERS) else NotImplemented
+
+
+def _is_whole(x: Number) -> bool:
+    return x == int(x)
+
+
+_NUMBERS = int, float
+_OF_BITS = "and_ or_ xor lshift rshift".split()
+
+for _cls in (_Int, _Float):
+    for _name in "add sub mul floordiv mod truediv pow".split() + _OF_BITS * (_cls is _Int):
+        _method, _reflected = _binary(getattr(operator, _name))
+        setattr(_cls, f"__{_name.strip('_')}__", _method)
+        setattr(_cls, f"__r{_name.strip('_')}__", _reflected)
+    for _name in "lt le gt ge eq ne".split():
+        setattr(_cls, f"__{_name}__", _comparison(getattr(operator, _name)))
+    for _name in ["neg", "pos", "abs"] + ["invert"] * (_cls is _Int):
+        setattr(_cls, f"__{_name}__", _unary(getattr(operator, _name)))
+    for _name in "ceil floor trunc".split():
+        setattr(_cls, f"__{_name}__", _unary(getattr(math, _name)))
+    for _name, _method in {
+        "__bool__": _is_nonzero,
+        "__divmod__": _divmod,
+        "__hash__": _hash,
+        "__round__": _round,
+        "is_integer": _is_integer,
+    }.items():
+        setattr(_cls, _name, _method)
+for _name in ("bit_count", "bit_length"):
+    setattr(_Int, _name, _unary(getattr(int, _name)))
