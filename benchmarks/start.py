@@ -13,6 +13,16 @@ from benchmarks.peers import ROOT, environment_of, find_jax
 
 ROUNDS = 5
 XFUNC = "import torch, xfunc as xf; print(xf.jit(torch.sin)(torch.ones(2)).tolist())"
+DISPATCHED = """
+import torch
+
+class Traced(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, f, types, args=(), kwargs=None):
+        return args[0]
+
+torch.sin(torch.Tensor._make_wrapper_subclass(Traced, (2,)))
+"""
 JAX = "import jax, jax.numpy as jnp; print(jax.jit(jnp.sin)(jnp.ones(2)).tolist())"
 
 
@@ -26,6 +36,10 @@ def main(jax_python: str | None, rounds: int = ROUNDS) -> None:
     cases = {
         "xfunc": (sys.executable, XFUNC),
         "torch alone: imported": (sys.executable, "import torch"),
+        "torch alone: one operation on a class with __torch_dispatch__": (
+            sys.executable,
+            DISPATCHED,
+        ),
         "torch and JAX: imported": (sys.executable, "import torch, jax"),
         "JAX": (find_jax(jax_python), JAX),
     }
