@@ -8,7 +8,7 @@ not, against
 - for one add, `jax.jit`'s call and a tensor for its result: the least that xfunc may take.
 
 And a function of an array and, call after call, of a number, an array of NumPy or a tensor of the
-CPU, which JAX is given as an array of NumPy too.
+CPU, which JAX is given as an array of NumPy too; and a call whose result is read by `float`.
 
 The device is waited for after each turn, outside the timer.
 """
@@ -107,6 +107,26 @@ def host_data() -> list[Row]:
     return rows
 
 
+def read() -> Row:
+    """A call whose result is read."""
+
+    def reading(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def step(x: Any) -> Any:
+            result = call(x)
+            float(result)
+            return result
+
+        return step
+
+    loops = {
+        "xfunc": Loop(reading(xf.jit(one)), xf.device_put(torch.ones(()))),
+        "jax": Loop(reading(jax.jit(one)), jnp.ones(())),
+    }
+    waiting = {n: Contender(c, lambda: xf.block_until_ready(None)) for n, c in loops.items()}
+    best = race(waiting, ROUNDS, CALLS, 30)
+    return Row("one add, and `float` of the result: jax.jit", best["xfunc"], best["jax"], 4)
+
+
 def main() -> None:
     """Print the table."""
     xf.default_backend()  # First: JAX by itself would ask libtpu for its machine.
@@ -114,5 +134,5 @@ def main() -> None:
     for leaves in (50, 300):
         for donate in (False, True):
             rows += calls(f"{leaves} leaves", each, leaves, donate)
-    rows += host_data()
+    rows += [*host_data(), read()]
     print(table("dispatch: host time of one call", rows))

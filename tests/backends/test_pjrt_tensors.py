@@ -307,10 +307,16 @@ def test_plain_tensor_with_result_as_data_is_refused() -> None:
         lambda: with_data(torch.zeros(2, 3)) + 1,
         lambda: made().apply_(lambda v: v * 2),
         lambda: torch.to_dlpack(made()),
-        lambda: torch.tensor([made(()), 1.0]),
     ):
         with pytest.raises(RuntimeError, match=_REFUSED):
             read()
+
+
+def test_torch_tensor_of_results_that_are_numbers() -> None:
+    """torch reads them by `__float__`, which read memory that results do not have."""
+    one = xf.jit(lambda: torch.ones(()))()
+    assert torch.tensor([one, 2.0, one + 2]).tolist() == [1, 2, 3]
+    assert torch.tensor([[one.bool(), False]]).tolist() == [[True, False]]
 
 
 # Builds of torch without CUDA say the others themselves.

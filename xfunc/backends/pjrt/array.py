@@ -137,6 +137,17 @@ def _unless_traced(method: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def _read(name: str) -> Callable[[Array], Any]:
+    """The method of a tensor that reads its only element, in a third of torch's time."""
+    method = getattr(torch.Tensor, name)
+
+    @functools.wraps(method)
+    def call(self: Array) -> Any:
+        return method(self if self.requires_grad else self._data.read())
+
+    return _unless_traced(call)
+
+
 class Array(torch.Tensor):
     """A tensor that a program made, or that was given to one; see the module."""
 
@@ -162,33 +173,40 @@ class Array(torch.Tensor):
                 return found.to(kwargs.get("dtype", found.dtype), memory_format=layout)
         held: dict[int, Array] = {}
 
-        def plain(x: object) -> object:
-            if type(x) is not Array:
-                return x
-            held[id(copy := x._data.read())] = x
-            return copy
+        def plain(x: Any) -> Any:
+            kind = type(x)
+            if kind is Array:
+                held[id(copy := x._data.read())] = x
+                return copy
+            return kind(map(plain, x)) if kind in (tuple, list) else x
 
-        if torch.Tag.inplace_view in func.tags and type(args[0]) is Array:
+        names, writes, changes_view = _schemas.get(func) or _schema(func)
+        if changes_view and type(args[0]) is Array:
             args[0]._looked_at = args[0]._data.alias()  # Its aliases keep their shape.
-        args, kwargs = pytree.tree_map(plain, (tuple(args), kwargs or {}))
+        args, kwargs = plain(tuple(args)), {n: plain(x) for n, x in (kwargs or {}).items()}
         lazy = any(x.is_complex() for x in held.values())
         with lazy_conjugates() if lazy else contextlib.nullcontext():
             found = func(*args, **kwargs)
+        if writes:
+            given = dict(zip(names, args, strict=False)) | kwargs
+            for x in pytree.tree_leaves([given[name] for name in writes & given.keys()]):
+                if id(x) in held:
+                    held[id(x)]._data.written()
+                    held[id(x)]._follow(x)
         memories = {_memory(x._data.read()): x for x in held.values()}
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        # The schemas of collectives do not declare their writes.
-        writes = {a.name for a in func._schema.arguments if a.is_write or func.namespace == "c10d"}
-        for x in pytree.tree_leaves([given[name] for name in writes & given.keys()]):
+
+        def noted(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return type(x)(map(noted, x)) if type(x) in (tuple, list) else x
             if id(x) in held:
-                held[id(x)]._data.written()
-                held[id(x)]._follow(x)
-        for x in pytree.tree_leaves(found):
-            if isinstance(x, torch.Tensor) and id(x) not in held:
-                memory = _memory(x)
-                for known, y in memories.items():
-                    if memory in (None, known):
-                        y._data.written()
-        return pytree.tree_map(lambda x: held.get(id(x), x), found)
+                return held[id(x)]
+            memory = _memory(x)
+            for known, y in memories.items():
+                if memory in (None, known):
+                    y._data.written()
+            return x
+
+        return noted(found)
 
     @property
     def _data(self) -> Data:
@@ -216,7 +234,9 @@ class Array(torch.Tensor):
 
     @_unless_traced
     def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        return self.clone().cpu(*args, **kwargs)
+        if args or kwargs or self.requires_grad:
+            return self.clone().cpu(*args, **kwargs)
+        return self._data.read().clone()  # in a third of the time
 
     @_unless_traced
     def tolist(self) -> list[Any]:
@@ -339,6 +359,22 @@ class Array(torch.Tensor):
         return found.requires_grad_(self.requires_grad)
 
 
+for _name in ("item", "__bool__", "__int__", "__float__", "__complex__", "__index__"):
+    setattr(Array, _name, _read(_name))
+
+
+_schemas: dict[object, tuple[tuple[str, ...], frozenset[str], bool]] = {}
+
+
+def _schema(func: Any) -> tuple[tuple[str, ...], frozenset[str], bool]:
+    """The arguments of an operation, those that it writes to, and whether it changes a shape."""
+    names = tuple(a.name for a in func._schema.arguments)
+    # The schemas of collectives do not declare their writes.
+    writes = (a.name for a in func._schema.arguments if a.is_write or func.namespace == "c10d")
+    found = _schemas[func] = names, frozenset(writes), torch.Tag.inplace_view in func.tags
+    return found
+
+
 def _memory(tensor: torch.Tensor) -> int | None:
     """The address of a torch tensor's memory; None: its parts have it, as of a sparse one."""
     if tensor.layout is not torch.strided or tensor.is_nested:
@@ -348,6 +384,7 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 # torch.compile would look into how data is read: with dynamo's own tensors, which have none.
 never_compile(Data.read)
+never_compile(_schema)
 
 
 def make(array: jax.Array, aval: AvalKey) -> Array:
