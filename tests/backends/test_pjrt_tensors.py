@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -340,3 +342,33 @@ def test_result_storage_is_not_resizable() -> None:
         with pytest.raises(RuntimeError, match="storage that is not resizable"):
             grow(made())
         assert grow(made().clone()).shape == (9,)
+
+
+READS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "tolist": lambda x: x.tolist(),
+    "item": lambda x: x[1].item(),
+    "float": lambda x: float(x.sum()),
+    "numpy": lambda x: x.numpy().tolist(),
+    "array": lambda x: np.asarray(x).tolist(),
+    "cpu": lambda x: x.cpu(),
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "dlpack": torch.from_dlpack,
+    "data_ptr": lambda x: x.data_ptr() != 0,
+    "untyped_storage": lambda x: x.untyped_storage().nbytes(),
+    "repr": repr,
+    "operation": lambda x: (x + 1).tolist(),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_results_are_read_with_a_default_device(name: str) -> None:
+    """`torch.set_default_device` enters a mode, as a trace does."""
+    read, x = READS[name], torch.tensor([1.0, 2.0])
+    with torch.device("cpu"):
+        got = read(xf.jit(lambda x: x * 1)(x))
+    want = read(x)
+    if isinstance(want, torch.Tensor):
+        assert type(got) is torch.Tensor
+        got, want = got.tolist(), want.tolist()
+    assert got == want

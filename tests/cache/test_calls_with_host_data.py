@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import xfunc as xf
+from tests.support.fresh import Server
 from xfunc.errors import UnsupportedOpError
 
 pytestmark = pytest.mark.quick
@@ -188,3 +190,30 @@ def test_step_with_a_number_and_an_array() -> None:
         want = want - rate * 2 / 5 * torch.from_numpy(batch).T @ (torch.from_numpy(batch) @ want)
         torch.testing.assert_close(xf.device_get(w), want)
     assert xf.trace_count(jitted) == 1
+
+
+FIRST = """
+import torch
+import xfunc as xf
+
+f = xf.jit(lambda x, s: (x * s).sin().sum())
+x = torch.ones(3)
+for _ in range(3):
+    {call}
+assert torch.allclose(torch.as_tensor(r).cpu(), torch.tensor({expected})), r
+assert f(torch.ones(2), 0.0).item() == 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("r = torch.func.grad(f)(x, 2.0)", 2 * math.cos(2)),
+        ("r = torch.func.vmap(f, (0, None))(x[None], 2.0)", 3 * math.sin(2)),
+        ("with torch.device('meta'): r = f(x, 2.0)", 3 * math.sin(2)),
+        ("with torch.inference_mode(): r = f(x, 2.0)", 3 * math.sin(2)),
+    ],
+)
+def test_first_call_of_a_process_in_a_context(fresh: Server, call: str, expected: float) -> None:
+    found = fresh.run(FIRST.format(call=call, expected=expected))
+    assert found.returncode == 0, found.stderr

@@ -47,13 +47,13 @@ def load_tangents_of_compositions() -> None:
 @functools.cache
 def clamp_ignores_nan() -> bool:
     """Whether NaN as the only bound of `clamp` is none: in torch 2.13 the result is NaN."""
-    return not torch.ones(()).clamp(min=torch.nan).isnan()
+    return not torch.ones((), device="cpu").clamp(min=torch.nan).isnan()
 
 
 @functools.cache
 def float8_saturates() -> bool:
     """Whether a number beyond the largest float8_e4m3fn becomes it: before torch 2.13, NaN."""
-    return not torch.tensor(torch.inf).to(torch.float8_e4m3fn).isnan()
+    return not torch.tensor(torch.inf, device="cpu").to(torch.float8_e4m3fn).isnan()
 
 
 @functools.cache
@@ -63,7 +63,7 @@ def factors_transpose(name: str, dtype: torch.dtype) -> bool:
     torch's derivatives assume the results of torch's own kernels for a contiguous matrix: in torch
     2.9 the factors of the transpose if it is real; in 2.13 not for ``_linalg_solve_ex``.
     """
-    a = torch.tensor([[2.0, 1.0], [0.0, 1.0]], dtype=dtype)  # its own factors
+    a = torch.tensor([[2.0, 1.0], [0.0, 1.0]], dtype=dtype, device="cpu")  # its own factors
     b = (a[0],) if name == "_linalg_solve_ex" else ()
     with torch._C._DisableFuncTorch(), torch.no_grad():
         (packed,) = (x for x in getattr(torch.ops.aten, name)(a, *b) if x.ndim == 2)

@@ -54,7 +54,7 @@ def prepare(
                     "make the argument static.",
                 )
             if trace is None:
-                made.append(active.runtime().to_device(torch.tensor(x, dtype=dtype)))
+                made.append(active.runtime().to_device(torch.tensor(x, dtype=dtype, device="cpu")))
             else:
                 made.append(torch.full((), x, dtype=dtype, device=recorder.device()))
         elif isinstance(x, torch.Tensor):

@@ -171,7 +171,7 @@ def _padded(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 def _scalar(n: int, traced: bool) -> torch.Tensor:
     if traced:
         return torch.full((), n, dtype=torch.int64, device=recorder.device())
-    return torch.tensor(n)
+    return torch.tensor(n, device="cpu")
 
 
 def _written(

@@ -22,8 +22,8 @@ def pad(x: Leaf, shape: tuple[int, ...]) -> Leaf:
     """An argument padded at the end; see NOTE [padded on the CPU]."""
     if tuple(getattr(x, "shape", ())) == shape:
         return x
-    t = x.detach().cpu() if isinstance(x, torch.Tensor) else torch.as_tensor(x)
-    wide = torch.zeros(shape, dtype=t.dtype)
+    t = x.detach().cpu() if isinstance(x, torch.Tensor) else torch.as_tensor(x, device="cpu")
+    wide = torch.zeros(shape, dtype=t.dtype, device="cpu")
     wide[tuple(slice(0, n) for n in t.shape)] = t
     return wide
 
@@ -70,4 +70,4 @@ class Scalars:
 
 
 def _scalar(n: int) -> torch.Tensor:
-    return to_device(torch.tensor(n))
+    return to_device(torch.tensor(n, device="cpu"))

@@ -27,6 +27,7 @@ from torch.utils._mode_utils import no_dispatch
 from xfunc.backends.donated import fail_donated
 from xfunc.backends.pjrt import client, gpu_arrays
 from xfunc.backends.pjrt.shardings import sharding
+from xfunc.core import ambient
 from xfunc.core.avals import AvalKey
 from xfunc.core.torch_versions import refusing_reads
 from xfunc.errors import fail
@@ -131,7 +132,8 @@ def _unless_traced(method: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        traced = torch._C._is_torch_function_mode_enabled()
+        # Without a trace, the mode is the user's: `torch.set_default_device` enters one, too.
+        traced = ambient.is_busy() and torch._C._is_torch_function_mode_enabled()
         return (of_torch if traced else method)(*args, **kwargs)
 
     return call

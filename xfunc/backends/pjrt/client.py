@@ -25,6 +25,7 @@ from xfunc.backends.lock import once
 from xfunc.core.counted import Counted
 from xfunc.core.garbage import uncollected
 from xfunc.errors import ShardingError, fail
+from xfunc.torchlib import functorch
 from xfunc.torchlib.arrays import BITS, copied
 from xfunc.torchlib.storageless import is_without_memory, with_memory
 
@@ -388,4 +389,5 @@ def as_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
 @functools.cache
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
     """NumPy's dtype of a torch dtype, bfloat16 and float8 as JAX has them."""
-    return as_numpy(torch.empty(0, dtype=dtype)).dtype
+    with functorch.bottom_level():  # A transform of torch's would wrap it.
+        return as_numpy(torch.empty(0, dtype=dtype, device="cpu")).dtype

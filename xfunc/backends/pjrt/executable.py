@@ -82,7 +82,9 @@ class Executable:
     ):
         self.inputs = tuple(inputs)
         self._name, self._upload = name, upload
-        unused = [upload(torch.zeros((), dtype=a.dtype)) for a in avals[len(inputs) :]]
+        unused = [
+            upload(torch.zeros((), dtype=a.dtype, device="cpu")) for a in avals[len(inputs) :]
+        ]
         self._unused = [array_of(x) for x in unused]  # of a program that takes nothing
         outputs = [Aval(tuple(s.dims), s.dtype) for s in module.entry.root.shape.elements]
         results = outputs[: len(outputs) - calls_host]

@@ -5,7 +5,6 @@ What is not quite usual is left to `xfunc.stages.arguments.prepare`, which also 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ from xfunc.backends.pjrt import client
 from xfunc.backends.pjrt.array import Array, make
 from xfunc.backends.pjrt.shardings import sharding
 from xfunc.core.avals import NUMBERS, dtype_of
+from xfunc.torchlib import functorch
 from xfunc.torchlib.values import SUPPORTED
 
 _WIDE, _LARGE = (torch.float32, torch.float64), 1e38
@@ -30,6 +30,8 @@ class HostData:
 
     def __init__(self) -> None:
         self._where = sharding(None)
+        with functorch.bottom_level():  # A transform of torch's would wrap it.
+            self._plain_keys = torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr()
         self._dtypes = {client.numpy_dtype(d): d for d in SUPPORTED}
         self._takes: dict[type, Callable[[Any], Array | None]] = {
             torch.Tensor: self._tensor,
@@ -51,11 +53,13 @@ class HostData:
         dtype = dtype_of(kind)
         if kind is int or kind is bool or (dtype in _WIDE and abs(x) < _LARGE):
             return self._made(np.array(x, client.numpy_dtype(dtype)))
-        return self._made(torch.tensor(x, dtype=dtype).numpy())  # NumPy may warn of infinities.
+        return self._made(
+            torch.tensor(x, dtype=dtype, device="cpu").numpy()
+        )  # NumPy may warn of infinities.
 
     def _tensor(self, x: torch.Tensor) -> Array | None:
         keys = torch._C._dispatch_keys(x).raw_repr()
-        if keys != _plain_keys() or x.requires_grad or (x.data_ptr() == 0 and x.numel() > 0):
+        if keys != self._plain_keys or x.requires_grad or (x.data_ptr() == 0 and x.numel() > 0):
             return None
         if x.dtype not in SUPPORTED:
             return None
@@ -71,9 +75,3 @@ class HostData:
     def _made(self, x: np.ndarray[Any, Any]) -> Array:
         aval = torch.Size(x.shape), self._dtypes[x.dtype]
         return make(client.put_array(x, self._where), aval)
-
-
-@functools.cache
-def _plain_keys() -> int:
-    """The dispatch keys of a tensor of the CPU that is nothing but that."""
-    return torch._C._dispatch_keys(torch.empty(0)).raw_repr()
