@@ -57,6 +57,15 @@ def float8_saturates() -> bool:
 
 
 @functools.cache
+def shares_ties() -> bool:
+    """Whether two equal operands of `fmax`, `fmin` or `clamp` have a slope of a half each.
+
+    Before torch 2.14 only those of `maximum` and `minimum` have: of the others, one has it all.
+    """
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
+
+
+@functools.cache
 def factors_transpose(name: str, dtype: torch.dtype) -> bool:
     """Whether the triangular factors that an operation returns are of the transposed matrix.
 
