@@ -1,9 +1,10 @@
 """Operations whose forward-mode derivative in torch 2.9 differs from the reverse-mode one.
 
 NOTE [slopes at ties]: where two operands are equal, `fmax`, `clamp` with tensors and others have a
-slope on either side, or from torch 2.14 on a half of each. torch's forward-mode formulas choose a different one from its reverse-mode
-formulas, which are the ones its users know. For `logcumsumexp` torch divides by a number that is
-1e-12 too large. Operations composed of others here have the derivatives of those.
+slope on either side, or from torch 2.14 on a half of each. torch's forward-mode formulas choose a
+different one from its reverse-mode formulas, which are the ones its users know. For `logcumsumexp`
+torch divides by a number that is 1e-12 too large. Operations composed of others here have the
+derivatives of those.
 
 NOTE [steps have no tangent]: the slope of `floor` is 0 wherever it is anything. torch's forward
 mode makes that a tangent of zeros, which the next formula may multiply by an infinite slope;
