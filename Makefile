@@ -7,7 +7,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
-.PHONY: help demo quick test sweep oldest test-oldest test-torch-xla test-extras coverage check bench docs site-test clean env key
+.PHONY: help demo quick test sweep oldest test-oldest newest test-newest test-torch-xla test-extras coverage check bench docs site-test clean env key
 
 VENV := $(abspath $(or $(XFUNC_VENV),.venv))
 BIN := $(VENV)/bin
@@ -50,6 +50,16 @@ oldest:
 	print(*(need.partition(",")[0].replace(">=", "==") for need in needed), sep="\n")
 	' > build/oldest.txt
 	$(MAKE) --no-print-directory env VENV=$(OLDEST) PINNED=1 WANTED="--editable .[dev,torch-xla] --requirement build/oldest.txt"
+
+# The newest releases, with the newest Python of `find_python`: each run looks whether there are newer.
+NEWEST := $(abspath $(or $(XFUNC_NEWEST_VENV),build/newest))
+
+test-newest: newest ## run the quick tests with the newest releases of what xfunc needs
+	$(NEWEST)/bin/python -m tests $(PYTEST_SPREAD) --tier quick $(PYTEST_ARGS)
+
+newest:
+	@rm -f $(NEWEST)/.xfunc-made-*
+	$(MAKE) --no-print-directory env VENV=$(NEWEST) PINNED=1 WANTED="--upgrade --upgrade-strategy eager --editable .[dev]"
 
 # Half a GB that few tests need, in an environment on top of the other.
 EXTRAS := $(abspath build/extras)

@@ -116,10 +116,55 @@ def test_autograd_function_of_argument_and_captured_value() -> None:
     assert [g.item() for g in found] == [2.0, 3.0]
 
 
-def test_autograd_function_bound_before_import() -> None:
+def _bound_before_import(function: Any) -> Any:
     """What a library keeps of ``apply`` is torch's own function, which nothing can replace."""
-    apply = torch.autograd.Function.__dict__["apply"].__get__(None, Mul)
+    return torch.autograd.Function.__dict__["apply"].__get__(None, function)
+
+
+@pytest.mark.parametrize("mul", [Mul, OldMul])
+def test_autograd_function_bound_before_import(mul: Any) -> None:
+    apply = _bound_before_import(mul)
     assert xf.grad(lambda w: xf.jit(lambda c: apply(c, w))(C))(W).item() == 2.0
+    assert xf.grad(lambda w: xf.jit(lambda c: apply(apply(c, w), w))(C))(W).item() == 12.0
+
+
+def test_autograd_function_with_captured_value_by_name() -> None:
+    apply = _bound_before_import(Mul)
+    try:
+        apply(C, b=W)
+    except TypeError:  # torch 2.9 takes no operands by name.
+        apply = lambda a, b: Mul.apply(a, b)  # noqa: E731
+    assert xf.grad(lambda w: xf.jit(lambda c: apply(c, b=w))(C))(W).item() == 2.0
+
+
+def test_autograd_function_that_applies_another_to_captured_value() -> None:
+    apply = _bound_before_import(OldMul)
+
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, w: Tensor) -> Tensor:
+            ctx.save_for_backward(w)
+            return apply(apply(w, w), w)
+
+        @staticmethod
+        def backward(ctx: Any, *cts: Any) -> Any:
+            return cts[0] * 3 * apply(*ctx.saved_tensors, *ctx.saved_tensors)
+
+    cube = _bound_before_import(Cube)
+    assert xf.grad(lambda w: xf.jit(lambda c: c * cube(w))(C))(W).item() == 54.0
+
+
+def test_autograd_function_with_failing_rule_leaves_the_next_ones_lifted() -> None:
+    apply = _bound_before_import(OldMul)
+
+    def f(w: Tensor) -> Tensor:
+        with pytest.raises(NotImplementedError, match="setup_context"):
+            OldMul.setup_context(None, (), None)
+        with pytest.raises(TypeError, match="forward"):
+            apply(C)
+        return xf.jit(lambda c: apply(c, w))(C)
+
+    assert xf.grad(xf.jit(f))(W).item() == 2.0
 
 
 def test_autograd_function_outside_traces_is_untouched() -> None:

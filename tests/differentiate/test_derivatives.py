@@ -118,7 +118,7 @@ def test_operator_without_derivative_below_function_modes(bare):
 # What torch has no derivative of in some mode or order, or a wrong one, or no batch rule.
 MENDED = """
     scatter_reduce.prod index_reduce.prod index_reduce.amin nn.functional.embedding_bag
-    cholesky ormqr native_dropout_backward select_scatter cov cdist
+    linalg.cholesky ormqr native_dropout_backward select_scatter cov cdist
 """.split()
 
 

@@ -110,8 +110,14 @@ def test_derivatives_at_ties(name: str, dtype: torch.dtype) -> None:
 def test_derivatives_of_maxima_with_nan(name: str) -> None:
     x, y = torch.tensor([NAN, 1.0, NAN, 2.0]), torch.tensor([1.0, NAN, NAN, 2.0])
     want = slopes(TIES[name], x, y)
-    for found in modes(TIES[name], x, y):
-        torch.testing.assert_close(found, want, equal_nan=True)
+    reverse, forward = modes(TIES[name], x, y)
+    torch.testing.assert_close(reverse, want, equal_nan=True)
+    if name in ("fmax", "fmin"):  # In torch 2.14 the NaN that is left out has a slope, too.
+        want, forward = (
+            [slope.masked_fill(t.isnan(), 0) for slope, t in zip(found, (x, y), strict=True)]
+            for found in (want, forward)
+        )
+    torch.testing.assert_close(forward, want, equal_nan=True)
 
 
 def test_logsigmoid_of_infinities() -> None:

@@ -89,7 +89,8 @@ def check(made: Mapping[str, tuple[Function, tuple[Tensor, ...]]], one_in: int, 
                 found[key] = result
         return found
 
-    known = {k: w for k, w in wanted.items() if is_error(w) or w.dtype is not torch.complex32}
+    # XLA has neither torch.complex32 nor the torch.bcomplex32 of torch 2.14.
+    known = {k: w for k, w in wanted.items() if is_error(w) or "complex32" not in str(w.dtype)}
     made = {k: made[k] for k in known}
     said = xf.eval_shape(every, operands)
     wrong = []

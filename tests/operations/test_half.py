@@ -273,6 +273,15 @@ def test_half_with_python_number_rounds_as_torch(name, dtype):
 
 
 @HALF
+@pytest.mark.parametrize("name", ["softshrink", "hardshrink"])
+def test_half_slope_next_to_bound_is_as_of_torch(name, dtype):
+    shrink = getattr(F, name)
+    x = torch.tensor([0.6, -0.6, 0.61, -0.61, 0.59]).to(dtype)
+    want = torch.func.grad(lambda x: shrink(x, 0.6).sum())(x)
+    assert torch.equal(xf.jit(xf.grad(lambda x: shrink(x, 0.6).sum()))(x).cpu(), want)
+
+
+@HALF
 def test_native_layer_norm_result_dtypes(dtype):
     x, w = numbers(2, 8).to(dtype), numbers(8)
     for weight in (None, w.to(dtype), w):

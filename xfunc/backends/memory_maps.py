@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 
 from xfunc.errors import CompileError, fail
 
@@ -14,7 +13,12 @@ from xfunc.errors import CompileError, fail
 # SIGSEGV. A smaller cache evicts in time; evicted programs are compiled again. JAX has none:
 # its programs live as long as ours.
 MAPS_OF_A_PROGRAM = 200
-_compiles = itertools.count(1)
+
+
+class _Compiles:
+    """How many more programs are compiled before maps are counted again."""
+
+    uncounted = 0
 
 
 @functools.cache
@@ -34,9 +38,12 @@ def _count() -> int:
 
 def check_maps(name: str, repair: str) -> None:
     """Refuse to compile for the CPU when XLA would crash; see NOTE [memory maps]."""
-    if next(_compiles) % 16 or not map_limit():
+    _Compiles.uncounted -= 1
+    if _Compiles.uncounted > 0 or not map_limit():
         return
     used = _count()
+    # Counting takes longer the more there are; near the limit it is done each time.
+    _Compiles.uncounted = min(16, (map_limit() - used) // (20 * MAPS_OF_A_PROGRAM))
     if used > 0.95 * map_limit():
         fail(
             CompileError,

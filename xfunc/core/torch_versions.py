@@ -57,6 +57,25 @@ def float8_saturates() -> bool:
 
 
 @functools.cache
+def softshrink_rounds_bound() -> bool:
+    """Whether `softshrink` of narrow numbers rounds its bound first, as its gradient does.
+
+    Before torch 2.14 it does not on the CPU.
+    """
+    x = torch.tensor(0.6015625, dtype=torch.bfloat16, device="cpu")  # 0.6 as bfloat16
+    return not torch.nn.functional.softshrink(x, 0.6)
+
+
+@functools.cache
+def shares_ties() -> bool:
+    """Whether two equal operands of `fmax`, `fmin` or `clamp` have a slope of a half each.
+
+    Before torch 2.14 only those of `maximum` and `minimum` have: of the others, one has it all.
+    """
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
+
+
+@functools.cache
 def factors_transpose(name: str, dtype: torch.dtype) -> bool:
     """Whether the triangular factors that an operation returns are of the transposed matrix.
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from xfunc.core import torch_versions
 from xfunc.ops.registry import composition, kernel
+from xfunc.rules.operands import HALF, rounded
 
 Tensor = torch.Tensor
 
@@ -24,6 +26,9 @@ def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
 def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     if not lambd >= 0:  # NaN too
         raise RuntimeError(f"lambda must be greater or equal to 0, but found to be {lambd}")
+    if x.dtype in HALF:
+        bound = rounded(lambd, x.dtype) if torch_versions.softshrink_rounds_bound() else lambd
+        return softshrink(x.float(), bound).to(x.dtype)
     return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
 
 

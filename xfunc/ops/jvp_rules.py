@@ -1,9 +1,10 @@
 """Operations whose forward-mode derivative in torch 2.9 differs from the reverse-mode one.
 
 NOTE [slopes at ties]: where two operands are equal, `fmax`, `clamp` with tensors and others have a
-slope on either side. torch's forward-mode formulas choose a different one from its reverse-mode
-formulas, which are the ones its users know. For `logcumsumexp` torch divides by a number that is
-1e-12 too large. Operations composed of others here have the derivatives of those.
+slope on either side, or from torch 2.14 on a half of each. torch's forward-mode formulas choose a
+different one from its reverse-mode formulas, which are the ones its users know. For `logcumsumexp`
+torch divides by a number that is 1e-12 too large. Operations composed of others here have the
+derivatives of those.
 
 NOTE [steps have no tangent]: the slope of `floor` is 0 wherever it is anything. torch's forward
 mode makes that a tangent of zeros, which the next formula may multiply by an infinite slope;
@@ -28,6 +29,7 @@ import torch
 from torch._decomp import decomposition_table
 from torch.autograd import forward_ad
 
+from xfunc.core import torch_versions
 from xfunc.ops.cumulative import scan_along
 from xfunc.ops.linalg import sign_of
 from xfunc.ops.registry import composition, differentiable, is_pushed, is_twice
@@ -62,10 +64,21 @@ def _alike(*tensors: Tensor) -> list[Tensor]:
     return [t.to(dtype) for t in tensors]
 
 
+def _is_pushed_and_shares_ties(x: Tensor, y: Tensor) -> bool:
+    return is_pushed(x) and torch_versions.shares_ties()
+
+
 @composition("fmax", when=is_pushed)
 def fmax(x: Tensor, y: Tensor) -> Tensor:
     x, y = _alike(x, y)
-    return torch.where((x >= y) | y.isnan(), x, y)
+    greater = torch.where((x >= y) | y.isnan(), x, y)
+    return torch.where(x == y, x / 2 + y / 2, greater) if torch_versions.shares_ties() else greater
+
+
+@composition("fmin", when=_is_pushed_and_shares_ties)
+def fmin(x: Tensor, y: Tensor) -> Tensor:
+    x, y = _alike(x, y)
+    return torch.where(x == y, x / 2 + y / 2, torch.where((x < y) | y.isnan(), x, y))
 
 
 @composition("maximum", when=is_pushed)
@@ -89,6 +102,8 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
 
 @composition("clamp.Tensor", when=is_pushed)
 def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    if torch_versions.shares_ties():
+        return _clamp_sharing_ties(x, min, max)
     if min is None:
         assert max is not None
         x, max = _alike(x, max)
@@ -101,6 +116,16 @@ def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Te
     ends = torch.where(below, min, torch.where(above, max, torch.nan))
     same = torch.where((x < min) & (min == max), min.detach(), ends)  # neither bound's slope
     return torch.where((x >= min) & (x <= max), x, same)
+
+
+def _clamp_sharing_ties(x: Tensor, min: Tensor | None, max: Tensor | None) -> Tensor:
+    if min is None or max is None:
+        below = x if min is None else maximum(x, min)
+        return below if max is None else minimum(below, max)
+    x, min, max = _alike(x, min, max)
+    alone = torch.where(x > max, max, torch.where(x < max, min, x))  # where it is min == max
+    is_alone = (min == max) & ~x.isnan()
+    return torch.where(is_alone, alone, minimum(maximum(x, min), max))
 
 
 def _is_half_and_twice(x: Tensor, y: Tensor) -> bool:

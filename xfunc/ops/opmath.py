@@ -47,8 +47,8 @@ _ELEMENTWISE = """
     gelu gelu_backward silu_backward mish celu elu elu_backward selu softplus softplus_backward
     hardswish hardswish_backward hardsigmoid hardsigmoid_backward glu glu_backward logit
     logit_backward xlogy.Tensor special_xlog1py special_entr sinc exp2 log2 log10 hypot angle lgamma
-    digamma polygamma mvlgamma igamma igammac i0 leaky_relu leaky_relu_backward threshold softshrink
-    softshrink_backward hardtanh_backward round.decimals
+    digamma polygamma mvlgamma igamma igammac i0 leaky_relu leaky_relu_backward threshold
+    hardtanh_backward round.decimals
 """
 
 

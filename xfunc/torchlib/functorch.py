@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -73,6 +74,10 @@ Batched = Callable[
 
 class _Thread(threading.local):
     own_gradient = False
+    # See NOTE [the apply of torch 2.14].
+    unlifted: Any = None
+    lifted: Any = None
+    is_opened = False
 
 
 _thread = _Thread()
@@ -274,27 +279,78 @@ def jvp(
     return out, tree.map(lambda o, t: t.to(o.dtype), out, dots), aux
 
 
-def intercept_operands(lift: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> None:
+def intercept_operands(
+    lift: Callable[[tuple[Any, ...]], tuple[Any, ...]], is_tracing: Callable[[], bool]
+) -> None:
     """Pass the operands of every ``torch.autograd.Function`` through `lift` first.
 
     ``Function.apply`` passes no function mode, so traced code could give it a tensor from outside
-    without the trace seeing it. Outside torch.func's transforms, ``apply`` itself takes its
-    operands from this function of torch (2.9 to 2.13), even if it was bound before xfunc was
-    imported; inside of them, it calls an operator, which passes the mode. In torch 2.14 it is
-    written in C, and is replaced: what was bound before is not seen.
+    without the trace seeing it. Inside torch.func's transforms, it calls an operator, which passes
+    the mode. Outside of them, ``apply`` itself takes its operands from a function of torch: so they
+    are lifted even if it was bound before xfunc was imported.
+
+    Args:
+        lift: takes and returns operands.
+        is_tracing: whether `lift` has something to do.
     """
-    of_c = vars(torch._C._FunctionBase).get("apply")
-    if of_c is not None and vars(torch.autograd.Function).get("apply") is of_c:
-
-        def apply(cls: type, *operands: object, **named: object) -> object:
-            is_transformed = torch._C._are_functorch_transforms_active()
-            given = operands if is_transformed else lift(operands)
-            return of_c.__get__(None, cls)(*given, **named)
-
-        torch.autograd.Function.apply = classmethod(apply)
+    if hasattr(torch.autograd.function, "_call_custom_function_call"):  # from torch 2.14 on
+        _intercept_in_c(lift, is_tracing)
         return
     unwrap = torch._functorch.utils.unwrap_dead_wrappers
     torch._functorch.utils.unwrap_dead_wrappers = lambda args: unwrap(lift(args))
+
+
+# NOTE [the apply of torch 2.14] is written in C, and calls back into Python twice. A function with
+# a `setup_context` has its operands bound to the names of its parameters, by a function of torch
+# that can be replaced. One without, whose `forward` takes ctx, has not. So while operands are to be
+# lifted it seems to have one. When its operands are to be bound, a transform is opened, for which
+# `apply` calls the other function: it ends the transform and applies the function to what it lifts.
+def _intercept_in_c(
+    lift: Callable[[tuple[Any, ...]], tuple[Any, ...]], is_tracing: Callable[[], bool]
+) -> None:
+    module: Any = torch.autograd.function
+    bind, call = module._bind_default_args, module._call_custom_function_call
+    apply: Any = vars(torch.autograd.Function)["apply"]
+    own: Callable[..., None] = module._SingleLevelFunction.setup_context
+
+    class SetupContext:
+        """In place of the ``setup_context`` of functions that have none."""
+
+        def __get__(self, instance: object, owner: type | None = None) -> Callable[..., None]:
+            is_lifted, _thread.lifted = owner is _thread.lifted, None
+            is_function = owner is not None and issubclass(owner, torch.autograd.Function)
+            if is_lifted or not is_function or is_transformed() or not is_tracing():
+                return own
+            _thread.unlifted = owner
+            return functools.partial(own)
+
+    def bind_and_lift(
+        forward: object, args: tuple[object, ...], kwargs: dict[str, object] | None
+    ) -> tuple[tuple[object, ...], dict[str, object] | None]:
+        function, _thread.unlifted = _thread.unlifted, None
+        if function is not None and function.forward == forward:
+            _functorch._grad_increment_nesting()
+            _thread.is_opened = True
+            return args, kwargs
+        args, kwargs = bind(forward, args, kwargs)
+        return args if is_transformed() else lift(args), kwargs
+
+    def end_and_call(
+        function: Any, args: tuple[object, ...], kwargs: dict[str, object] | None
+    ) -> object:
+        is_opened, _thread.is_opened = _thread.is_opened, False
+        if not is_opened:
+            return call(function, args, kwargs)
+        _functorch._grad_decrement_nesting()
+        names, values = tuple(kwargs or ()), tuple((kwargs or {}).values())
+        lifted = lift((*args, *values))
+        _thread.lifted = function
+        n = len(args)
+        named = dict(zip(names, lifted[n:], strict=True))
+        return apply.__get__(None, function)(*lifted[:n], **named)
+
+    module._SingleLevelFunction.setup_context = SetupContext()
+    module._bind_default_args, module._call_custom_function_call = bind_and_lift, end_and_call
 
 
 def custom_function_call(

@@ -54,6 +54,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "torch._C._are_functorch_transforms_active",
         "torch._C._functorch.TransformType",
         "torch._C._functorch._add_batch_dim",
+        "torch._C._functorch._grad_decrement_nesting",
+        "torch._C._functorch._grad_increment_nesting",
         "torch._C._functorch._unwrap_for_grad",
         "torch._C._functorch._wrap_for_grad",
         "torch._C._functorch.get_interpreter_stack",
@@ -69,7 +71,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "torch._functorch.eager_transforms.jvp_increment_nesting",
         "torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter",
         "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
-        "torch._C._FunctionBase",
         "torch._functorch.utils.unwrap_dead_wrappers",
     ),
     "derivatives": (
@@ -136,6 +137,11 @@ SOME: Mapping[str, str] = {
         "in builds with CUDA; else `_set_throw_on_mutable_data_ptr`, and reads of `x.data` are "
         "refused by `xfunc.core.torch_versions`"
     ),
+    "torch.autograd.function._bind_default_args": (
+        "from torch 2.14 on, whose `apply` of functions is written in C: see "
+        "`functorch.intercept_operands`"
+    ),
+    "torch.autograd.function._call_custom_function_call": "likewise",
     "torch._dynamo.OptimizedModule._orig_mod": "that of a module; only recognised",
     "torch._dynamo.disable._torchdynamo_disable": "that of a function; torch.compile reads it",
     "torch._C._set_throw_on_mutable_data_ptr": "see `_set_storage_data_ptr_access_error_msg`",

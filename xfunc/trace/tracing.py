@@ -549,4 +549,4 @@ def _lift_operands(args: tuple[object, ...]) -> tuple[object, ...]:
     return args if trace is None else trace.mode.lift_all(args, {})[0]
 
 
-functorch.intercept_operands(_lift_operands)
+functorch.intercept_operands(_lift_operands, lambda: current() is not None)
