@@ -271,14 +271,6 @@ def read(
     return changed(from_start(found.train.model))
 
 
-def differing(run: Run, source: str | Path | None = None) -> list[str]:
-    """The `key=value` texts with which `read` gives a run, after `source`."""
-    ours = options.differing(run, read(source))
-    of_model = [pair for pair in ours if pair.startswith("train.model")]  # on which defaults depend
-    others = options.differing(run, read(source, of_model))
-    return of_model + [pair for pair in others if not pair.startswith("train.model")]
-
-
 # The highest learning rates of models up to so many parameters, from the start. Sources: Biderman
 # et al., "Pythia", 2023 (70M); Brown et al., "Language Models are Few-Shot Learners", 2020 (125M);
 # Dubey et al., "The Llama 3 Herd of Models", 2024 (8B, 70B, 405B).

@@ -88,19 +88,6 @@ def plain(settings: Any) -> Any:
     return list(settings) if isinstance(settings, tuple) else settings
 
 
-def differing(settings: Any, base: Any, path: str = "") -> Iterator[str]:
-    """The `key=value` texts with which `override` turns `base` into `settings`."""
-    for key in _kinds(type(settings)):
-        new, old, whole = getattr(settings, key), getattr(base, key), _join(path, key)
-        if new == old:
-            continue
-        name = name_of(new)
-        if dataclasses.is_dataclass(new) and type(new) is type(old) and not name:
-            yield from differing(new, old, whole)
-        else:
-            yield f"{whole}={name or _typed(new)}"
-
-
 def texts(settings: Any, path: str = "") -> dict[str, str]:
     """Each setting's key, and its value as one would type it."""
     found: dict[str, str] = {}

@@ -16,7 +16,7 @@ import xfunc as xf
 from examples.llama import demo, model, train
 from examples.llama.model import attention
 from examples.llama.model.plan import POLICIES, Plan
-from examples.llama.parallel.sharding import Sharding, parse_mesh
+from examples.llama.parallel.sharding import Sharding
 
 DENSE = Plan(policy="everything", attention="dense")
 SMALL = Plan(block=8, loss_chunk=5)
@@ -180,15 +180,6 @@ def test_published_parameter_counts(name: str, count: int) -> None:
 
 
 # -- settings -------------------------------------------------------------------------------------
-
-
-def test_parse_mesh() -> None:
-    alone = {"expert": 1, "context": 1}
-    assert parse_mesh("fsdp=64,tensor=4") == {"data": 1, "fsdp": 64, "tensor": 4, **alone}
-    assert parse_mesh("") == {"data": 1, "fsdp": 1, "tensor": 1, **alone}
-    for text in ("model=4", "fsdp", "fsdp=0", "fsdp=-2", "fsdp=x"):
-        with pytest.raises(ValueError, match=f"cannot read '{text}' as an axis: write data=N,"):
-            parse_mesh(text)
 
 
 WRONG = {

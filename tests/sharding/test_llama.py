@@ -10,13 +10,13 @@ import torch
 
 import xfunc as xf
 from examples.llama import config, model, train
+from examples.llama.aot import Case
 from examples.llama.hub import hf
 from examples.llama.model import generate, splash
 from examples.llama.model.attention import dense
 from examples.llama.model.plan import Plan
 from examples.llama.model.sizes import Experts, Latent
 from examples.llama.parallel.sharding import Sharding
-from examples.llama.tools.footprint import Case
 from examples.llama.train import fit, steps
 
 CONFIG = model.TINY["tiny"]
