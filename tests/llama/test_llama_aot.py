@@ -196,7 +196,11 @@ def test_aot_report_long_names_keep_sizes_visible(
             return [large]
 
     monkeypatch.setattr(Lowered, "compile", lambda *_: Compiled())
-    monkeypatch.setattr(aot, "Console", lambda **given: Console(**given | {"width": width}))
+
+    def console(**given: Any) -> Console:
+        return Console(**given | {"width": width})
+
+    monkeypatch.setattr(aot, "Console", console)
     assert aot.main([*TINY, *MESH, "--batch", "4"]) == 0
     printed = capsys.readouterr().out
     [line] = [line for line in printed.splitlines() if "temporary bf16" in line]

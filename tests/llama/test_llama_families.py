@@ -386,7 +386,7 @@ def test_family_learns_as_in_torch(case: str, tmp_path: Path) -> None:
         adamw.step()
         expected.append(loss.item())
 
-    decayed = model.decayed(config, norms=True, embeddings=True)
+    decayed = model.decayed(config)
     optimizer = xf.optim.adamw(LR, weight_decay=0.1, mask=decayed)
 
     @xf.jit
@@ -449,11 +449,9 @@ def test_adapters_of_weights_in_one_tensor_raise() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        "train.optimizer=schedule_free train.schedule=constant train.decay_norms=true",
-        "train.optimizer=adafactor train.precision=stochastic train.layer_norms=true",
-        "train.optimizer=muon train.precision=float8 train.router_balance=0.1",
+        "train.optimizer=adafactor train.precision=stochastic train.plan.microbatches=2",
+        "train.optimizer=muon train.router_balance=0.1",
         "train.tune.lora=[layers*.w*,layers*.e_*,layers*.router] train.tune.base=int8",
-        "train.ema=0.5 average=true train.plan.microbatches=2",
     ],
 )
 def test_bias_of_the_choice_is_not_trained(

@@ -114,7 +114,7 @@ def test_lora_training_matches_peft(hub: Path, tmp_path: Path, form: str) -> Non
     kept = "nf4" if form == "nf4" else None
     assert recipe.tune == Tune(names, ("norm",), rank=4, alpha=8.0, base=kept)
     state = train.start(recipe, found.params)
-    assert sorted(lora.named(state.opt.mean)) == sorted([*names, "norm"])
+    assert sorted(lora.named(state.opt[0].mu)) == sorted([*names, "norm"])
     assert found.base is not None
     assert sorted(lora.named(found.base)) == sorted({*lora.named(model.shapes(SIZES))} - {"norm"})
     rows = map(tokens, range(50))
@@ -203,7 +203,7 @@ def test_adapters_are_sharded_like_their_weights() -> None:
     assert tuple(specs["layers"]["wq"]) == (P(None, None, parts), P(None, "tensor", None))
     assert tuple(specs["layers"]["wo"]) == (P(None, None, "tensor"), P(None, parts, None))
     assert tuple(specs["head"]) == (P(None, parts), P("tensor", None))
-    assert xf.tree.map(lambda a: a.sharding.spec, state.opt.mean) == specs
+    assert xf.tree.map(lambda a: a.sharding.spec, state.opt[0].mu) == specs
     assert frozen is not None
     assert frozen["layers"]["wq"].sharding.spec == P(None, "tensor", parts)
 

@@ -171,7 +171,7 @@ def test_reader_go_on_of_many_documents_in_another_order_raises(
         real(Reader(config_of(run), run).batch(step) for step in range(12, 30)).sort().values,
     )
     with pytest.raises(
-        DataChangedError, match=r"order was of all documents, as earlier versions drew it, is of"
+        DataChangedError, match=r"order was of blocks of 16,384 documents, is of blocks of 50 doc"
     ):
         r.go_on(earlier.state(12))
     assert r.go_on(earlier.state(12), new_data=True).startswith("from step 13 on")

@@ -137,7 +137,7 @@ def test_llama_cache_is_sharded() -> None:
 
 SETTINGS = {
     "mixed": "train.precision=mixed train.optimizer=adafactor train.plan.microbatches=2",
-    "compensated": "train.precision=compensated train.plan.policy=offload on_bad=ignore",
+    "bfloat16": "train.precision=bfloat16 train.plan.policy=offload on_bad=ignore",
     "stochastic": "train.precision=stochastic mesh.fsdp=2 mesh.data=2 train.optimizer=adafactor",
 }
 

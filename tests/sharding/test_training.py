@@ -93,8 +93,8 @@ def test_training_50_steps_equals_torch(way):
 
 
 @pytest.mark.sample(9, seed=0)
-@pytest.mark.parametrize("precision", ["float32", "float8", "stochastic", "compensated"])
-@pytest.mark.parametrize("name", ["adafactor", "schedule_free"])
+@pytest.mark.parametrize("precision", ["float32", "stochastic"])
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_training_optimizers_equal_one_device(name, precision):
     recipe = dataclasses.replace(
         RECIPE, optimizer=name, schedule="constant", peak_lr=1e-2, precision=precision

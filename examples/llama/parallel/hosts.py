@@ -188,12 +188,6 @@ def check_same_files(where: object, paths: Iterable[Path]) -> None:
     check_same(own, SAME_FILES)
 
 
-def check_alone(what: str) -> None:
-    """Raise an error if there are several processes."""
-    if _started() > 1 or xf.process_count() > 1:
-        raise SettingError(f"{what} runs as one process: start one, on one host")
-
-
 def _of_all(value: _T) -> list[_T]:
     """The value of each process."""
     if not are_several():

@@ -3,12 +3,9 @@
 In transformers 5 the experts of a layer are two parameters, `gate_up_proj` and `down_proj`. PEFT
 keeps the adapters of all experts in one pair of matrices for each: `lora_A` has the rows of one
 expert after those of another, and `lora_B` the columns of all experts for each rank. A module that
-wraps `down_proj` wraps the one of `gate_up_proj` as its `base_layer`. Files from before that, with
-a pair for each expert's `w1` or `gate_proj`, are turned into this form, as PEFT does.
+wraps `down_proj` wraps the one of `gate_up_proj` as its `base_layer`.
 """
 
-import math
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,9 +24,6 @@ EXPERTS = "layers.e_gate", "layers.e_up", "layers.e_down"
 _GATE, _UP, _DOWN = EXPERTS
 MODULE = "model.layers.{}.mlp.experts"
 A, B = ".lora_A.weight", ".lora_B.weight"
-_FUSED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-_SAME = {name: name for names in _FUSED.values() for name in names}
-_OLDER = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}  # of Mixtral
 
 
 def names(config: Config) -> dict[str, str]:
@@ -80,16 +74,13 @@ def tensors(tree: Params, config: Config) -> Iterator[tuple[str, Tensor]]:
             yield from zip(_keys(module + inner, True), _of_all(downs[0][layer], up), strict=True)
 
 
-def put_together(
-    stored: Mapping[str, Tensor], shapes: Params, config: Config, factors: Mapping[str, list[float]]
-) -> Params:
+def put_together(stored: Mapping[str, Tensor], shapes: Params, config: Config) -> Params:
     """What is trained, from the tensors of a file.
 
     Args:
         stored: the tensors.
         shapes: what is trained, as tensors of these shapes.
         config: the sizes.
-        factors: for each weight with an adapter, what `up` is multiplied by in each layer.
     """
     every, found = lora.named(shapes), {}
     where = {path: inner for inner, paths in _wrapped(every).items() for path in paths}
@@ -106,10 +97,7 @@ def put_together(
         down, up = whole
         if path in where:
             down, up = _of_experts(down, up, config, path)
-        factor = torch.tensor(factors[path]).view(-1, *(1,) * (up.ndim - 1))
-        found[path] = Adapter(
-            None if leaf.down is None else down, up * (factor if "{}" in known[path] else factor[0])
-        )
+        found[path] = Adapter(None if leaf.down is None else down, up)
     return lora.nested(found)
 
 
@@ -150,47 +138,3 @@ def _keys(name: str, adapted: bool) -> tuple[str, ...]:
 
 def _newer(name: str) -> str:
     return name.replace(".block_sparse_moe.", ".mlp.")
-
-
-# -- older files ----------------------------------------------------------------------------------
-
-
-def modern(
-    stored: Mapping[str, Tensor], about: Mapping[str, Any], config: Config
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a file and their configuration, with experts as in transformers 5.
-
-    The adapters of an expert's gate and input become the two diagonal blocks of one.
-
-    Raises:
-        FormatError: some of an expert are missing.
-    """
-    found, about = {_newer(name): tensor for name, tensor in stored.items()}, dict(about)
-    one = re.compile(re.escape(PREFIX + MODULE).replace(r"\{\}", r"\d+") + r"\.\d+\.(\w+)\.lora_")
-    apart = {match[1] for match in map(one.match, found) if match}
-    if not apart or config.experts is None:
-        return found, about
-    places, own = range(config.experts.count), _OLDER if apart & set(_OLDER.values()) else _SAME
-    wanted = [name for name in _FUSED if apart & {own[part] for part in _FUSED[name]}]
-    for module in of_layers(PREFIX + MODULE, config.layers):
-
-        def taken(part: str, ab: str, module: str = module) -> Tensor:
-            keys = [f"{module}.{i}.{own[part]}{ab}" for i in places]
-            if missing := [key for key in keys if key not in found]:
-                raise FormatError(f"there is no {missing[0]} beside those of other experts")
-            return torch.stack([found.pop(key) for key in keys])
-
-        for name in wanted:
-            downs, ups = ([taken(part, ab) for part in _FUSED[name]] for ab in (A, B))
-            up = torch.stack([torch.block_diag(*each) for each in zip(*ups, strict=True)])
-            inner = ".base_layer" if name != wanted[-1] else ""
-            whole = _of_all(torch.cat(downs, 1), up)
-            found.update(zip(_keys(module + inner, True), whole, strict=True))
-    both = "mlp.experts.gate_up_proj"
-    twice = math.sqrt(2) if about.get("use_rslora") else 2
-    about["target_parameters"] = [f"mlp.experts.{name}" for name in wanted]
-    about["rank_pattern"] = {both: 2 * about["r"]} | (about.get("rank_pattern") or {})
-    about["alpha_pattern"] = {both: twice * about["lora_alpha"]} | (
-        about.get("alpha_pattern") or {}
-    )
-    return found, about

@@ -1,7 +1,6 @@
 """Adapters in the format of PEFT: a folder with a configuration and one file of tensors."""
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from ..hub.hf_config import FormatError, read_json
 from ..model import Config, Params
 from ..parallel import hosts
 from . import lora
-from .adapter_tensors import EXPERTS, MODULE, PREFIX, A, modern, names, of_layers, put_together
+from .adapter_tensors import EXPERTS, MODULE, PREFIX, A, names, of_layers, put_together
 from .adapter_tensors import tensors as tensors_of
 from .lora import FULL, LORA, Tune
 
@@ -37,6 +36,8 @@ _PLAIN = {
     "alora_invocation_tokens": (None,),
     "use_qalora": (False, None),
     "modules_to_tie": (None, []),
+    "rank_pattern": (None, {}),
+    "alpha_pattern": (None, {}),
 }
 
 
@@ -71,8 +72,6 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
             "write all weights, without it"
         )
     adapted = {path: name for path, name in names(config).items() if roles[path] == LORA}
-    ranks = {n: tune.rank_of(path) for path, n in adapted.items()}
-    others = {_pattern(n): rank for n, rank in ranks.items() if rank != tune.rank}
     about = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -84,8 +83,6 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
-        "rank_pattern": others,
-        "alpha_pattern": {p: _alpha(tune, rank) for p, rank in others.items()},
         "target_modules": [
             name.removesuffix(".weight").rpartition(".")[2]
             for name in adapted.values()
@@ -138,8 +135,7 @@ def load(folder: Path, config: Config) -> tuple[Tune, Params]:
     except SafetensorError as error:
         raise FormatError(f"{folder / TENSORS} is damaged ({error}): copy it again") from None
     try:
-        newer, about = modern(stored, about, config)
-        tune, factors = _tune(folder, about, set(newer), config)
+        tune = _tune(about, set(stored), config)
     except (KeyError, TypeError, AttributeError, ValueError, re.error) as error:
         if isinstance(error, FormatError):
             raise FormatError(f"{folder / TENSORS} does not fit: {error}. Give others") from None
@@ -147,8 +143,8 @@ def load(folder: Path, config: Config) -> tuple[Tune, Params]:
     shapes = lora.trained(model.shapes(config), config, tune, lora.abstract(tune))
     shapes = xf.tree.map(lambda a: torch.empty(a.shape, device="meta"), shapes)
     wanted = dict(tensors_of(shapes, config))
-    problems = [f"  {name}: missing" for name in wanted if name not in newer]
-    for name, tensor in newer.items():
+    problems = [f"  {name}: missing" for name in wanted if name not in stored]
+    for name, tensor in stored.items():
         if name.endswith(_COPY):
             continue
         if name not in wanted:
@@ -162,15 +158,11 @@ def load(folder: Path, config: Config) -> tuple[Tune, Params]:
             problems.append(f"  {name}: {tensor.dtype}, which is not a dtype of adapters")
     if problems:
         raise FormatError("\n".join([f"the adapters in {folder} do not fit:", *sorted(problems)]))
-    return tune, put_together(newer, shapes, config, factors)
+    return tune, put_together(stored, shapes, config)
 
 
-def _tune(
-    folder: Path, about: Mapping[str, Any], stored: set[str], config: Config
-) -> tuple[Tune, dict[str, list[float]]]:
-    """Which weights the tensors of a file are for, by their names; and for each with an adapter,
-    its scale in each layer, as a multiple of that of `Tune`.
-    """
+def _tune(about: Mapping[str, Any], stored: set[str], config: Config) -> Tune:
+    """Which weights the tensors of a file are for, by their names."""
     adapted, full = [], []
     for path, name in names(config).items():
         keys = [PREFIX + one.removesuffix(".weight") for one in of_layers(name, config.layers)]
@@ -183,19 +175,13 @@ def _tune(
             full.append(path)
     if not adapted:
         raise FormatError("it has no adapter of this model")
-    rank, alpha, stabilised = about["r"], float(about["lora_alpha"]), bool(about.get("use_rslora"))
-    ranks, factors, plain = [], {}, Tune(rank=rank, alpha=alpha, rank_stabilised=stabilised)
-    for path in adapted:
-        factors[path] = []
-        for name in of_layers(names(config)[path], config.layers):
-            own = _matched(about.get("rank_pattern"), name, rank)
-            its_alpha = float(_matched(about.get("alpha_pattern"), name, alpha))
-            scale = Tune(rank=own, alpha=its_alpha, rank_stabilised=stabilised).scale
-            factors[path].append(scale / plain.scale)
-            if len(factors[path]) == 1 and own != rank:
-                ranks.append(f"{path}={own}")
-    found = Tune(tuple(adapted), tuple(full) or None, rank, tuple(ranks), alpha, stabilised)
-    return found, factors
+    return Tune(
+        lora=tuple(adapted),
+        full=tuple(full) or None,
+        rank=about["r"],
+        alpha=float(about["lora_alpha"]),
+        rank_stabilised=bool(about.get("use_rslora")),
+    )
 
 
 def _has_experts(path: str, about: Mapping[str, Any], stored: set[str], config: Config) -> bool:
@@ -206,31 +192,6 @@ def _has_experts(path: str, about: Mapping[str, Any], stored: set[str], config: 
     if not any(f"{key}{A}" in stored for key in keys):
         return False
     return any(names(config)[path].endswith(one) for one in about.get("target_parameters") or ())
-
-
-# -- ranks and names in a configuration -----------------------------------------------------------
-
-
-def _matched(patterns: Mapping[str, Any] | None, name: str, default: Any) -> Any:
-    """The value of the first pattern that a module's or parameter's name matches, as in PEFT."""
-    module = name.removesuffix(".weight")
-    for pattern, value in (patterns or {}).items():
-        if any(re.match(rf"(.*\.)?({pattern})$", one) for one in (name, module)):
-            return value
-    return default
-
-
-def _pattern(name: str) -> str:
-    """A pattern of `_matched` for a weight of all layers."""
-    return re.escape(_tail(name).removesuffix(".weight")) + (
-        r"\.weight" if not _is_module(name) and name.endswith(".weight") else ""
-    )
-
-
-def _alpha(tune: Tune, rank: int) -> float:
-    """The alpha for adapters of another rank, with which they have the same scale."""
-    times = rank / tune.rank
-    return tune.alpha * (math.sqrt(times) if tune.rank_stabilised else times)
 
 
 def _is_module(name: str) -> bool:

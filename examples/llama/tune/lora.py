@@ -43,10 +43,7 @@ class Tune:
         full: patterns of the weights that are trained directly. null: all if none gets an adapter,
             otherwise none.
         rank: the rank of the adapters.
-        ranks: other ranks of some, such as layers.e_*=4. Each is a pattern and a number; where
-            several patterns match, the last one counts.
-        alpha: adapters' products are multiplied by this, divided by `rank`. That is so even if
-            `ranks` gives an adapter another rank.
+        alpha: adapters' products are multiplied by this, divided by `rank`.
         rank_stabilised: whether to divide by the square root of the rank.
         base: bits of the matrices that no step changes. `int8`: 8, with a scale for each output;
             `nf4`: 4, with one for each 64 inputs of it; null: as the model computes.
@@ -55,7 +52,6 @@ class Tune:
     lora: tuple[str, ...] = ()
     full: tuple[str, ...] | None = None
     rank: int = 16
-    ranks: tuple[str, ...] = ()
     alpha: float = 32.0
     rank_stabilised: bool = False
     base: Literal["int8", "nf4"] | None = None
@@ -63,20 +59,11 @@ class Tune:
     def __post_init__(self) -> None:
         checks.at_least(self, 1, "rank")
         checks.above_0(self, "alpha")
-        for entry in self.ranks:
-            pattern, _, rank = entry.rpartition("=")
-            if not pattern or not rank.strip().isdecimal() or int(rank) < 1:
-                raise ValueError(f"cannot read {entry!r} in ranks: write layers.e_*=4, for example")
 
     @property
     def scale(self) -> float:
         """What the product of an adapter's two matrices is multiplied by."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
-
-    def rank_of(self, name: str) -> int:
-        """The rank of a weight's adapter."""
-        pairs = [entry.rpartition("=") for entry in self.ranks]
-        return [self.rank, *(int(n) for pattern, _, n in pairs if fnmatchcase(name, pattern))][-1]
 
 
 class Adapter(NamedTuple):
@@ -114,12 +101,6 @@ def roles(config: Config, tune: Tune) -> Params:
                 f"only one of {other} and {name} is in lora, but their adapters share a matrix: "
                 "name both, or neither"
             )
-        if tune.rank_of(name) != tune.rank_of(other):
-            raise ValueError(
-                f"{other} and {name} have different ranks, but their adapters share a matrix: "
-                "give both the same"
-            )
-    _matching(tuple(entry.rpartition("=")[0] for entry in tune.ranks), list(shapes))
     if tune.base is not None and len(trained) == len(shapes):
         raise ValueError(
             f"base is {tune.base}, but no weight is frozen: name some in lora, or leave base out"
@@ -189,12 +170,6 @@ def _is_of_experts(name: str) -> bool:
 def is_all(config: Config, tune: Tune) -> bool:
     """Whether all weights are trained, so that nothing is frozen."""
     return set(xf.tree.leaves(roles(config, tune))) == {FULL}
-
-
-def full_matrices(config: Config, tune: Tune) -> list[str]:
-    """The matrices within layers that are trained directly, and used by `linear` alone."""
-    shapes, role = named(model.shapes(config)), named(roles(config, tune))
-    return [n for n, a in shapes.items() if role[n] == FULL and n != "head" and _is_matrix(n, a)]
 
 
 def forms(config: Config, tune: Tune) -> Params:
@@ -271,7 +246,7 @@ def adapters(config: Config, tune: Tune, key: Int[Tensor, "2"]) -> Callable[[str
 
     def adapt(name: str, weight: Tensor) -> Adapter:
         *lead, out, into = weight.shape
-        bound, rank = into**-0.5, tune.rank_of(name)  # as `torch.nn.Linear` draws its weights
+        bound, rank = into**-0.5, tune.rank  # as `torch.nn.Linear` draws its weights
         down = xf.random.uniform(next(keys), (*lead, rank, into), torch.float32, -bound, bound)
         return Adapter(down, torch.zeros((*lead, out, rank), dtype=torch.float32))
 
@@ -282,7 +257,7 @@ def abstract(tune: Tune) -> Callable[[str, xf.ShapeDtypeStruct], Adapter]:
     """A function from the shape of a weight to those of its adapter, sharded like the weight."""
 
     def adapt(name: str, weight: xf.ShapeDtypeStruct) -> Adapter:
-        (*lead, out, into), rank = weight.shape, tune.rank_of(name)
+        (*lead, out, into), rank = weight.shape, tune.rank
         down: Any = xf.ShapeDtypeStruct((*lead, rank, into), weight.dtype)
         up: Any = xf.ShapeDtypeStruct((*lead, out, rank), weight.dtype)
         if (where := weight.sharding) is None:
