@@ -451,7 +451,7 @@ def test_adapters_of_weights_in_one_tensor_raise() -> None:
     [
         "train.optimizer=adafactor train.precision=stochastic train.plan.microbatches=2",
         "train.optimizer=muon train.router_balance=0.1",
-        "train.tune.lora=[layers*.w*,layers*.e_*,layers*.router] train.tune.base=int8",
+        "train.tune.lora=[layers*.w*,layers*.e_*,layers*.router]",
     ],
 )
 def test_bias_of_the_choice_is_not_trained(

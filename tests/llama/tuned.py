@@ -25,7 +25,7 @@ TUNED = {
     ),
     "pairs": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.rank_stabilised=true"),
     "pairs-full": ("pairs", "train.precision=mixed"),
-    "quantised": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.base=int8"),
+    "quantised": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.base=nf4"),
     "rounded": ("chat", "train.optimizer=muon train.precision=stochastic"),
 }
 KINDS = {"text": ("text", "train.model=tiny train.model.vocab=290")} | TUNED

@@ -45,8 +45,8 @@ class Tune:
         rank: the rank of the adapters.
         alpha: adapters' products are multiplied by this, divided by `rank`.
         rank_stabilised: whether to divide by the square root of the rank.
-        base: bits of the matrices that no step changes. `int8`: 8, with a scale for each output;
-            `nf4`: 4, with one for each 64 inputs of it; null: as the model computes.
+        base: bits of the matrices that no step changes. `nf4`: 4, with a scale for each 64 inputs
+            of an output; null: as the model computes.
     """
 
     lora: tuple[str, ...] = ()
@@ -54,7 +54,7 @@ class Tune:
     rank: int = 16
     alpha: float = 32.0
     rank_stabilised: bool = False
-    base: Literal["int8", "nf4"] | None = None
+    base: Literal["nf4"] | None = None
 
     def __post_init__(self) -> None:
         checks.at_least(self, 1, "rank")
@@ -189,7 +189,7 @@ def forms(config: Config, tune: Tune) -> Params:
     if tune.base == "nf4" and (odd := [n for n, a in matrices.items() if a[-1] % quantised.BLOCK]):
         raise ValueError(
             f"base is nf4, whose blocks have {quantised.BLOCK} inputs, but "
-            f"{', '.join(f'{name} has {shapes[name].shape[-1]}' for name in odd)}: use int8"
+            f"{', '.join(f'{name} has {shapes[name].shape[-1]}' for name in odd)}: leave it out"
         )
     return nested({name: tune.base if name in matrices else "plain" for name in shapes})
 
