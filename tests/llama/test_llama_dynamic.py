@@ -116,7 +116,7 @@ def test_reader_dynamic_resume_and_changed_rows(run_on: Any) -> None:
     assert torch.equal(whole.batch(3).tokens, again.tokens)
     assert torch.equal(whole.batch(3).targets, again.targets)
     packed = Reader(dataclasses.replace(run.data, dynamic=False), Path(run.folder))
-    with pytest.raises(DataChangedError, match="dynamic was True, is None"):
+    with pytest.raises(DataChangedError, match="dynamic was True, is False"):
         packed.go_on(whole.state(3))
     with pytest.raises(DataChangedError, match="dynamic was None, is True"):
         whole.go_on(packed.state(3))

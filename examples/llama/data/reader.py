@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from ..model import Batch
-from . import corpus, mixture
+from . import corpus, mixture, packing
 from .binning import Whole
 from .corpus import Part
 from .data_config import DataConfig
 from .documents import DataError
 from .length_batches import ByLength
 from .mixture import Mixture
-from .packing import BLOCK, Stream
+from .packing import Stream
 from .prepare import prepare
 
 _NAMES = {"text": "documents", "chat": "conversations", "pairs": "answers", "unpaired": "answers"}
@@ -204,7 +204,7 @@ class Reader:
             "kind": self.config.kind,
             "dynamic": self.config.dynamic,
             "weights": self._weights,
-            "order": f"of blocks of {BLOCK:,} documents",
+            "order": f"of blocks of {packing.BLOCK:,} documents",
             "text": corpus.fingerprint(self._corpora),
             "tokenizer": self.tokenizer.digest,
             "batch": self.config.batch,
