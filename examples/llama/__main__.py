@@ -4,6 +4,7 @@ import xfunc as xf  # before torch, which it imports without looking for garbage
 
 # isort: split
 import argparse
+import dataclasses
 import math
 import os
 import signal
@@ -124,10 +125,9 @@ def generate_command(argv: Sequence[str]) -> int:
         metavar="P",
         help="at least P of the likeliest (default: 0)",
     )
-    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="(default: 1: none)")
     add("--seed", type=int, default=0, metavar="N", help="of random numbers (default: 0)")
     args = _parsed("generate", parser, argv)
-    names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
+    names = [field.name for field in dataclasses.fields(Settings)]
     settings = Settings(**{name: getattr(args, name) for name in names})
     if args.new < 1:
         raise options.SettingError(f"--new is {args.new}: generate 1 token or more")

@@ -198,7 +198,8 @@ def test_aot_report_long_names_keep_sizes_visible(
     monkeypatch.setattr(Lowered, "compile", lambda *_: Compiled())
 
     def console(**given: Any) -> Console:
-        return Console(**given | {"width": width})
+        given["width"] = width
+        return Console(**given)
 
     monkeypatch.setattr(aot, "Console", console)
     assert aot.main([*TINY, *MESH, "--batch", "4"]) == 0

@@ -118,7 +118,7 @@ def test_reader_dynamic_resume_and_changed_rows(run_on: Any) -> None:
     packed = Reader(dataclasses.replace(run.data, dynamic=False), Path(run.folder))
     with pytest.raises(DataChangedError, match="dynamic was True, is False"):
         packed.go_on(whole.state(3))
-    with pytest.raises(DataChangedError, match="dynamic was None, is True"):
+    with pytest.raises(DataChangedError, match="dynamic was False, is True"):
         whole.go_on(packed.state(3))
 
 

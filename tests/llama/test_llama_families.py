@@ -341,9 +341,8 @@ def test_family_matches_transformers(case: str, tmp_path: Path) -> None:
     settings = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0}
     prompts = [row[-n:] for row, n in zip(windows[:, :13].tolist(), (13, 4), strict=True)]
     tokens, lengths = generate.pad(prompts, 1)
-    key = xf.random.key(0)
     made = generate.generate(
-        params, tokens, key, config=config, new=8, lengths=lengths, plan=Plan(block=6)
+        params, tokens, config=config, new=8, lengths=lengths, plan=Plan(block=6)
     )
     for prompt, answer in zip(prompts, xf.device_get(made).tolist(), strict=True):
         fresh = loaded(tmp_path / "theirs")  # Dynamic angles depend on the texts before.

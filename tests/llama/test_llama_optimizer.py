@@ -134,8 +134,8 @@ def test_muon_matches_torch() -> None:
         for each in theirs:
             each.step()
     found = xf.device_get(params)
-    ours = [*found["layers"]["wq"], *found["layers"]["wide"].flatten(0, 1)]
-    for mine, expected in zip(ours, matrices, strict=True):  # It multiplies in bfloat16.
+    within = [*found["layers"]["wq"], *found["layers"]["wide"].flatten(0, 1)]
+    for mine, expected in zip(within, matrices, strict=True):  # It multiplies in bfloat16.
         torch.testing.assert_close(mine, expected, rtol=0.03, atol=0.02)
     for mine, expected in zip((found["layers"]["norm"], found["embed"]), rest, strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)

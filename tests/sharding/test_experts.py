@@ -271,7 +271,7 @@ def test_experts_generate_equals_one_device(config: model.Config) -> None:
     params, prompt = xf.device_get(model.init(config, 3)), batch().tokens[:2]
     put = xf.device_put(params, sharding.params(model.weights(config)))
     found = [
-        generate.generate(p, prompt, xf.random.key(0), config=config, new=5, plan=plan)
+        generate.generate(p, prompt, config=config, new=5, plan=plan)
         for p, plan in ((params, Plan()), (put, Plan(sharding=sharding)))
     ]
     one, divided = (xf.device_get(x).tolist() for x in found)

@@ -114,7 +114,7 @@ def test_llama_generate_equals_one_device(sharding: Sharding, batch: int) -> Non
             text = torch.cat([text, logits.argmax(-1)[:, None]], 1)
     put = xf.device_put(params, sharding.params(model.weights(CONFIG)))
     settings: dict[str, Any] = {"config": CONFIG, "new": 6, "plan": Plan(sharding=sharding)}
-    found = generate.generate(put, prompt, xf.random.key(0), **settings)
+    found = generate.generate(put, prompt, **settings)
     assert xf.device_get(found).tolist() == text[:, 9:].tolist()
 
 

@@ -62,7 +62,7 @@ def complete(
         tokens, lengths = generate.pad([prompts[i] for i in rows])
         seeds = [(settings.seed + 2**63 + i) % 2**64 - 2**63 for i in rows]
         sampling = Sampling.of([dataclasses.replace(settings, seed=seed) for seed in seeds])
-        made = generate.sample(
+        made = generate.generate(
             params, tokens, sampling, lengths=lengths, config=config, new=new, stop=ends, plan=plan
         )
         for i, answer in zip(which, xf.device_get(made).tolist(), strict=False):
