@@ -8,12 +8,11 @@ takes of each: memory, the largest buffers, and arithmetic.
 
 import argparse
 import functools
-import json
 import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +59,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         target, compiler_options = f"tpu:{case.topology}", dict(args.compiler_option)
         compiled = case.lower().compile(target, compiler_options, args.timeout)
     except xf.errors.OutOfMemoryError as error:
-        if args.json:
-            sizes = {"required": error.required_bytes, "limit": error.limit_bytes}
-            print(json.dumps({"out_of_memory": sizes}))
-            return 1
         console.print(f"{case}\ndoes not fit")
         for name, size in (("required", error.required_bytes), ("limit", error.limit_bytes)):
             if size is not None:
@@ -73,12 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except xf.errors.XfuncError as error:
         print(error, file=sys.stderr)
         return 1
-    if args.json:
-        figures = asdict(Footprint.of(case, compiled))
-        buffers = [asdict(buffer) for buffer in compiled.largest_buffers() or []]
-        print(json.dumps({"footprint": figures, "largest_buffers": buffers}))
-    else:
-        _report(console, case, compiled)
+    _report(console, case, compiled)
     return 0
 
 
@@ -99,7 +89,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--topology", required=True, metavar="NAME", help="such as v6e-256, or v6e:16x16")
     add("settings", nargs="*", metavar="key=value", help="settings that differ: see fit --help")
-    add("--json", action="store_true", help="print the figures as JSON")
     add("--timeout", type=float, metavar="SECONDS", help="after which libtpu is ended")
     how: dict[str, Any] = {"type": _option, "action": "append", "default": []}
     add("--compiler-option", metavar="NAME=VALUE", help="of libtpu", **how)
@@ -181,52 +170,16 @@ class Case:
         return train.train_step.lower(*self.arguments, recipe=self.recipe)
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """What one step takes; sizes in bytes on each chip.
-
-    Attributes:
-        parameters: the weights, including those that are not trained.
-        optimizer: its state, and whatever else a step keeps besides the weights.
-        batch: the tokens and targets.
-        padding: what layouts add to these.
-        temporaries: what lives only while the step runs.
-        host: what is kept in host memory.
-        hbm: arguments and temporaries.
-        limit: what a program may use; None if that is unknown.
-        flops: model operations of a step on all chips, see `flops.per_token`.
-        padded: the share of rows multiplied with experts that are padding, if loads are even.
-    """
-
-    parameters: int
-    optimizer: int
-    batch: int
-    padding: int
-    temporaries: int
-    host: int
-    hbm: int
-    limit: int | None
-    flops: float
-    padded: float
-
-    @classmethod
-    def of(cls, case: Case, compiled: Compiled) -> "Footprint":
-        """What a case takes, by its compiled program."""
-        memory, (state, batch, base) = compiled.memory_analysis(), case.arguments
-        sizes = _bytes((state.params, base)), _bytes(state._replace(params=None)), _bytes(batch)
-        arguments, recipe = memory.argument_size_in_bytes or 0, case.recipe
-        temporaries, seq = memory.temp_size_in_bytes or 0, case.run.data.seq
-        tokens = case.run.data.batch * seq
-        return cls(
-            *sizes,
-            padding=arguments - sum(sizes),
-            temporaries=temporaries,
-            host=memory.host_temp_size_in_bytes or 0,
-            hbm=arguments + temporaries,
-            limit=case.chips.memory,
-            flops=tokens * flops.per_token(recipe.model, seq, recipe.extent),
-            padded=flops.padded(recipe.model, recipe.plan, tokens // case.chips.devices),
-        )
+def sizes(case: Case, compiled: Compiled) -> dict[str, int]:
+    """The bytes that one step takes of a chip's memory, by kind."""
+    memory, (state, batch, base) = compiled.memory_analysis(), case.arguments
+    parts = {
+        "parameters": _bytes((state.params, base)),
+        "optimizer state": _bytes(state._replace(params=None)),
+        "batch": _bytes(batch),
+    }
+    padding = (memory.argument_size_in_bytes or 0) - sum(parts.values())
+    return parts | {"padding of these": padding, "temporaries": memory.temp_size_in_bytes or 0}
 
 
 def _bytes(tree: Any) -> int:
@@ -238,21 +191,15 @@ def _bytes(tree: Any) -> int:
 
 def _report(console: Console, case: Case, compiled: Compiled) -> None:
     """Print what one step takes."""
-    found = Footprint.of(case, compiled)
-    console.print(f"{case}\ncompiled by {compiled.compiler}\n")
-    console.print(f"HBM per chip: {_gib(found.hbm)} GiB")
-    if found.limit is not None:
-        console.print(f"limit per chip: {_gib(found.limit)} GiB")
-    console.print(f"host per chip: {_gib(found.host)} GiB")
-    kinds = _table("of a chip's HBM", "GiB")
-    for name, size in (
-        ("parameters", found.parameters),
-        ("optimizer state", found.optimizer),
-        ("batch", found.batch),
-        ("padding of these", found.padding),
-        ("temporaries", found.temporaries),
-    ):
+    found, kinds = sizes(case, compiled), _table("of a chip's HBM", "GiB")
+    for name, size in found.items():
         kinds.add_row(name, _gib(size))
+    console.print(f"{case}\ncompiled by {compiled.compiler}\n")
+    console.print(f"HBM per chip: {_gib(sum(found.values()))} GiB")
+    if case.chips.memory is not None:
+        console.print(f"limit per chip: {_gib(case.chips.memory)} GiB")
+    host = compiled.memory_analysis().host_temp_size_in_bytes or 0
+    console.print(f"host per chip: {_gib(host)} GiB")
     largest = _table("largest buffers", "GiB")
     largest.add_column(overflow="fold")
     largest.add_column(overflow="fold")
@@ -261,9 +208,13 @@ def _report(console: Console, case: Case, compiled: Compiled) -> None:
         made = "" if b.kind == "argument" else b.op_name
         largest.add_row(f"{b.kind} {b.shape}", _gib(b.bytes), where, made)
     console.print("", kinds, "", largest, "", sep="\n")
-    console.print(f"FLOPs per step, by formula: {found.flops:.3e}")
-    if found.padded:
-        console.print(f"padding among the rows of experts: {found.padded:.0%}, if loads are even")
+    recipe, seq = case.recipe, case.run.data.seq
+    tokens = case.run.data.batch * seq
+    operations = tokens * flops.per_token(recipe.model, seq, recipe.extent)
+    console.print(f"FLOPs per step, by formula: {operations:.3e}")
+    if recipe.model.experts is not None:
+        padded = flops.padded(recipe.model, recipe.plan, tokens // case.chips.devices)
+        console.print(f"padding among the rows of experts: {padded:.0%}, if loads are even")
 
 
 def _table(*heads: str) -> Table:

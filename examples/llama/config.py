@@ -189,7 +189,7 @@ class Run:
         return dataclasses.replace(self.train, plan=plan, pairs=pairs, skip_bad=skip_bad)
 
 
-# The groups of settings in `--help`, each with the keys in it, or patterns of them.
+# The groups of settings in `--help`, each with the keys in it, or patterns of those in none before.
 GROUPS = {
     "Common settings": (
         *("train.model", "data.files", "data.tokenizer", "train.steps", "data.batch", "data.seq"),
@@ -197,21 +197,14 @@ GROUPS = {
     ),
     "Model": ("train.model.*",),
     "Data": ("data.*",),
-    "Training": (
-        *("train.optimizer", "train.schedule", "train.warmup", "train.floor", "train.cooldown"),
-        *("train.beta?", "train.eps", "train.momentum", "train.weight_decay", "train.clip"),
-        *("train.router_*", "seed"),
-    ),
     "Fine-tuning": (
         *("base", "train.tune.*", "train.preference"),
         *("train.dpo_*", "train.orpo_*", "train.kto_*"),
     ),
     "Memory": ("train.plan.*",),
+    "Training": ("train.*", "seed"),
     "Sharding": ("mesh.*",),
-    "Checkpoints and compiled programs": ("save_every", "keep", "keep_every", "programs"),
-    "Failures": ("on_bad", "watchdog"),
-    "Evaluation and export": ("eval_every", "eval_batches", "context"),
-    "Reporting": ("trackers", "profile"),
+    "Checkpoints, evaluation and reports": ("*",),
 }
 
 # Defaults of a run with imported weights, on data that must be given.

@@ -110,8 +110,7 @@ def padded(config: Config, plan: Plan, tokens: int) -> float:
 
     The last block of each expert is half empty on average. `tokens` are those of the device.
     """
-    if config.experts is None:
-        return 0.0
+    assert config.experts is not None
     count = config.experts.count
     if plan.sharding is not None:
         count = max(count // plan.sharding.mesh.shape["expert"], 1)
