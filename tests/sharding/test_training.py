@@ -109,7 +109,8 @@ def test_training_optimizers_equal_one_device(name, precision):
             state, metrics = train.train_step(state, batch, recipe=one)
             losses.append(metrics.loss.cpu())
         found.append(torch.stack(losses))
-    rtol = 1e-5 if precision == "float32" else 2e-3  # Sums of bfloat16 numbers depend on the order.
+    # Sums of bfloat16 numbers, which Muon has too, depend on the order.
+    rtol = 1e-5 if (name, precision) == ("adafactor", "float32") else 2e-3
     torch.testing.assert_close(*found, rtol=rtol, atol=0)
 
 
