@@ -14,12 +14,9 @@ from .sampling import Sampling, Settings
 from .sizes import Config
 
 
-def prompts_of(
-    tokenizer: Tokenizer, texts: Sequence[str], longest: int | None = None
-) -> list[list[int]]:
-    """The tokens of texts, of each the last `longest` ones at most (None: all)."""
-    prompts = [tokenizer.encode_prompt(text) for text in texts]
-    return [prompt[-(longest or len(prompt)) :] for prompt in prompts]
+def prompts_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of texts."""
+    return [tokenizer.encode_prompt(text) for text in texts]
 
 
 def complete(
