@@ -64,7 +64,7 @@ newest:
 # Half a GB that few tests need, in an environment on top of the other.
 EXTRAS := $(abspath build/extras)
 
-test-extras: env ## run the tests of the Llama example with lm-eval, wandb, mlflow, schedulefree and trl
+test-extras: env ## run the tests of the Llama example with trl
 	python=$(BIN)/python
 	$(find_key)
 	if [ ! -e $(EXTRAS)/.made-$$key ]; then
@@ -73,7 +73,7 @@ test-extras: env ## run the tests of the Llama example with lm-eval, wandb, mlfl
 		"$$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 			> "$$($(EXTRAS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/env.pth"
 		$(EXTRAS)/bin/python -m pip install --quiet --disable-pip-version-check \
-			--editable '.[harness,trackers]' schedulefree==1.4.1 trl==1.16.0
+			--editable . trl==1.16.0
 		touch $(EXTRAS)/.made-$$key
 	fi
 	$(EXTRAS)/bin/python -m pytest tests/llama/extras $(PYTEST_ARGS)

@@ -48,7 +48,7 @@ def measure() -> None:
         sampling = Sampling.of([Settings()] * TEXTS)
 
         def ours() -> torch.Tensor:
-            made = generate.sample(put, tokens, sampling, lengths=lengths, config=CONFIG, new=NEW)  # noqa: B023
+            made = generate.generate(put, tokens, sampling, lengths=lengths, config=CONFIG, new=NEW)  # noqa: B023
             return xf.device_get(made)
 
         def theirs() -> torch.Tensor:

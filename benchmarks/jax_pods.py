@@ -2,7 +2,7 @@
 
 It is the step of `examples.llama.train` part by part: llama3's rotary frequencies, grouped-query
 attention with scores and norms in float32, targets without a loss, clipping, AdamW with a cosine
-schedule, the guard that skips bad steps, and the same constraints of shardings.
+schedule, the check that skips bad steps, and the same constraints of shardings.
 
 `benchmarks.pods` runs it in a separate Python that has JAX. Its argument is `benchmarks.pods.sizes`
 as JSON; it prints, as JSON, the seconds of CPU time of the first time, the fastest afterwards, with
@@ -27,15 +27,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.jax_llama import is_shape
 
 ROUNDS = 12
-IGNORE, MASKED, MEMORY = -100, -1e30, 0.98  # as in `examples.llama`
-
-
-class Guard(NamedTuple):
-    """Running means of the loss and the gradient norm, and of their squares."""
-
-    seen: Any
-    mean: Any
-    square: Any
+IGNORE, MASKED = -100, -1e30  # as in `examples.llama`
 
 
 class State(NamedTuple):
@@ -45,7 +37,6 @@ class State(NamedTuple):
     step: Any
     mean: Any
     square: Any
-    guard: Guard
 
 
 class Batch(NamedTuple):
@@ -74,10 +65,8 @@ class Step:
         grads = jax.tree.map(lambda g: (g.astype(jnp.float32) * scale).astype(g.dtype), grads)
         rate = self._rate(state.step)
         new = self._adamw(grads, state, rate)
-        guard, bad = self._watch(state.guard, loss, norm)
-        new = new._replace(guard=guard)
+        bad = ~jnp.isfinite(jnp.stack([loss, norm])).all()
         new = jax.tree.map(lambda new, old: jnp.where(bad, old, new), new, state)
-        new = new._replace(guard=guard)
         if self._mesh is not None:
             new = jax.lax.with_sharding_constraint(new, self._places())
         return new, (loss, norm, rate, count, bad)
@@ -118,10 +107,10 @@ class Step:
 
             return jax.tree.map(of, c.shapes, c.specs, is_leaf=is_shape)
 
-        number, pair = placed([], jnp.int32, []), placed([2], jnp.float32, [])
+        number = placed([], jnp.int32, [])
         wide, tokens = every(jnp.float32), placed([c.rows, c.seq], jnp.int32, c.lies["batch"])
         params = every(jnp.dtype(c.dtype))
-        return State(params, number, wide, wide, Guard(number, pair, pair)), Batch(tokens, tokens)
+        return State(params, number, wide, wide), Batch(tokens, tokens)
 
     def _places(self) -> Any:
         return jax.tree.map(lambda a: a.sharding, self.abstract()[0])
@@ -195,17 +184,7 @@ class Step:
             return (wide(p) - rate * change).astype(p.dtype)
 
         params = jax.tree.map(update, state.params, mean, square, c.decay)
-        return State(params, count, mean, square, state.guard)
-
-    def _watch(self, guard: Guard, loss: Any, norm: Any) -> tuple[Guard, Any]:
-        now = jnp.stack([loss, norm])
-        finite = jnp.isfinite(now).all()
-        after = Guard(
-            guard.seen + 1,
-            MEMORY * guard.mean + (1 - MEMORY) * now,
-            MEMORY * guard.square + (1 - MEMORY) * jnp.square(now),
-        )
-        return jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, guard), ~finite
+        return State(params, count, mean, square)
 
 
 def _spec(entries: list[Any]) -> P:

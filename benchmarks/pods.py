@@ -52,7 +52,7 @@ def sizes(recipe: train.Recipe, rows: int, seq: int) -> dict[str, Any]:
     c, where = recipe.model, recipe.plan.sharding
     weights = model.weights(c)
     settings = "steps peak_lr floor beta1 beta2 eps clip".split()
-    wide = model.decayed(c, recipe.decay_norms, recipe.decay_embeddings)
+    wide = model.decayed(c)
     kinds = "batch activations heads features logits".split()
     return {
         "axes": None if where is None else dict(where.mesh.shape),

@@ -16,6 +16,7 @@ from examples.llama import demo, train
 from examples.llama.data.data_config import DataConfig
 from examples.llama.data.reader import Reader
 from examples.llama.model import Batch, generate
+from examples.llama.model.sampling import Sampling, Settings
 
 STEPS = 1000
 PROMPT = 'The "for" statement is used to'
@@ -43,8 +44,9 @@ def check(small: bool, only: Sequence[str] = ()) -> None:
     print(f"loss: first {losses[0]:.3f}, mean of the last 50 {last:.3f}")
     begun = reader.tokenizer.encode_prompt(PROMPT)
     tokens, lengths = generate.pad([begun])
-    settings: Any = {"config": recipe.model, "new": demo.NEW, "temperature": demo.TEMPERATURE}
-    text = generate.generate(state.params, tokens, xf.random.key(0), lengths=lengths, **settings)
+    settings: Any = {"config": recipe.model, "new": demo.NEW, "lengths": lengths}
+    sampling = Sampling.of([Settings(demo.TEMPERATURE)])
+    text = generate.generate(state.params, tokens, sampling, **settings)
     print(PROMPT + reader.tokenizer.decode_after(begun, xf.device_get(text)[0].tolist()))
 
 

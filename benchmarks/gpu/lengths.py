@@ -50,7 +50,7 @@ SMALL = Size(model.Config(512, 16, 32, layers=1, heads=2, kv_heads=2), (2,), 128
 def recipe(size: Size) -> Recipe:
     """What is trained."""
     plan = Plan("full", "dense", loss_chunk=size.cap)
-    how = {"schedule": "constant", "warmup": 1, "peak_lr": 1e-4, "decay_norms": True}
+    how = {"schedule": "constant", "warmup": 1, "peak_lr": 1e-4}
     return Recipe(size.model, 1000, plan, "mixed", **how)
 
 

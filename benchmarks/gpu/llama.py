@@ -49,8 +49,8 @@ SMALL = Size(model.Config(512, 16, 32, layers=1, heads=2, kv_heads=2, tied=True)
 
 
 def recipe(c: model.Config, plan: Plan = Plan()) -> Recipe:
-    """How it is trained: all weights decay, as in torch and optax unless told otherwise."""
-    how = {"schedule": "constant", "warmup": 1, "peak_lr": 1e-4, "decay_norms": True}
+    """How it is trained: no weight decays, as torch and optax decay norms too."""
+    how = {"schedule": "constant", "warmup": 1, "peak_lr": 1e-4, "weight_decay": 0.0}
     return Recipe(c, 1000, plan, "mixed", **how)
 
 

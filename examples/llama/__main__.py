@@ -4,27 +4,25 @@ import xfunc as xf  # before torch, which it imports without looking for garbage
 
 # isort: split
 import argparse
-import functools
+import dataclasses
 import math
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from . import aot, config, options
 from .checkpoint import trained_weights
-from .data import conversations, documents, tokenizer
+from .data import conversations, tokenizer
 from .data.data_config import DataConfig
 from .data.reader import Reader
 from .hub import hf
-from .model import complete, scores
+from .model import complete
 from .model.sampling import Settings
 from .parallel import hosts
-from .tools import curves, harness
 from .train import allocation, evaluate, fit, interrupts
 from .train.finite import NotFiniteError
 
@@ -79,17 +77,7 @@ def fit_command(argv: Sequence[str]) -> int:
 
 def eval_command(argv: Sequence[str]) -> int:
     """Tell the loss of trained weights on held-out data."""
-    parser = _weights_parser("eval", eval_command)
-    parser.add_argument(
-        "--files",
-        action="append",
-        help="texts to be scored instead, each by itself; see data.files",
-    )
-    args = _parsed("eval", parser, argv)
-    hosts.check_same_files("--files", map(Path, documents.find(args.files or ())))
-    found = _loaded(args)
-    if args.files:
-        return _by_file(found, args.files)
+    found = _loaded(_parsed("eval", _weights_parser("eval", eval_command), argv))
     data, rows = found.run.data, evaluate.local_rows(found.recipe, found.run.data.batch)
     reader = Reader(data, found.run.folder, found.recipe.model.vocab, rows=rows)
     hosts.check_same_data(reader.state(0))
@@ -106,36 +94,8 @@ def eval_command(argv: Sequence[str]) -> int:
     return 0
 
 
-def _by_file(found: trained_weights.Trained, files: Sequence[str]) -> int:
-    data, recipe = found.run.data, found.recipe
-    params, known = found.computing(), tokenizer.load(found.tokenizer)
-    scorer = scores.Scorer(params, recipe.model, recipe.plan, length=data.seq, batch=data.batch)
-    for file, total in scores.by_file(scorer, known, files, data.field):
-        _say(
-            f"{file}: loss {total.loss:.4f}, perplexity {total.perplexity:.2f}, "
-            f"{total.bits_per_byte:.4f} bits per byte of {total.size:,}, {total.tokens:,} tokens"
-        )
-        if not math.isfinite(total.loss):
-            raise _diverged(found, "the loss is not finite")
-    return 0
-
-
 def _diverged(found: trained_weights.Trained, what: str) -> NotFiniteError:
     return NotFiniteError(f"{found.name}: {what}: the weights have diverged; {found.remedy}")
-
-
-def harness_command(argv: Sequence[str]) -> int:
-    """Run tasks of the lm-evaluation-harness, which needs `pip install lm-eval`."""
-    parser = _weights_parser("harness", harness_command)
-    add = parser.add_argument
-    add("--tasks", required=True, help="names, separated by commas")
-    add("--task-path", metavar="FOLDER", help="has tasks of your own, in YAML")
-    add("--fewshot", type=int, metavar="N", help="examples in a prompt (default: the task's)")
-    add("--limit", type=int, metavar="N", help="documents of a task (default: all)")
-    add("--length", type=int, metavar="N", help="tokens of a text (default: those of the model)")
-    add("--batch", type=int, default=8, metavar="N", help="texts at a time (default: 8)")
-    add("--out", type=Path, metavar="FILE", help="for the results, in JSON")
-    return harness.run(parser.parse_intermixed_args(argv))
 
 
 def generate_command(argv: Sequence[str]) -> int:
@@ -165,10 +125,9 @@ def generate_command(argv: Sequence[str]) -> int:
         metavar="P",
         help="at least P of the likeliest (default: 0)",
     )
-    add("--repetition-penalty", type=float, default=1.0, metavar="R", help="(default: 1: none)")
     add("--seed", type=int, default=0, metavar="N", help="of random numbers (default: 0)")
     args = _parsed("generate", parser, argv)
-    names = "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed"
+    names = [field.name for field in dataclasses.fields(Settings)]
     settings = Settings(**{name: getattr(args, name) for name in names})
     if args.new < 1:
         raise options.SettingError(f"--new is {args.new}: generate 1 token or more")
@@ -249,21 +208,6 @@ def export_command(argv: Sequence[str]) -> int:
     return 0
 
 
-def curves_command(argv: Sequence[str]) -> int:
-    """Draw the loss curves of several runs in one picture."""
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.llama curves", description=curves_command.__doc__
-    )
-    parser.add_argument("folders", nargs="+", type=Path, help="of runs")
-    parser.add_argument(
-        "--out", type=Path, default=Path("curves.png"), help="(default: %(default)s)"
-    )
-    args = parser.parse_args(argv)
-    curves.draw(args.folders, args.out)
-    print(f"the curves are in {args.out}")
-    return 0
-
-
 def aot_command(argv: Sequence[str]) -> int:
     """Tell what a training step takes on TPUs, without any."""
     return aot.main(argv)
@@ -272,11 +216,9 @@ def aot_command(argv: Sequence[str]) -> int:
 COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {
     "fit": fit_command,
     "eval": eval_command,
-    "harness": harness_command,
     "generate": generate_command,
     "import-hf": import_command,
     "export-hf": export_command,
-    "curves": curves_command,
     "aot": aot_command,
 }
 
@@ -322,26 +264,7 @@ def _parser(
         parser.add_argument("folder", type=Path, help=folder)
     text = f"settings, which override those of {others}: see below"
     parser.add_argument("settings", nargs="*", metavar="key=value", help=text)
-    parser.add_argument(
-        "--explain",
-        action=_explaining(functools.partial(options.explained, run, with_values=shown)),
-        metavar="KEY",
-        help="say more about a setting, or about all whose keys start so, such as train.plan",
-    )
     return parser
-
-
-def _explaining(explained: Callable[[str], str]) -> type[argparse.Action]:
-    """What an option does that prints all about settings, and exits."""
-
-    class Explain(argparse.Action):
-        def __call__(
-            self, parser: argparse.ArgumentParser, _: object, values: Any, __: object = None
-        ) -> None:
-            print(explained(values))
-            parser.exit()
-
-    return Explain
 
 
 def _weights_parser(name: str, command: Callable[..., int]) -> argparse.ArgumentParser:

@@ -1,77 +1,75 @@
-"""Memory and cost of a training step on TPUs, found by compiling it without them.
+"""Memory of a training step on TPUs, found by compiling it without them.
 
     python -m examples.llama aot --config llama3.1-405b-v6e-256 --topology v6e-256
 
-compiles the step that `fit` would run with the same settings on these chips, and reports memory,
-arithmetic and communication per chip. With `--plan` it looks for the largest batch that fits.
+compiles the step that `fit` would run with the same settings on these chips, and reports what it
+takes of each: memory, the largest buffers, and arithmetic.
 """
 
 import argparse
-import contextlib
-import dataclasses
-import json
+import functools
+import math
 import os
-import resource
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 import xfunc as xf
+from xfunc.aot import Topology, topology_of
 from xfunc.stages import Compiled, Lowered
 
 from . import config, model, options, train
 from .config import Run
-from .model import parameters
-from .model.plan import ATTENTION, POLICIES
-from .parallel.sharding import parse_mesh
-from .tools import planner, report
-from .tools.footprint import Case, footprint
-
-Compiler = Callable[[Lowered], Compiled]
+from .model import flops, parameters
+from .train.train_config import Recipe
 
 # The settings for a model that is given by its name alone: weights of two bytes, so that figures
 # of one model can be compared.
 _BARE = ("train.optimizer=adafactor", "train.precision=bfloat16", "data.seq=8192")
+# Short for settings.
+_FLAGS = {
+    "--batch": "data.batch",
+    "--seq": "data.seq",
+    "--policy": "train.plan.policy",
+    "--attention": "train.plan.attention",
+    "--loss-chunk": "train.plan.loss_chunk",
+    "--optimizer": "train.optimizer",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compile and report; the exit status is 1 if nothing fits."""
+    """Compile and report; the exit status is 1 if the step does not fit."""
     parser = _parser()
     args = parser.parse_intermixed_args(argv)
     try:
-        pairs = _pairs(args)
-        case = Case(_run(args, pairs), args.topology, args.what)
-        if not args.plan:
-            case.run.check_shares(case.chips.devices)
-        if not args.plan or _sets(pairs, "mesh"):
-            _ = case.recipe
-        _ = case.chips
+        case = Case(_run(args), args.topology)
+        case.run.check_shares(case.chips.devices)
+        _ = case.recipe
     except ValueError as error:
         parser.error(str(error))
-    if args.plan and (_sets(pairs, "data.batch") or args.json):
-        parser.error("--plan finds the batch and prints a table: omit --batch and --json")
-    if not args.plan and _is_bare(args) and not _sets(pairs, "data.batch"):
-        parser.error("give --batch, or --plan to find the largest")
     os.environ.setdefault("PJRT_DEVICE", "CPU")  # A local TPU is not needed.
     width = None if sys.stdout.isatty() else 1000  # A file has room for names and lines.
     console = Console(highlight=False, markup=False, soft_wrap=True, width=width)
-
-    def compiled(lowered: Lowered) -> Compiled:
-        target = f"tpu:{case.topology}"
-        return lowered.compile(target, dict(args.compiler_option), args.timeout)
-
-    with _shard_as(args.shard_as):
-        try:
-            if not args.plan:
-                return _report(console, case, compiled, as_json=args.json)
-            return _plan(console, args, case, compiled, pairs)
-        except xf.errors.XfuncError as error:
-            print(error, file=sys.stderr)
-            return 1
+    try:
+        target, compiler_options = f"tpu:{case.topology}", dict(args.compiler_option)
+        compiled = case.lower().compile(target, compiler_options, args.timeout)
+    except xf.errors.OutOfMemoryError as error:
+        console.print(f"{case}\ndoes not fit")
+        for name, size in (("required", error.required_bytes), ("limit", error.limit_bytes)):
+            if size is not None:
+                console.print(f"{name} per chip: {_gib(size)} GiB")
+        console.print(f"\n{error}")
+        return 1
+    except xf.errors.XfuncError as error:
+        print(error, file=sys.stderr)
+        return 1
+    _report(console, case, compiled)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -87,40 +85,17 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         metavar="FILE",
         help=f"settings in YAML, or one of {presets}; or a model alone, one of {models}, which "
-        f"stands for {', '.join(_BARE)}",
+        f"stands for {', '.join(_BARE)}, and from 7 billion parameters on for the policy offload",
     )
     add("--topology", required=True, metavar="NAME", help="such as v6e-256, or v6e:16x16")
     add("settings", nargs="*", metavar="key=value", help="settings that differ: see fit --help")
-    add("--plan", action="store_true", help="find the largest batch that fits")
-    add("--json", action="store_true", help="print the figures as JSON")
+    add("--timeout", type=float, metavar="SECONDS", help="after which libtpu is ended")
+    how: dict[str, Any] = {"type": _option, "action": "append", "default": []}
+    add("--compiler-option", metavar="NAME=VALUE", help="of libtpu", **how)
     add = parser.add_argument_group("short for settings").add_argument
     add("--mesh", metavar="AXIS=N,...", help="such as fsdp=64,tensor=4: sets mesh")
-    add("--batch", dest="data.batch", metavar="ROWS", help="on all chips together: sets data.batch")
-    add("--seq", dest="data.seq", metavar="TOKENS", help="of a row: sets data.seq")
-    add(
-        "--policy",
-        dest="train.plan.policy",
-        choices=POLICIES,
-        help="sets train.plan.policy (of a model alone: offload from 7 billion parameters on)",
-    )
-    key = "train.plan.attention"
-    add("--attention", dest=key, choices=ATTENTION, help=f"sets {key}")
-    key = "train.plan.loss_chunk"
-    add("--loss-chunk", dest=key, metavar="TOKENS", help=f"sets {key}")
-    key = "train.optimizer"
-    add("--optimizer", dest=key, choices=train.OPTIMIZERS, help=f"sets {key}")
-    add = parser.add_argument_group("compiling").add_argument
-    add("--what", choices=("train", "grad"), default="train", help="the step, or gradients alone")
-    add("--no-shard-as", dest="shard_as", action="store_false", help="omit the ties of scans")
-    add(
-        "--compiler-option",
-        type=_option,
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="of libtpu",
-    )
-    add("--timeout", type=float, metavar="SECONDS", help="after which libtpu is ended")
+    for flag, key in _FLAGS.items():
+        add(flag, dest=key, metavar="VALUE", help=f"sets {key}")
     return parser
 
 
@@ -131,146 +106,127 @@ def _option(text: str) -> tuple[str, str]:
     return name, value
 
 
-# -- settings -----------------------------------------------------------------------------------
-
-
-def _pairs(args: argparse.Namespace) -> list[str]:
-    """What the command line sets, as `key=value`."""
-    mesh = parse_mesh(args.mesh).items() if args.mesh else ()
-    flags = [(key, value) for key, value in vars(args).items() if "." in key]
-    return [
-        *(f"mesh.{axis}={size}" for axis, size in mesh),
+def _run(args: argparse.Namespace) -> Run:
+    """The settings, read in the same way as by `fit` unless a model alone is named."""
+    flags = ((key, getattr(args, key)) for key in _FLAGS.values())
+    pairs = [
+        *(f"mesh.{part.strip()}" for part in (args.mesh or "").split(",") if part),
         *(f"{key}={value}" for key, value in flags if value is not None),
         *args.settings,
     ]
-
-
-def _sets(pairs: Sequence[str], key: str) -> bool:
-    return any(pair.startswith((f"{key}.", f"{key}=")) for pair in pairs)
-
-
-def _is_bare(args: argparse.Namespace) -> bool:
-    """Whether a model is named, but nothing that `fit` would read."""
     name = args.config
-    return name in model.CONFIGS and name not in config.presets() and not Path(name).exists()
-
-
-def _run(args: argparse.Namespace, pairs: Sequence[str]) -> Run:
-    """The settings, read in the same way as by `fit`."""
-    if not _is_bare(args):
-        return config.read(args.config, pairs)
-    policy = "offload" if _is_large(args.config) else "full"
-    bare = f"train.model={args.config}", f"train.plan.policy={policy}", *_BARE
+    if name not in model.CONFIGS or name in config.presets() or Path(name).exists():
+        return config.read(name, pairs)
+    if not any(pair.startswith("data.batch=") for pair in pairs):
+        raise options.SettingError("a model alone has no batch: give --batch")
+    policy = "offload" if parameters.count(model.CONFIGS[name]) >= 7e9 else "full"
+    bare = f"train.model={name}", f"train.plan.policy={policy}", *_BARE
     return config.read(pairs=(*bare, *pairs))
 
 
-def _is_large(name: str) -> bool:
-    return parameters.count(model.CONFIGS[name]) >= 7e9
+@dataclass(frozen=True)
+class Case:
+    """A step of a run, to be compiled for chips that need not be present.
 
+    Attributes:
+        run: the settings, as `fit` has them.
+        topology: a name such as `v6e-256` or `v6e:16x16`.
+    """
 
-@contextlib.contextmanager
-def _shard_as(on: bool) -> Iterator[None]:
-    before, xf.config.shard_as_in_scan = xf.config.shard_as_in_scan, on
-    try:
-        yield
-    finally:
-        xf.config.shard_as_in_scan = before
+    run: Run
+    topology: str
 
-
-# -- what is done -------------------------------------------------------------------------------
-
-
-def _report(console: Console, case: Case, compiled: Compiler, *, as_json: bool) -> int:
-    # Not measured: the shapes of the arguments, whose trace starts torch_xla.
-    _ = case.arguments
-    start, memory = time.perf_counter(), _resident()
-    lowered = case.lower()
-    seconds = time.perf_counter() - start
-    staging = report.Staging(seconds, len(lowered.module.to_bytes()), _resident() - memory)
-    plain = {"topology": case.topology, "what": case.what, "run": options.plain(case.run)}
-    try:
-        program = compiled(lowered)
-    except xf.errors.OutOfMemoryError as error:
-        if as_json:
-            sizes = {"required": error.required_bytes, "limit": error.limit_bytes}
-            print(json.dumps({"case": plain, "out_of_memory": sizes}))
-        else:
-            report.out_of_memory(console, case, error)
-        return 1
-    found, buffers = footprint(case, program), program.largest_buffers() or []
-    if as_json:
-        parts = {"staging": staging, "footprint": found}
-        figures: dict[str, Any] = {k: dataclasses.asdict(v) for k, v in parts.items()}
-        figures["case"] = plain
-        figures["footprint"] |= {"hbm": found.hbm, "limit": case.chips.memory}
-        figures["largest_buffers"] = [dataclasses.asdict(b) for b in buffers]
-        print(json.dumps(figures))
-    else:
-        report.report(console, case, staging, found, buffers)
-    return 0
-
-
-def _resident() -> int:
-    """The most memory that this process has used, in bytes."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _plan(
-    console: Console,
-    args: argparse.Namespace,
-    case: Case,
-    compiled: Compiler,
-    pairs: Sequence[str],
-) -> int:
-    run, chips = case.run, case.chips
-    if chips.memory is None:
-        console.print(f"The memory of a {chips.kind} is not known: plan for another TPU.")
-        return 1
-    meshes = planner.meshes(run.train.model, chips.devices)
-    if _sets(pairs, "mesh"):
-        meshes = [run.mesh.sized(chips.devices)]
-    policies = [run.train.plan.policy] if _sets(pairs, "train.plan.policy") else planner.FROM_SMALL
-    parts = run.train.plan.microbatches  # The planner's batches are the parts of one.
-
-    def tried(mesh: config.Mesh, policy: str, batch: int) -> Case:
-        plan = dataclasses.replace(run.train.plan, policy=policy)
-        changed = dataclasses.replace(
-            run,
-            train=dataclasses.replace(run.train, plan=plan),
-            data=dataclasses.replace(run.data, batch=batch * parts),
-            mesh=mesh,
+    def __str__(self) -> str:
+        recipe, data = self.recipe, self.run.data
+        axes = self.run.mesh.axes(self.chips.devices)
+        mesh = ",".join(f"{axis}={n}" for axis, n in axes.items() if n > 1) or "one chip"
+        parts = recipe.plan.microbatches
+        return (
+            f"{options.name_of(recipe.model) or 'a model'}, a step with {recipe.optimizer} in "
+            f"{recipe.precision}, on {self.topology} as {mesh}: {data.batch} rows of {data.seq}"
+            f"{f' in {parts} parts' if parts > 1 else ''}, {recipe.plan.policy}, "
+            f"{recipe.plan.attention}"
         )
-        return dataclasses.replace(case, run=changed)
 
-    compiled_any = False
+    @functools.cached_property
+    def chips(self) -> Topology:
+        """The chips that the topology names."""
+        return topology_of(self.topology)
 
-    def measure(mesh: config.Mesh, policy: str, batch: int) -> planner.Trial:
-        nonlocal compiled_any
-        trial = planner.Trial(mesh, policy, batch, fits=False)
-        try:
-            each = tried(mesh, policy, batch)
-            program = compiled(each.lower())
-        except xf.errors.OutOfMemoryError as error:
-            compiled_any = True
-            return trial._replace(hbm=error.required_bytes)
-        except xf.errors.CompileError:
-            if not compiled_any:
-                raise  # libtpu may be missing.
-            return trial  # It crashes on some programs that are far too large.
-        compiled_any = True
-        found = footprint(each, program)
-        return trial._replace(fits=True, hbm=found.hbm, host=found.host, mfu_bound=found.mfu_bound)
+    @functools.cached_property
+    def recipe(self) -> Recipe:
+        """The recipe that `fit` would compile on these chips."""
+        return self.run.recipe(self.chips.devices, abstract=True)
 
-    trials = list(planner.search(meshes, policies, measure, chips.memory))
-    report.trials(console, [t._replace(batch=t.batch * parts) for t in trials], chips)
-    best = planner.best(trials)
-    if best is None:
-        console.print("Nothing fits: take more chips, a shorter sequence, or another mesh.")
-        return 1
-    source = None if _is_bare(args) else args.config
-    report.command(console, source, tried(best.mesh, best.policy, best.batch).run)
-    return 0
+    @functools.cached_property
+    def arguments(self) -> tuple[train.State, model.Batch, model.Params | None]:
+        """State, batch and base of a step of `fit`, as shapes with shardings."""
+        recipe, data = self.recipe, self.run.data
+        batch = train.abstract_batch(recipe, data.batch, data.seq, packed=True)
+        return train.abstract_state(recipe), batch, train.abstract_base(recipe)
+
+    def lower(self) -> Lowered:
+        """The program, lowered from shapes alone."""
+        return train.train_step.lower(*self.arguments, recipe=self.recipe)
+
+
+def sizes(case: Case, compiled: Compiled) -> dict[str, int]:
+    """The bytes that one step takes of a chip's memory, by kind."""
+    memory, (state, batch, base) = compiled.memory_analysis(), case.arguments
+    parts = {
+        "parameters": _bytes((state.params, base)),
+        "optimizer state": _bytes(state._replace(params=None)),
+        "batch": _bytes(batch),
+    }
+    padding = (memory.argument_size_in_bytes or 0) - sum(parts.values())
+    return parts | {"padding of these": padding, "temporaries": memory.temp_size_in_bytes or 0}
+
+
+def _bytes(tree: Any) -> int:
+    """The size of one chip's part of a tree of shapes with shardings."""
+    return sum(
+        math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in xf.tree.leaves(tree)
+    )
+
+
+def _report(console: Console, case: Case, compiled: Compiled) -> None:
+    """Print what one step takes."""
+    found, kinds = sizes(case, compiled), _table("of a chip's HBM", "GiB")
+    for name, size in found.items():
+        kinds.add_row(name, _gib(size))
+    console.print(f"{case}\ncompiled by {compiled.compiler}\n")
+    console.print(f"HBM per chip: {_gib(sum(found.values()))} GiB")
+    if case.chips.memory is not None:
+        console.print(f"limit per chip: {_gib(case.chips.memory)} GiB")
+    host = compiled.memory_analysis().host_temp_size_in_bytes or 0
+    console.print(f"host per chip: {_gib(host)} GiB")
+    largest = _table("largest buffers", "GiB")
+    largest.add_column(overflow="fold")
+    largest.add_column(overflow="fold")
+    for b in compiled.largest_buffers() or []:
+        where = f"{os.path.relpath(b.file)}:{b.line}" if b.file else ""
+        made = "" if b.kind == "argument" else b.op_name
+        largest.add_row(f"{b.kind} {b.shape}", _gib(b.bytes), where, made)
+    console.print("", kinds, "", largest, "", sep="\n")
+    recipe, seq = case.recipe, case.run.data.seq
+    tokens = case.run.data.batch * seq
+    operations = tokens * flops.per_token(recipe.model, seq, recipe.extent)
+    console.print(f"FLOPs per step, by formula: {operations:.3e}")
+    if recipe.model.experts is not None:
+        padded = flops.padded(recipe.model, recipe.plan, tokens // case.chips.devices)
+        console.print(f"padding among the rows of experts: {padded:.0%}, if loads are even")
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(heads[0], overflow="fold")
+    for name in heads[1:]:  # Columns that cannot wrap are narrowed last.
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.2f}"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ from .model import parameters
 from .model.plan import KERNELS
 from .options import SettingError
 from .parallel.sharding import AXES, Sharding
-from .train.trackers import Name as Tracker
 from .train.train_config import Recipe
 
 _PRESETS = Path(__file__).parent / "configs"
@@ -84,11 +83,8 @@ class Run:
             from there (see `train.tune`), and pairs are compared with it (see `train.preference`);
             null: it did not start from any.
         seed: seed of the weights before the first step.
-        average: whether to use the running mean of the weights, see `train.ema`. Evaluation,
-            samples, generation and export then use it in place of the weights.
-        on_bad: what to do at a step whose loss or gradient is not finite or a spike. For spikes,
-            see `train.spike`. `skip` leaves the weights unchanged, `stop` also saves and ends the
-            run, `ignore` takes the step.
+        on_bad: what to do at a step whose loss or gradient is not finite. `skip` leaves the weights
+            unchanged, `stop` also saves and ends the run, `ignore` takes the step.
         watchdog: how many times its usual duration a step may take. When one takes longer, and more
             than a minute, each process prints where its threads are; null: never.
         save_every: steps between checkpoints.
@@ -97,10 +93,7 @@ class Run:
         eval_every: steps between evaluations on held-out data.
         eval_batches: the maximum number of held-out batches to evaluate.
         context: longest sequence of an exported model in other tools; at least data.seq.
-        trackers: where metrics are also shown: tensorboard, wandb, mlflow. The latter two must be
-            installed.
-        samples: texts that the model continues at each evaluation. They are in samples.jsonl.
-        sample_tokens: how many tokens it adds to each.
+        trackers: where metrics are also shown: tensorboard, or wandb, which must be installed.
         profile: steps to profile for xprof, such as [10, 11].
         programs: a folder that keeps compiled programs for the next process. Runs may share it;
             null: each process makes its own.
@@ -112,7 +105,6 @@ class Run:
     mesh: Mesh = Mesh()
     base: str | None = None
     seed: int = 0
-    average: bool = False
     on_bad: Literal["skip", "stop", "ignore"] = "skip"
     watchdog: float | None = 20.0
     save_every: int = 500
@@ -121,25 +113,18 @@ class Run:
     eval_every: int = 250
     eval_batches: int = 16
     context: int = 0
-    trackers: tuple[Tracker, ...] = ("tensorboard",)
-    samples: tuple[str, ...] = ()
-    sample_tokens: int = 64
+    trackers: tuple[str, ...] = ("tensorboard",)
     profile: tuple[int, ...] = ()
     programs: str | None = None
 
     def __post_init__(self) -> None:
-        names = "save_every keep keep_every eval_every eval_batches sample_tokens"
+        names = "save_every keep keep_every eval_every eval_batches"
         checks.at_least(self, 1, *names.split())
         checks.at_least(self, 0, "seed", "context")
         if self.watchdog is not None and not 1 < self.watchdog < math.inf:
             raise SettingError(f"watchdog is {self.watchdog}: use a number above 1, or null")
         if wrong := [step for step in self.profile if step < 1]:
             raise SettingError(f"profile has {wrong[0]}: steps are counted from 1")
-        if self.average and self.train.ema is None:
-            raise SettingError(
-                "average is true, and train.ema is null, so there is no running mean of the weights"
-                ": set train.ema to its decay, such as 0.999, or leave average out"
-            )
         for name, given in (("folder", self.folder), ("programs", self.programs)):
             if given == "":
                 raise SettingError(f"{name} is empty: give a folder")
@@ -204,7 +189,7 @@ class Run:
         return dataclasses.replace(self.train, plan=plan, pairs=pairs, skip_bad=skip_bad)
 
 
-# The groups of settings in `--help`, each with the keys in it, or patterns of them.
+# The groups of settings in `--help`, each with the keys in it, or patterns of those in none before.
 GROUPS = {
     "Common settings": (
         *("train.model", "data.files", "data.tokenizer", "train.steps", "data.batch", "data.seq"),
@@ -212,24 +197,14 @@ GROUPS = {
     ),
     "Model": ("train.model.*",),
     "Data": ("data.*",),
-    "Training": (
-        *("train.optimizer", "train.schedule", "train.warmup", "train.floor", "train.cooldown"),
-        *("train.beta?", "train.eps", "train.momentum", "train.weight_decay", "train.decay_*"),
-        *("train.clip", "train.ema", "train.router_*", "seed"),
-    ),
     "Fine-tuning": (
         *("base", "train.tune.*", "train.preference"),
         *("train.dpo_*", "train.orpo_*", "train.kto_*"),
     ),
     "Memory": ("train.plan.*",),
+    "Training": ("train.*", "seed"),
     "Sharding": ("mesh.*",),
-    "Checkpoints and compiled programs": ("save_every", "keep", "keep_every", "programs"),
-    "Failures": ("on_bad", "train.spike", "watchdog"),
-    "Evaluation and export": ("eval_every", "eval_batches", "average", "context"),
-    "Reporting": (
-        *("trackers", "samples", "sample_tokens", "profile"),
-        *("train.layer_norms", "train.gradient_noise"),
-    ),
+    "Checkpoints, evaluation and reports": ("*",),
 }
 
 # Defaults of a run with imported weights, on data that must be given.
@@ -269,14 +244,6 @@ def read(
     if run is not None or found.train.model == _DEMO.model:
         return found
     return changed(from_start(found.train.model))
-
-
-def differing(run: Run, source: str | Path | None = None) -> list[str]:
-    """The `key=value` texts with which `read` gives a run, after `source`."""
-    ours = options.differing(run, read(source))
-    of_model = [pair for pair in ours if pair.startswith("train.model")]  # on which defaults depend
-    others = options.differing(run, read(source, of_model))
-    return of_model + [pair for pair in others if not pair.startswith("train.model")]
 
 
 # The highest learning rates of models up to so many parameters, from the start. Sources: Biderman
@@ -322,8 +289,6 @@ def _changed_by(run: Run, source: Path) -> Run:
             f"{source} is truncated: its last line should be {_END.strip()!r}. Remove it: `fit` "
             "with the settings of the run recreates it"
         )
-    if text.startswith(_BEGIN) and "dtype" in values:  # of versions that had two of `PRECISIONS`
-        values["train"]["precision"] = values.pop("dtype")
     try:
         return options.changed(run, values or {})
     except SettingError as error:

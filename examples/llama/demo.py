@@ -21,7 +21,6 @@ from .data.data_config import DataConfig
 from .model.complete import complete, prompts_of
 from .model.plan import Plan
 from .model.sampling import Settings
-from .tools import curves
 from .train import allocation, fit
 from .train.train_config import Recipe
 
@@ -53,9 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
         steps = [line for line in lines if "loss" in line]
         text = sample(trained_weights.load(folder), args.prompt, args.seed)
-        args.out.mkdir(parents=True, exist_ok=True)
-        curves.draw([folder], args.out / "loss.png")
     losses = [line["loss"] for line in steps]
+    args.out.mkdir(parents=True, exist_ok=True)
+    draw(losses, args.out / "loss.png")
     console.print(f"\n{text_plot(losses)}\n\n{text}\n", soft_wrap=True)
     host = statistics.median(line["host_ms"] for line in steps)
     rate = statistics.median(line.get("tokens_per_second", 0.0) for line in steps)
@@ -80,6 +79,20 @@ def sample(found: trained_weights.Trained, prompt: str, seed: int) -> str:
         found.computing(), known, prompts_of(known, [prompt]), NEW, how, config=found.recipe.model
     )
     return prompt + more
+
+
+def draw(losses: Sequence[float], file: Path) -> None:
+    """Draw the loss curve."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(9, 5))
+    axes.plot(range(1, len(losses) + 1), losses, linewidth=0.7)
+    axes.set(xlabel="step", ylabel="loss (nats per token)")
+    figure.savefig(file, dpi=120, bbox_inches="tight")
+    pyplot.close(figure)
 
 
 def text_plot(values: Sequence[float], width: int = 64, height: int = 8) -> str:

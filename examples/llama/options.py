@@ -88,19 +88,6 @@ def plain(settings: Any) -> Any:
     return list(settings) if isinstance(settings, tuple) else settings
 
 
-def differing(settings: Any, base: Any, path: str = "") -> Iterator[str]:
-    """The `key=value` texts with which `override` turns `base` into `settings`."""
-    for key in _kinds(type(settings)):
-        new, old, whole = getattr(settings, key), getattr(base, key), _join(path, key)
-        if new == old:
-            continue
-        name = name_of(new)
-        if dataclasses.is_dataclass(new) and type(new) is type(old) and not name:
-            yield from differing(new, old, whole)
-        else:
-            yield f"{whole}={name or _typed(new)}"
-
-
 def texts(settings: Any, path: str = "") -> dict[str, str]:
     """Each setting's key, and its value as one would type it."""
     found: dict[str, str] = {}
@@ -133,7 +120,9 @@ def described(
             with a pattern that matches, and groups and settings are in this order.
         with_values: whether their values are shown.
     """
-    rest, sections = _shown(settings, with_values), []
+    rest, sections = list(_rows(settings)), []
+    if not with_values:
+        rest = [row._replace(value=None) for row in rest]
     for title, patterns in groups.items():
         found = [s for pattern in patterns for s in rest if fnmatch.fnmatchcase(s.key, pattern)]
         rest = [setting for setting in rest if setting not in found]
@@ -153,33 +142,10 @@ def _table(settings: Sequence[Setting]) -> str:
     return "\n".join(_wrapped(f"  {head:{width}}{text}", width + 2) for head, text in rows)
 
 
-def explained(settings: Any, prefix: str, *, with_values: bool = True) -> str:
-    """All that is known of the setting with this key, or of those whose keys start with it.
-
-    Raises:
-        SettingError: there is no such setting.
-    """
-    rows = _shown(settings, with_values)
-    found = [s for s in rows if f"{s.key}.".startswith(f"{prefix}.")]
-    if not found:
-        raise SettingError(f"there is no setting {prefix}: {_known(prefix, [s.key for s in rows])}")
-    texts = []
-    for setting in found:
-        choices = f" One of {', '.join(setting.choices)}." if setting.choices else ""
-        text = _wrapped(f"  {setting.meaning}{choices}", 2)
-        texts.append(f"{setting}\n{text}")
-    return "\n".join(texts)
-
-
 def _wrapped(text: str, indent: int) -> str:
     return textwrap.fill(
         text, 100, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
     )
-
-
-def _shown(settings: Any, with_values: bool) -> list[Setting]:
-    rows = list(_rows(settings))
-    return rows if with_values else [row._replace(value=None) for row in rows]
 
 
 def _rows(settings: Any, path: str = "") -> Iterator[Setting]:

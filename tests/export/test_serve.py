@@ -133,8 +133,7 @@ def sharded(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tenso
 
 def sampled(params: model.Params, prompt: torch.Tensor) -> torch.Tensor:
     """What the Llama example says next."""
-    key = torch.tensor([0, 7], dtype=torch.int32)
-    return generate.generate(params, prompt, key, config=CONFIG, new=4)
+    return generate.generate(params, prompt, config=CONFIG, new=4)
 
 
 def step(

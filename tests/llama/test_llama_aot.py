@@ -1,7 +1,5 @@
 """The command that reports what a step of the Llama example takes on TPUs."""
 
-import io
-import json
 import math
 import re
 from pathlib import Path
@@ -13,9 +11,8 @@ import torch
 from rich.console import Console
 
 import xfunc as xf
-from examples.llama import aot, config, model, options
-from examples.llama.tools import report
-from examples.llama.tools.footprint import Case, Footprint
+from examples.llama import aot, config, model
+from examples.llama.aot import Case
 from xfunc.aot import Buffer
 from xfunc.stages import Lowered
 
@@ -27,17 +24,18 @@ MESH = ["--mesh", "fsdp=2,tensor=2"]
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ([*TINY, *MESH], "give --batch, or --plan to find the largest"),
-        ([*TINY, *MESH, "--plan", "--batch", "4"], "--plan finds the batch"),
-        ([*TINY, *MESH, "--plan", "data.batch=4"], "--plan finds the batch"),
+        ([*TINY, *MESH], "a model alone has no batch: give --batch"),
         (
-            [*TINY, "--mesh", "fsdp=8"],
+            [*TINY, "--mesh", "fsdp=8", "--batch", "8"],
             "mesh is data 1 x fsdp 8 x tensor 1 x expert 1 x context 1, and the devices are 4",
         ),
-        ([*TINY, "train.stepz=9"], "there is no setting train.stepz: did you mean train.steps?"),
+        (
+            [*TINY, "--batch", "4", "train.stepz=9"],
+            "there is no setting train.stepz: did you mean train.steps?",
+        ),
         (["--config", "tinny", *TINY[2:]], "there is no file tinny: give one, or one of"),
-        ([*TINY, "--mesh", "model=4"], "cannot read 'model=4' as an axis"),
-        ([*TINY[:3], "v6e-5"], "unknown target 'v6e-5'"),
+        ([*TINY, "--mesh", "model=4", "--batch", "4"], "there is no setting mesh.model"),
+        ([*TINY[:3], "v6e-5", "--batch", "4"], "unknown target 'v6e-5'"),
         ([*TINY, *MESH, "--batch", "0"], "data: batch is 0: use 1 or more"),
         ([*TINY, "--compiler-option", "a"], "'a' is not of the form NAME=VALUE"),
     ],
@@ -71,45 +69,42 @@ def test_aot_pods_take_what_the_table_says(row: str, capsys: pytest.CaptureFixtu
     found = re.search(rf"^\| {re.escape(row)}, offload \|(.*)\|$", page, re.M)
     assert found, f"no row {row!r} in docs/performance.md"
     *_, hbm, host = map(float, found[1].split("|"))
-    assert aot.main([*PODS[row].split(), "--policy", "offload", "--json"]) == 0
-    footprint = json.loads(capsys.readouterr().out)["footprint"]
-    parts = ("parameters", "optimizer", "batch", "padding", "temporaries")
-    assert sum(footprint[k] for k in parts) / 2**30 == pytest.approx(hbm, abs=0.02)
-    assert footprint["host"] / 2**30 == pytest.approx(host, abs=0.02)
+    assert aot.main([*PODS[row].split(), "--policy", "offload"]) == 0
+    told = dict(re.findall(r"^(\w+) per chip: (.*) GiB$", capsys.readouterr().out, re.M))
+    assert float(told["HBM"]) == pytest.approx(hbm, abs=0.02)
+    assert float(told["host"]) == pytest.approx(host, abs=0.02)
 
 
 @pytest.mark.slow
-def test_aot_report_footprint(
+def test_aot_report_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XFUNC_CACHE_DIR", str(tmp_path))
-    assert aot.main([*TINY, *MESH, "--batch", "4", "--policy", "offload", "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    found = figures["footprint"]
+    pairs = (
+        "train.model=tiny train.plan.policy=offload train.optimizer=adafactor "
+        "train.precision=bfloat16 data.seq=64 data.batch=4 mesh.fsdp=2 mesh.tensor=2"
+    ).split()
+    case = Case(config.read(pairs=pairs), "v6e:2x2")
+    compiled = case.lower().compile("tpu:v6e:2x2")
+    found = aot.sizes(case, compiled)
     shapes = model.shapes(model.TINY["tiny"])
     # Both axes divide each matrix, and norms are divided over one.
-    sizes = [2 * math.prod(leaf.shape) for leaf in xf.tree.leaves(shapes)]
+    whole = [2 * math.prod(leaf.shape) for leaf in xf.tree.leaves(shapes)]
     norms = 2 * (2 * 2 * 32 + 32)
-    assert found["parameters"] == (sum(sizes) - norms) / 4 + norms / 2
+    assert found["parameters"] == (sum(whole) - norms) / 4 + norms / 2
     assert found["batch"] == 3 * (2 * 64 * 4)  # with the documents
-    assert found["limit"] == 31996 * 2**20
-    parts = ("parameters", "optimizer", "batch", "padding", "temporaries")
-    assert found["hbm"] == sum(found[part] for part in parts)
-    assert found["host"] >= 2 * (2 * 64 * 32 * 2) / 2  # the layers' inputs, a part of the features
-    assert found["results"] < found["parameters"]  # metrics: the new state lies where the old was
-    assert found["traffic"]["all-gather"]["runs"] > 0
-    assert 0 < found["mfu_bound"] < 1
-    assert figures["staging"]["hlo_bytes"] > 0
-    largest = [b["bytes"] for b in figures["largest_buffers"]]
-    assert len(largest) == 10
-    assert largest == sorted(largest, reverse=True)
+    host = compiled.memory_analysis().host_temp_size_in_bytes
+    assert host is not None
+    assert host >= 2 * (2 * 64 * 32 * 2) / 2  # the layers' inputs, a part of the features
 
     # The same, read: libtpu is not asked again.
     assert aot.main([*TINY, *MESH, "--batch", "4", "--policy", "offload"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert f"HBM per chip: {found['hbm'] / 2**30:.2f} GiB" in lines
-    assert f"host per chip: {found['host'] / 2**30:.2f} GiB" in lines
+    assert f"HBM per chip: {sum(found.values()) / 2**30:.2f} GiB" in lines
+    assert f"host per chip: {host / 2**30:.2f} GiB" in lines
     assert "limit per chip: 31.25 GiB" in lines
+    rows = [line for line in lines if re.match(r"(argument|temporary|result|host) \w+\[", line)]
+    assert len(rows) == 10
     assert len(list(tmp_path.rglob("*.zip"))) == 1
 
 
@@ -150,73 +145,6 @@ def test_aot_out_of_memory_report(
     assert "limit per chip: 31.00 GiB" in printed
     assert "does not fit: Used 40G of 31G hbm" in printed
     assert "HBM per chip" not in printed
-    assert aot.main([*TINY, *MESH, "--batch", "4", "--json"]) == 1
-    sizes = json.loads(capsys.readouterr().out)["out_of_memory"]
-    assert sizes == {"required": 40 << 30, "limit": 31 << 30}
-    assert aot.main([*TINY, *MESH, "--plan", "--policy", "full"]) == 1
-    assert "Nothing fits" in capsys.readouterr().out
-
-
-def test_aot_no_shard_as_is_off_while_lowering_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def compile(*_: Any) -> None:
-        seen.append(xf.config.shard_as_in_scan)
-        out_of_memory()
-
-    monkeypatch.setattr(Lowered, "compile", compile)
-    for flags in (["--no-shard-as"], []):
-        assert aot.main([*TINY, *MESH, "--batch", "4", "--what", "grad", *flags]) == 1
-    assert seen == [False, True]
-    assert xf.config.shard_as_in_scan
-
-
-def test_aot_plan_finds_largest_batch(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tried = []
-
-    class Compiled:
-        """10 GiB, and 1 GiB for each row of a batch."""
-
-        def __init__(self, gib: int) -> None:
-            self.gib = gib
-
-        def memory_analysis(self) -> Any:
-            return SimpleNamespace(
-                argument_size_in_bytes=0,
-                output_size_in_bytes=0,
-                temp_size_in_bytes=self.gib << 30,
-                alias_size_in_bytes=0,
-                host_temp_size_in_bytes=3 << 30,
-            )
-
-        def as_text(self) -> None:
-            return None
-
-        compiler = "libtpu 1"
-
-    def compile(lowered: Lowered, target: str, options: dict[str, str], _: Any) -> Compiled:
-        rows = lowered.traced.in_avals[-1].shape[0]
-        tried.append((target, options, rows))
-        if 10 + rows > 31:
-            raise xf.errors.OutOfMemoryError("no", (10 + rows) << 30, 31 << 30)
-        return Compiled(10 + rows)
-
-    monkeypatch.setattr(Lowered, "compile", compile)
-    given = ["--plan", "--policy", "offload", "--compiler-option", "a=b"]
-    assert aot.main([*TINY, *MESH, *given]) == 0
-    assert tried == [("tpu:v6e:2x2", {"a": "b"}, rows) for rows in (2, 4, 20)]
-    printed = capsys.readouterr().out
-    command = printed.splitlines()[-1].split()
-    assert command[:4] == ["python", "-m", "examples.llama", "fit"]
-    # What is printed are the settings of the best.
-    run = config.read(pairs=command[4:])
-    assert (run.data.batch, run.data.seq, run.mesh) == (20, 64, config.Mesh(1, 2, 2))
-    assert (run.train.model, run.train.plan.policy) == (model.TINY["tiny"], "offload")
-    assert (run.train.optimizer, run.train.precision) == ("adafactor", "bfloat16")
-    assert printed.splitlines()[-2].startswith("train.precision=bfloat16 loses updates of less")
-    assert "30.00" in printed
 
 
 def test_aot_reads_settings_of_fit(
@@ -235,46 +163,46 @@ def test_aot_reads_settings_of_fit(
 
     monkeypatch.setattr(Lowered, "compile", compile)
     given = ["--config", str(file), "--topology", "v6e:2x2", "--seq", "32", "train.clip=2"]
-    assert aot.main([*given, "--json"]) == 1
-    assert seen == [(torch.int32,) * 3]  # tokens, targets and documents
-    found = json.loads(capsys.readouterr().out)["case"]
-    run = config.read(file, ["data.seq=32", "train.clip=2"])
-    assert found == {"topology": "v6e:2x2", "what": "train", "run": options.plain(run)}
     assert aot.main(given) == 1
+    assert seen == [(torch.int32,) * 3]  # tokens, targets and documents
     heading = (
         "tiny, a step with adamw in mixed, on v6e:2x2 as fsdp=4: 16 rows of 32 in 2 parts, full"
     )
     assert heading in capsys.readouterr().out
 
-    # The planner keeps the parts, and its command the file.
-    assert aot.main([*given, "--plan", "--policy", "full"]) == 1
-    assert "fsdp=4 full 8 2" in " ".join(capsys.readouterr().out.split())
-
-
-def test_differing_settings_as_command_line_pairs() -> None:
-    pairs = ["train.model=llama3.1-8b", "mesh.tensor=2", "data.files=[a, b]", "train.spike=6.0"]
-    run = config.read(pairs=pairs)
-    assert sorted(config.differing(run)) == sorted(pairs)
-    pairs += ["train.model.layers=2", "train.model.rope_scaling=null", "train.plan.policy=dots"]
-    pairs += ["train.precision=float32", "train.peak_lr=5e-3", "data.seq=128"]  # the demo's
-    run = config.read(pairs=pairs)
-    told = config.differing(run)
-    assert config.read(pairs=told) == run
-    assert "train.model.layers=2" in told
-
 
 @pytest.mark.parametrize("width", [100, 1000])
-def test_show_report_long_names_keep_sizes_visible(width: int) -> None:
-    run = config.read(pairs=["train.model=tiny", "data.batch=4"])
-    case = Case(run, "v6e:2x2")
-    found = Footprint(3 << 30, 0, 0, 0, 0, 0, 0, None, None, 1.0, 1.0, None, None, None, "libtpu 1")
+def test_aot_report_long_names_keep_sizes_visible(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = "xfunc__scan.block/" + "while/body/closed_call/" * 20
     large = Buffer(
         5 << 30, "temporary", "bf16[64,16384,8192]", "fusion.1", name, "/some/" * 20 + "x.py", 7
     )
-    out = io.StringIO()
-    console = Console(file=out, width=width, highlight=False, markup=False, soft_wrap=True)
-    report.report(console, case, report.Staging(1.0, 1, 1), found, [large])
-    [line] = [line for line in out.getvalue().splitlines() if "temporary bf16" in line]
+
+    class Compiled:
+        compiler = "libtpu 1"
+
+        def memory_analysis(self) -> Any:
+            return SimpleNamespace(
+                argument_size_in_bytes=3 << 30,
+                temp_size_in_bytes=5 << 30,
+                host_temp_size_in_bytes=0,
+            )
+
+        def largest_buffers(self) -> list[Buffer]:
+            return [large]
+
+    monkeypatch.setattr(Lowered, "compile", lambda *_: Compiled())
+
+    def console(**given: Any) -> Console:
+        given["width"] = width
+        return Console(**given)
+
+    monkeypatch.setattr(aot, "Console", console)
+    assert aot.main([*TINY, *MESH, "--batch", "4"]) == 0
+    printed = capsys.readouterr().out
+    [line] = [line for line in printed.splitlines() if "temporary bf16" in line]
     assert line.split()[2] == "5.00"
-    assert "parameters                    3.00" in out.getvalue()
+    assert "HBM per chip: 8.00 GiB" in printed
+    assert "limit per chip: 31.25 GiB" in printed

@@ -1,6 +1,7 @@
 """Conversations and pairs: templates against transformers, what is learned, and bad records."""
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from examples.llama.data import binning, chat_template, conversations, tokenizer
+from examples.llama.data import binning, chat_template, conversations, packing, tokenizer
 from examples.llama.data.corpus import Part
 from examples.llama.data.data_config import DataConfig
 from examples.llama.data.documents import DataError
@@ -364,6 +365,45 @@ def test_reader_rows_hold_whole_conversations(folder: Path, tmp_path: Path) -> N
     assert "conversations to train on" in str(reader)
     again = Reader(config, tmp_path / "run", 300)
     assert torch.equal(reader.batch(7).tokens, again.batch(7).tokens)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_rows_of_blocks_have_each_document_once(
+    group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "BLOCK", 4)
+    sizes = np.random.default_rng(0).integers(1, 9, 30)
+    ends = np.cumsum(sizes)
+    tokens = np.arange(ends[-1], dtype=np.uint16)
+    rows = binning.Whole(Part(tokens, ends, np.ones(len(tokens), np.bool_)), 16, group, 5)
+    orders = []
+    for epoch in (None, 0, 1):
+        seen, targets, segments = rows.batch(epoch, np.arange(rows.rows))
+        assert sorted(seen[segments > 0].tolist()) == tokens.tolist()
+        assert sorted(targets[targets != IGNORE].tolist()) == sorted(
+            {*tokens.tolist()} - {0, *ends.tolist()}
+        )
+        firsts = [
+            int(row[document == number][0])
+            for row, document in zip(seen, segments, strict=True)
+            for number in range(1, document.max() + 1, group)
+        ]
+        assert sorted(firsts) == [0, *ends[group - 1 : -1 : group].tolist()]
+        orders.append(seen.tolist())
+    assert orders[0] != orders[1] != orders[2]
+    past = rows.batch(None, np.array([rows.rows]))
+    assert [set(part.ravel().tolist()) for part in past] == [{0}, {IGNORE}, {0}]
+
+
+def test_rows_of_many_conversations_take_little_memory() -> None:
+    ends = np.arange(1, 400_001) * 50
+    known = Part(np.broadcast_to(np.uint16(7), 20_000_000), ends, np.ones(1, np.bool_))
+    tracemalloc.start()
+    rows = binning.Whole(known, 2048, 1, 0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert rows.rows == sum(-(-min(16384, 400_000 - k) // 40) for k in range(0, 400_000, 16384))
+    assert peak < ends.nbytes * 1.5
 
 
 def test_best_fit_packs_bins() -> None:

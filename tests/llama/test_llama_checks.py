@@ -44,7 +44,6 @@ Command = Callable[..., tuple[int, str]]
         ),
         ("train.peak_lr=.inf", "train: peak_lr is inf: use a number above 0"),
         ("train.clip=.nan", "train: clip is nan: use a number above 0"),
-        ("train.spike=0", r"train: spike is 0\.0: use a number above 0"),
         (f"seed={2**64}", f"seed is {2**64}: use a number of at most 63 bits"),
         (f"train.steps={2**63}", f"train.steps is {2**63}: use a number of at most 63 bits"),
         ("seed=-1", "seed is -1: use 0 or more"),
@@ -173,36 +172,6 @@ def test_commands_refuse_non_finite_imported_weights(
     assert f"hub, with the adapters in {tmp_path}/adapter, has weights that are not fin" in told
 
 
-# -- steps that are bad -------------------------------------------------------------------------
-
-
-def watched(pairs: list[tuple[float, float]], spike: float | None) -> list[bool]:
-    """Which of some losses with norms are bad."""
-    zero, found = torch.zeros(2), []
-    guard = train.Guard(torch.zeros((), dtype=torch.int64), zero, zero)
-    for loss, norm in pairs:
-        guard, bad = train.watch(guard, torch.tensor(loss), torch.tensor(norm), spike)
-        found.append(bool(bad))
-    return found
-
-
-def test_watch_non_finite_always_and_spikes_if_set() -> None:
-    usual = [(2.0 + i % 2 / 10, 1.0 + i % 2 / 10) for i in range(60)]
-    cases = [(9.0, 1.0), (2.0, 9.0), (math.nan, 1.0), (2.0, math.inf), (2.0, 1.0)]
-    for case, spikes, always in zip(
-        cases, [True, True, True, True, False], [False, False, True, True, False], strict=True
-    ):
-        assert watched([*usual, case], 6.0) == [False] * 60 + [spikes]
-        assert watched([*usual, case], None) == [False] * 60 + [always]
-
-
-def test_watch_accepts_loss_that_stays_high() -> None:
-    usual = [(2.0 + i % 2 / 10, 1.0) for i in range(60)]
-    found = watched([*usual, *[(4.0, 1.0)] * 20], 6.0)
-    assert found[60]
-    assert not any(found[63:])
-
-
 # -- metrics ------------------------------------------------------------------------------------
 
 
@@ -211,19 +180,15 @@ def test_metrics_cut_removes_damaged_lines(tmp_path: Path) -> None:
     good = [json.dumps({"step": step, "loss": 1.0}) + "\n" for step in (1, 2, 3)]
     damaged = [good[0], "garbage\n", good[1], "[1]\n", good[2], '{"step": 4, "lo']
     file.write_text("".join(damaged))
-    [told] = metrics.cut(file, 2)
-    assert told.startswith(f"{file} has lines that no run writes, 2, 4: removed, and kept in ")
+    metrics.cut(file, 2)
     assert file.read_text() == good[0] + good[1]
-    assert (tmp_path / "metrics.damaged").read_text() == "".join(damaged)
-    assert metrics.cut(file, 2) == []
 
 
 def test_fit_continues_when_metrics_cannot_be_written(
     run_of: Callable[..., Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(path: Path, step: int) -> list[str]:
+    def full(path: Path, step: int) -> None:
         path.symlink_to("/dev/full")
-        return []
 
     monkeypatch.setattr(metrics, "cut", full)
     assert fit.fit(run_of("a", "train.steps=4")).ended == "done"

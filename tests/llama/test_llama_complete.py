@@ -58,22 +58,21 @@ def sampled(
 ) -> list[list[int]]:
     tokens, lengths = generate.pad(texts, 32)
     how: dict[str, Any] = {"config": CONFIG, "new": 9, "plan": PLAN} | more
-    made = generate.sample(params, tokens, Sampling.of(settings), lengths=lengths, **how)
+    made = generate.generate(params, tokens, Sampling.of(settings), lengths=lengths, **how)
     return xf.device_get(made).tolist()
 
 
 def test_sample_rows_equal_each_alone(params: model.Params) -> None:
-    """Greedy ones, drawn ones and penalised ones side by side."""
+    """Greedy ones and drawn ones side by side."""
     settings = [
         Settings(),
         Settings(1.0, seed=3),
         Settings(0.7, top_k=5, seed=4),
         Settings(1.3, top_p=0.8, seed=5),
         Settings(1.0, min_p=0.1, seed=6),
-        Settings(repetition_penalty=1.8),
         Settings(1.0, seed=2**63 - 1),
     ]
-    texts = prompts(1, 5, 8, 9, 17, 3, 30)
+    texts = prompts(1, 5, 8, 9, 17, 30)
     together = sampled(params, texts, settings)
     for text, how, row in zip(texts, settings, together, strict=True):
         assert sampled(params, [text], [how]) == [row]
@@ -81,7 +80,6 @@ def test_sample_rows_equal_each_alone(params: model.Params) -> None:
         whole = torch.tensor([[*texts[0], *together[0]]])
         likeliest = model.forward(params, whole, CONFIG)[0].argmax(-1).tolist()
     assert together[0] == likeliest[len(texts[0]) - 1 : -1]
-    assert len(set(together[5])) > len(set(sampled(params, [texts[5]], [Settings()])[0]))
 
 
 def test_sample_draws_depend_on_the_seed(params: model.Params) -> None:
@@ -112,7 +110,6 @@ def test_complete_texts_of_several_batches_equal_each_alone(
     for prompt, seed, answer in zip(prompts, seeds, made, strict=True):
         how = Settings(0.9, seed=seed)
         assert complete(params, known, [prompt], 7, how, config=config, plan=PLAN) == [answer]
-    assert prompts_of(known, texts, 4)[3] == known.encode_prompt(texts[3])[-4:]
 
 
 def test_complete_ends_before_stop_string_and_end_token(

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import random
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rich.console import Console
 
 import xfunc as xf
 from examples.llama import config, train
+from examples.llama.data import packing
 from examples.llama.data.corpus import Part
 from examples.llama.data.documents import DataError
 from examples.llama.data.length_batches import ByLength
@@ -116,9 +118,9 @@ def test_reader_dynamic_resume_and_changed_rows(run_on: Any) -> None:
     assert torch.equal(whole.batch(3).tokens, again.tokens)
     assert torch.equal(whole.batch(3).targets, again.targets)
     packed = Reader(dataclasses.replace(run.data, dynamic=False), Path(run.folder))
-    with pytest.raises(DataChangedError, match="dynamic was True, is None"):
+    with pytest.raises(DataChangedError, match="dynamic was True, is False"):
         packed.go_on(whole.state(3))
-    with pytest.raises(DataChangedError, match="dynamic was None, is True"):
+    with pytest.raises(DataChangedError, match="dynamic was False, is True"):
         whole.go_on(packed.state(3))
 
 
@@ -133,3 +135,30 @@ def test_reader_dynamic_resume_and_changed_rows(run_on: Any) -> None:
 def test_data_config_dynamic_setting_errors(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         DataConfig(**settings)
+
+
+@pytest.mark.parametrize("block", [1, 3, 100])
+def test_by_length_rows_of_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each document is cut in the same way, whatever block it is in."""
+    monkeypatch.setattr(packing, "BLOCK", block)
+    rows = ByLength(part(), 32, 2, seed=0)
+    found = [rows.batch(0, np.array([k]))[0][0].tolist() for k in range(rows.rows)]
+    expected = []
+    for size, end in zip(SIZES, np.cumsum(SIZES).tolist(), strict=True):
+        document = list(range(end - size, end))
+        pieces = [document[k : k + 32] for k in range(0, size, 32)]
+        expected += [piece for piece in pieces if piece != [end - 1]]
+    assert sorted(found) == sorted(expected)
+
+
+def test_by_length_of_many_documents_takes_little_memory() -> None:
+    ends = np.arange(1, 4_000_001) * 50
+    known = Part(np.broadcast_to(np.uint16(7), 200_000_000), ends)
+    tracemalloc.start()
+    rows = ByLength(known, 2048, 8, 0)
+    for epoch in range(3):
+        rows.batch(epoch, np.arange(0, 1_900_000, 400_000))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < ends.nbytes
+    assert rows.rows == 4_000_000

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,16 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 
 import xfunc as xf
 from examples.llama import config, model, train
 from examples.llama.checkpoint import trained_weights
 from examples.llama.data import tokenizer
-from examples.llama.hub import hf
 from examples.llama.hub.hf_config import FormatError
 from examples.llama.model.plan import Plan
 from examples.llama.model.sizes import Experts
 from examples.llama.train.train_config import Recipe
-from examples.llama.tune import adapters, lora
+from examples.llama.tune import lora
 from examples.llama.tune.lora import Tune
 from tests.llama.beside_peft import assert_equal, train_beside
 from tests.llama.test_llama_families import CASES, reference_of
@@ -83,167 +80,76 @@ def tokens(seed: int) -> torch.Tensor:
     return torch.randint(SIZES["vocab_size"], (4, 13), generator=generator)
 
 
+def ours(theirs: Any, sizes: model.Config, tune: Tune) -> model.Params:
+    """The adapters of PEFT's model.
+
+    It has those of all experts in one pair of matrices: `lora_A` has the rows of one expert after
+    those of another, and `lora_B` the columns of all experts for each rank. Gate and input are one
+    parameter there.
+    """
+    state = peft().get_peft_model_state_dict(theirs)
+    assert sizes.experts is not None
+    count, found = sizes.experts.count, {}
+    base = "base_model.model.model.layers.{}."
+    places = {"e_gate": "mlp.experts.base_layer", "e_down": "mlp.experts", "router": "mlp.gate"}
+    places |= {"e_up": places["e_gate"]} | {f"w{x}": f"self_attn.{x}_proj" for x in "qkvo"}
+    for path in tune.lora:
+        own = path.rpartition(".")[2]
+        down, up = (
+            torch.stack(
+                [
+                    state[f"{base.format(i)}{places[own]}.lora_{x}.weight"]
+                    for i in range(sizes.layers)
+                ]
+            )
+            for x in "AB"
+        )
+        if own.startswith("e_"):
+            down = down.unflatten(1, (count, -1))
+            up = up.unflatten(-1, (-1, count)).permute(0, 3, 1, 2)
+            up = up if own == "e_down" else up.chunk(2, -2)[own == "e_up"]
+        found[path] = lora.Adapter(None if own == "e_up" else down, up.contiguous())
+    return lora.nested({path: xf.tree.map(torch.clone, one) for path, one in found.items()})
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "options", "expected"),
-    [
-        (
-            "mixtral",
-            {"target_modules": "all-linear"},  # The gates' and inputs' have twice the rank.
-            Tune(
-                ("layers.wq", "layers.wk", "layers.wv", "layers.wo", "layers.router", *NAMES),
-                rank=3,
-                ranks=("layers.e_gate=6", "layers.e_up=6"),
-                alpha=8.0,
-            ),
-        ),
-        (
-            "qwen3-moe",
-            {
-                "target_modules": ["q_proj"],
-                "target_parameters": [GATE_UP, DOWN],
-                "modules_to_save": ["model.norm"],
-                "use_rslora": True,
-            },
-            Tune(("layers.wq", *NAMES), ("norm",), rank=3, alpha=8.0, rank_stabilised=True),
-        ),
-    ],
-    ids=["mixtral, all", "qwen3-moe, experts"],
-)
-def test_expert_adapters_training_matches_peft(
-    hubs: Any, tmp_path: Path, family: str, options: dict[str, Any], expected: Tune
-) -> None:
-    """Adapters of PEFT are read, trained on as PEFT does, written, and read by PEFT."""
-    hub, folder = hubs(family), tmp_path / "theirs"
-    theirs = of_peft(hub, folder, **options)
+@pytest.mark.parametrize("family", ["mixtral", "qwen3-moe"])
+def test_expert_adapters_training_matches_peft(hubs: Any, tmp_path: Path, family: str) -> None:
+    """The same adapters, of experts and routers too, trained as PEFT does, and merged."""
+    hub = hubs(family)
+    theirs = of_peft(
+        hub,
+        tmp_path / "theirs",
+        target_modules=["q_proj"],
+        target_parameters=[GATE_UP, DOWN, "gate.weight"],
+    )
+    names = "layers.wq,layers.router,layers.e_*"
     pairs = "train.steps=60 train.warmup=1 train.schedule=constant train.peak_lr=3e-3".split()
     more = ["train.clip=1e9", "train.weight_decay=0", "train.plan.attention=dense"]
-    more += ["train.router_balance=0", "train.plan.block=8"]
-    found = trained_weights.load_published(hub, None, [*pairs, *more], config.TUNING, folder)
+    more += ["train.router_balance=0", "train.plan.block=8", f"train.tune.lora=[{names}]"]
+    more += ["train.tune.rank=3", "train.tune.alpha=8"]
+    found = trained_weights.load_published(hub, None, [*pairs, *more], config.TUNING)
     recipe, before = found.recipe, xf.device_get(found.base)
-    assert recipe.tune == expected
-    state = train.start(recipe, found.params)
-    learned = [weight for weight in theirs.parameters() if weight.requires_grad]
-    assert sum(leaf.numel() for leaf in xf.tree.leaves(found.params)) == sum(
-        weight.numel() for weight in learned
-    )
+    tune = dataclasses.replace(recipe.tune, lora=("layers.wq", "layers.router", *NAMES))
+    params = ours(theirs, recipe.model, tune)
+    assert xf.tree.map(lambda x: x.shape, params) == xf.tree.map(lambda x: x.shape, found.params)
+    state = train.start(recipe, params)
     rows = (tokens(step % 4) for step in range(30))
     state, losses = train_beside(theirs, state, found.base, recipe, rows, lr=3e-3)
-    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < losses[0] - 0.3
     assert_equal(found.base, before)
 
     after = found._replace(params=state.params)
-    trained_weights.export_adapters(after, tmp_path / "ours")
     trained_weights.export_published(after, tmp_path / "merged")
     check = tokens(99)
-    ours = xf.jit(lambda params: model.forward(params, check, recipe.model))(after.computing())
+    mine = xf.jit(lambda params: model.forward(params, check, recipe.model))(after.computing())
     with torch.no_grad():
-        again = peft().PeftModel.from_pretrained(loaded(hub), tmp_path / "ours")
-        for one in (again, loaded(tmp_path / "merged")):
-            torch.testing.assert_close(ours.cpu(), one(check).logits, rtol=0.0, atol=1e-5)
-        assert (ours.cpu() - loaded(hub)(check).logits).abs().max() > 0.5
-    same = adapters.load(tmp_path / "ours", recipe.model)
-    assert same[0] == recipe.tune
-    assert_equal(same[1], state.params)
-
-
-@pytest.mark.sample(4, seed=0)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"target_modules": "all-linear"},
-        {"target_modules": [], "target_parameters": ["down_proj"], "use_rslora": True},
-        {
-            "target_modules": ["v_proj"],
-            "target_parameters": [GATE_UP, "gate.weight"],
-            "rank_pattern": {"q_proj": 1, "experts.gate_up_proj": 5, ".*gate.weight": 2},
-            "alpha_pattern": {r"layers\.1\.self_attn\.v_proj": 3},
-            "use_rslora": True,
-        },
-    ],
-    ids=["all", "outputs", "patterns"],
-)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_expert_adapters_logits_match_peft(
-    hubs: Any, tmp_path: Path, family: str, options: dict[str, Any]
-) -> None:
-    """Theirs here, alone and merged, and ours there."""
-    hub = hubs(family)
-    theirs = of_peft(hub, tmp_path / "theirs", **options)
-    sizes, every = hf.load(hub)
-    tune, params = adapters.load(tmp_path / "theirs", sizes)
-    check = tokens(7)
-    with xf.disable_jit(), torch.no_grad():
-        expected = theirs(check).logits
-        assert (loaded(hub)(check).logits - expected).abs().max() > 0.05
-        joined = lora.join(params, lora.frozen(every, sizes, tune), tune)
-        for found in (joined, lora.merged(joined, torch.float32)):
-            actual = model.forward(found, check, sizes)
-            torch.testing.assert_close(actual, expected, rtol=0.0, atol=1e-5)
-        adapters.save(tmp_path / "ours", params, sizes, tune, str(hub))
-        again: Any = peft().PeftModel.from_pretrained(loaded(hub), tmp_path / "ours")
-        torch.testing.assert_close(again(check).logits, expected, rtol=0.0, atol=1e-5)
-    same = adapters.load(tmp_path / "ours", sizes)
-    assert same[0] == tune
-    assert_equal(same[1], params)
-
-
-def older(hub: Path, folder: Path, targets: list[str]) -> None:
-    """Adapters with a pair of matrices for each expert, as with transformers 4."""
-    is_mixtral = "gate_proj" not in targets
-    e, hidden, inner = (5, 24, 20) if is_mixtral else (6, 24, 12)
-    into = ("w1", "w3") if is_mixtral else ("gate_proj", "up_proj")
-    out_of, part = ("w2", "block_sparse_moe") if is_mixtral else ("down_proj", "mlp")
-    generator = torch.Generator().manual_seed(0)
-    found = {}
-    for layer in range(2):
-        block = f"base_model.model.model.layers.{layer}.{part}"
-        sizes = {"gate": (e, hidden)}
-        for i in range(e):
-            sizes |= {f"experts.{i}.{name}": (inner, hidden) for name in into}
-            sizes |= {f"experts.{i}.{out_of}": (hidden, inner)}
-        for name, (rows, columns) in sizes.items():
-            if name.rpartition(".")[2] in targets:
-                for one, shape in (("A", (3, columns)), ("B", (rows, 3))):
-                    noise = torch.randn(shape, generator=generator) * 0.2
-                    found[f"{block}.{name}.lora_{one}.weight"] = noise
-    about = {"peft_type": "LORA", "r": 3, "lora_alpha": 8, "target_modules": targets}
-    about |= {"task_type": "CAUSAL_LM", "base_model_name_or_path": str(hub)}
-    folder.mkdir()
-    (folder / adapters.CONFIG).write_text(json.dumps(about))
-    save_file(found, folder / adapters.TENSORS)
-
-
-@pytest.mark.sample(2, seed=0)
-@pytest.mark.parametrize(
-    ("family", "targets"),
-    [
-        ("mixtral", ["w1", "w2", "w3", "gate"]),
-        ("mixtral", ["w1", "w3"]),
-        ("mixtral", ["w2"]),
-        ("qwen3-moe", ["gate_proj", "up_proj", "down_proj", "gate"]),
-    ],
-    ids=str,
-)
-def test_expert_adapters_load_older_files(
-    hubs: Any, tmp_path: Path, family: str, targets: list[str]
-) -> None:
-    hub, folder = hubs(family), tmp_path / "older"
-    older(hub, folder, targets)
-    sizes, every = hf.load(hub)
-    tune, params = adapters.load(folder, sizes)
-    both = ("layers.e_gate=6", "layers.e_up=6") if len(targets) > 1 else ()
-    assert tune.ranks == both
-    check = tokens(7)
-    with xf.disable_jit(), torch.no_grad():
-        joined = lora.join(params, lora.frozen(every, sizes, tune), tune)
-        actual = model.forward(joined, check, sizes)
-        assert (model.forward(every, check, sizes) - actual).abs().max() > 0.05
-        adapters.save(tmp_path / "ours", params, sizes, tune, str(hub))
-        in_files = [tmp_path / "ours"] + ([folder] if len(targets) == 4 else [])
-        for one in in_files:  # PEFT 0.21 reads older files only if all of an expert's have some.
-            theirs: Any = peft().PeftModel.from_pretrained(loaded(hub), one)
-            torch.testing.assert_close(actual, theirs(check).logits, rtol=0.0, atol=5e-5)
+        merged = loaded(tmp_path / "merged")(check).logits
+        torch.testing.assert_close(mine.cpu(), merged, rtol=0.0, atol=1e-5)
+        torch.testing.assert_close(mine.cpu(), theirs(check).logits, rtol=0.0, atol=1e-3)
+        assert (mine.cpu() - loaded(hub)(check).logits).abs().max() > 0.2
+    with pytest.raises(FormatError, match=r"layers\.router, .*layers\.e_up.*: only linear maps"):
+        trained_weights.export_adapters(after, tmp_path / "ours")
 
 
 # -- what is refused ------------------------------------------------------------------------------
@@ -257,13 +163,6 @@ MOE = model.Config(
     ("tune", "message"),
     [
         ({"lora": ("layers.e_gate",)}, r"only one of layers\.e_gate and layers\.e_up is in lora"),
-        (
-            {"lora": ("layers.e_*",), "ranks": ("layers.e_up=4",)},
-            r"layers\.e_gate and layers\.e_up have different ranks",
-        ),
-        ({"lora": ("layers.e_*",), "ranks": ("layers.x=4",)}, r"'layers\.x' names no weight"),
-        ({"ranks": ("layers.e_*",)}, r"cannot read 'layers\.e_\*' in ranks: write layers"),
-        ({"ranks": ("layers.e_*=0",)}, r"cannot read 'layers\.e_\*=0' in ranks: write layers"),
         (
             {"lora": ("layers.e_*",), "full": ("layers.e_down",)},
             r"layers\.e_down: both in lora and in full",
@@ -306,36 +205,3 @@ def test_gradient_skips_frozen_experts(tune: Tune, made: bool) -> None:
     assert text is not None
     found = re.search(r" = f32\[(4,|1,)?(96,32|32,96)\]\S* dot\(", text)
     assert bool(found) == made
-
-
-def test_expert_adapters_file_errors(tmp_path: Path) -> None:
-    tune = Tune(("layers.e_*",), rank=4)
-    shapes = lora.trained(model.shapes(MOE), MOE, tune, lora.abstract(tune))
-    params = xf.tree.map(lambda a: torch.zeros(a.shape), shapes)
-    full = dataclasses.replace(tune, lora=("layers.wq",), full=("layers.e_*",))
-    with pytest.raises(
-        FormatError, match=r"layers\.e_gate, .*e_down: trained directly, which --adap"
-    ):
-        adapters.save(tmp_path / "full", params, MOE, full, "hub")
-    adapters.save(tmp_path / "a", params, MOE, tune, "hub")
-    dense = dataclasses.replace(MOE, family="qwen3", experts=None)
-    with pytest.raises(FormatError, match=r"it has no adapter of this model\. Give others"):
-        adapters.load(tmp_path / "a", dense)
-    fewer = dataclasses.replace(MOE, experts=Experts(2, 2, 64))
-    with pytest.raises(FormatError, match=r"lora_A.weight: \(16, 64\) in the file, \(8, 64\) by"):
-        adapters.load(tmp_path / "a", fewer)
-
-
-def test_expert_adapters_incomplete_older_files_raise(hubs: Any, tmp_path: Path) -> None:
-    hub, folder = hubs("mixtral"), tmp_path / "older"
-    older(hub, folder, ["w1", "w2"])
-    sizes = hf.load_config(hub)
-    with pytest.raises(FormatError, match=r"no .*experts\.0\.w3\.lora_A\.weight beside .*Give"):
-        adapters.load(folder, sizes)
-    file = tmp_path / "w2" / adapters.TENSORS
-    older(hub, file.parent, ["w2"])
-    save_file(
-        {k: v for k, v in load_file(file).items() if "1.mlp" not in k and "s.4" not in k}, file
-    )
-    with pytest.raises(FormatError, match=r"no .*layers\.0\..*experts\.4\.w2\.lora_A\.weight"):
-        adapters.load(file.parent, sizes)

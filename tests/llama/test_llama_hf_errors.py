@@ -90,7 +90,7 @@ WRONG = {
     ),
     "quantized": (
         lambda f: edit_config(f, quantization_config={"quant_method": "fp8"}),
-        r"has quantization_config \{'quant_method': 'fp8'\}, but only codes of bitsandbytes are",
+        r"has quantization_config \{'quant_method': 'fp8'\}, but weights in codes are not read",
     ),
     "rotary angles": (
         lambda f: edit_config(f, rope_scaling={"type": "ntk", "factor": 2.0}),

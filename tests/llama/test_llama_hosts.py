@@ -16,10 +16,9 @@ import xfunc as xf
 from examples.llama.config import Run
 from examples.llama.data.data_config import DataConfig
 from examples.llama.data.reader import Reader
-from examples.llama.options import SettingError
 from examples.llama.parallel import hosts
 from tests.llama import tuned
-from tests.llama.several_processes import TORCHRUN, curve, ends, settings, started, until
+from tests.llama.several_processes import curve, ends, settings, started, until
 
 COMMANDS = "tests.llama.several_processes"
 
@@ -149,31 +148,6 @@ def test_reader_rows_of_processes_form_the_batch(kind: str, tmp_path: Path) -> N
                 made = torch.cat([each[k] for each in found])
                 assert torch.equal(made[np.argsort([0, 1, 4, 2, 3, 5])], x)
     assert parts[0].state(7) == whole.state(7), "The place in the data is of all."
-
-
-@pytest.mark.parametrize(
-    ("variables", "count"),
-    [
-        ({}, 0),
-        (dict(zip(TORCHRUN, ("localhost", "1", "0", "2"), strict=True)), 2),
-        ({"WORLD_SIZE": "2"}, 0),
-        ({"SLURM_STEP_NODELIST": "n[1-4]", "SLURM_NTASKS": "4"}, 4),
-        ({"SLURM_NTASKS": "4"}, 0),  # the script of a batch, outside of srun
-        ({"OMPI_MCA_orte_hnp_uri": "1.0;tcp://h:1", "OMPI_COMM_WORLD_SIZE": "3"}, 3),
-    ],
-)
-def test_check_alone_by_launcher_variables(
-    variables: dict[str, str], count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in (*TORCHRUN, "SLURM_STEP_NODELIST", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    if count > 1:
-        with pytest.raises(SettingError, match="harness runs as one process"):
-            hosts.check_alone("harness")
-    else:
-        hosts.check_alone("harness")
 
 
 @pytest.mark.parametrize(

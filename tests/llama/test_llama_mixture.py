@@ -144,7 +144,7 @@ def test_reader_mixture_goes_on(sources: list[str], trained: Path, tmp_path: Pat
     reader = Reader(other, tmp_path)
     assert reader.go_on(state, new_data=True).startswith("from step 8 on the data is different")
     assert rows(reader, range(7, 8)) == rows(Reader(other, tmp_path), range(1))
-    with pytest.raises(DataChangedError, match=r"weights was \[5, 3, 2\], is None"):
+    with pytest.raises(DataChangedError, match=r"weights was \[5, 3, 2\], is \[1\]"):
         Reader(settings(sources, trained), tmp_path).go_on(state)
 
 

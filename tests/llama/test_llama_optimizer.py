@@ -9,7 +9,8 @@ from transformers import get_wsd_schedule
 
 import xfunc as xf
 from examples.llama import model, train
-from examples.llama.train import optimizer, schedule_free
+from examples.llama.train import optimizer
+from examples.llama.train.optimizer import OPTIMIZERS
 
 SHAPES: dict[str, Any] = {"matrix": (6, 5), "vector": (5,), "wide": [(3, 8)]}
 
@@ -35,6 +36,22 @@ def assert_updates_match(theirs: Any, reference: list[torch.Tensor], update: Cal
             torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
 
 
+USUAL: dict[str, Any] = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "momentum": 0.95}
+
+
+def made(
+    name: str, decay: float = 0.0, decayed: Any = None, **options: float
+) -> xf.optim.GradientTransformation:
+    """An optimizer with a rate of 0.1."""
+    known = OPTIMIZERS[name]
+    return known.make(0.1, decay, decayed, **{key: (USUAL | options)[key] for key in known.options})
+
+
+def stepped(opt: xf.optim.GradientTransformation, grads: Any, state: Any, params: Any) -> Any:
+    updates, state = opt.update(grads, state, params)
+    return xf.optim.apply_updates(params, updates), state
+
+
 @pytest.mark.parametrize(
     ("beta1", "beta2", "eps"), [(0.9, 0.95, 1e-8), (0.8, 0.999, 1e-3), (0.0, 0.0, 1e-6)]
 )
@@ -43,16 +60,13 @@ def test_adamw_matches_torch(beta1: float, beta2: float, eps: float) -> None:
     reference = [p.clone() for p in xf.tree.leaves(params)]
     groups = [{"params": reference[:1]}, {"params": reference[1:], "weight_decay": 0.0}]
     theirs = torch.optim.AdamW(groups, 0.1, (beta1, beta2), eps, weight_decay=0.2)
-    state = optimizer.adamw_init(params)
-    options = {"beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": 0.2}
     decayed = {"matrix": True, "vector": False, "wide": [False]}
+    ours = made("adamw", 0.2, decayed, beta1=beta1, beta2=beta2, eps=eps)
+    state = ours.init(params)
 
     def update(grads: Any, step: int) -> Any:
         nonlocal params, state
-        params, state = optimizer.adamw_update(
-            grads, state, params, 0.1, **options, decayed=decayed
-        )
-        assert int(state.step) == step
+        params, state = stepped(ours, grads, state, params)
         return params
 
     assert_updates_match(theirs, reference, update)
@@ -64,12 +78,12 @@ def test_adafactor_matches_torch() -> None:
     # Theirs scales the rate by the size of the parameter, but at least by the second eps, and
     # lowers it to 1 / sqrt(step): with these numbers it is 1e-5 * 1e4 throughout.
     theirs = torch.optim.Adafactor(reference, lr=1e-5, eps=(1e-15, 1e4), weight_decay=2e3)
-    state = optimizer.adafactor_init(params)
+    ours = made("adafactor", 0.2)
+    state = ours.init(params)
 
     def update(grads: Any, step: int) -> Any:
         nonlocal params, state
-        params, state = optimizer.adafactor_update(grads, state, params, 0.1, weight_decay=0.2)
-        assert int(state.step) == step
+        params, state = stepped(ours, grads, state, params)
         return params
 
     assert_updates_match(theirs, reference, update)
@@ -78,108 +92,110 @@ def test_adafactor_matches_torch() -> None:
 def test_adafactor_updates_stacked_layers_separately() -> None:
     stacked, grads = random_tree(0, shapes=(4, 6, 5)), random_tree(1, shapes=(4, 6, 5))
     grads[2] *= 100  # must not change the clipping of other layers
-    params, state = optimizer.adafactor_update(
-        grads, optimizer.adafactor_init(stacked), stacked, 0.1
-    )
+    ours = made("adafactor")
+    params, (state, *_) = stepped(ours, grads, ours.init(stacked), stacked)
     for i in range(4):
-        alone, of_one = optimizer.adafactor_update(
-            grads[i], optimizer.adafactor_init(stacked[i]), stacked[i], 0.1
-        )
+        alone, (of_one, *_) = stepped(ours, grads[i], ours.init(stacked[i]), stacked[i])
         torch.testing.assert_close(params[i], alone)
-        torch.testing.assert_close(state.rows[i], of_one.rows)
-        torch.testing.assert_close(state.columns[i], of_one.columns)
+        torch.testing.assert_close(state.v_row[i], of_one.v_row)
+        torch.testing.assert_close(state.v_col[i], of_one.v_col)
 
 
-def test_adafactor_init_factors_matrices_only() -> None:
-    shapes = {"stacked": (4, 6, 5), "embed": (7, 6), "norm": (6,)}
-    state = optimizer.adafactor_init(random_tree(0, torch.bfloat16, shapes))
-    sizes = [xf.tree.map(lambda x: tuple(x.shape), tree) for tree in state[1:]]
-    assert sizes == [
-        {"stacked": (4, 6), "embed": (7,), "norm": (0,)},
-        {"stacked": (4, 5), "embed": (6,), "norm": (0,)},
-        {"stacked": (0,), "embed": (0,), "norm": (6,)},
+def test_muon_matches_torch() -> None:
+    """Each layer's matrix, and each expert's, is one of theirs; the rest are AdamW's."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn() -> Any:
+        shapes = {"wq": (2, 6, 5), "wide": (2, 3, 4, 8), "norm": (2, 6)}, {"embed": (7, 6)}
+        within, outside = (
+            {k: torch.randn(s, generator=generator) for k, s in each.items()} for each in shapes
+        )
+        return {"layers": within} | outside
+
+    params = drawn()
+    matrices = [*params["layers"]["wq"].clone(), *params["layers"]["wide"].clone().flatten(0, 1)]
+    rest = [params["layers"]["norm"].clone(), params["embed"].clone()]
+    theirs = [
+        torch.optim.Muon(matrices, 0.1, weight_decay=0.2, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest[:1], 0.1, (0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(rest[1:], 0.1, (0.9, 0.95), weight_decay=0.2),
     ]
+    decayed = {"layers": {"wq": True, "wide": True, "norm": False}, "embed": True}
+    ours = made("muon", 0.2, decayed)
+    state = ours.init(params)
+    step = xf.jit(lambda grads, state, params: stepped(ours, grads, state, params))
+    for _ in range(4):
+        grads = drawn()
+        params, state = step(grads, state, params)
+        of_matrices = [*grads["layers"]["wq"], *grads["layers"]["wide"].flatten(0, 1)]
+        of_rest = [grads["layers"]["norm"], grads["embed"]]
+        for p, g in zip(matrices + rest, of_matrices + of_rest, strict=True):
+            p.grad = g
+        for each in theirs:
+            each.step()
+    found = xf.device_get(params)
+    within = [*found["layers"]["wq"], *found["layers"]["wide"].flatten(0, 1)]
+    for mine, expected in zip(within, matrices, strict=True):  # It multiplies in bfloat16.
+        torch.testing.assert_close(mine, expected, rtol=0.03, atol=0.02)
+    for mine, expected in zip((found["layers"]["norm"], found["embed"]), rest, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
 
 
-UPDATES = {
-    "adamw": (optimizer.adamw_init, optimizer.adamw_update),
-    "adafactor": (optimizer.adafactor_init, optimizer.adafactor_update),
-    "schedule_free": (schedule_free.schedule_free_init, schedule_free.schedule_free_update),
-}
-
-
-@pytest.mark.parametrize("name", UPDATES)
-def test_update_of_bfloat16_parameters_is_in_float32(name: str) -> None:
-    init, update = UPDATES[name]
-    params, grads = random_tree(0, torch.bfloat16), random_tree(1, torch.bfloat16)
-    wide, wide_grads = (xf.tree.map(torch.Tensor.float, tree) for tree in (params, grads))
-    new, state = update(grads, init(params), params, 0.1)
-    expected, wide_state = update(wide_grads, init(wide), wide, 0.1)
-    rounded = xf.tree.map(torch.Tensor.bfloat16, expected)
-    assert xf.tree.all(xf.tree.map(torch.equal, new, rounded))
-    assert xf.tree.all(xf.tree.map(torch.equal, state, wide_state))
-    dtypes = {x.dtype for x in xf.tree.leaves(state)}
-    assert dtypes == {torch.int64, torch.float32}
-
-
-@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
 def test_update_compiled_matches_eager(name: str) -> None:
-    init, update = UPDATES[name]
+    ours = made(name)
     params, grads = random_tree(0, torch.float32), random_tree(1, torch.float32)
-    eager, compiled = (params, init(params)), (params, init(params))
-    step = xf.jit(lambda grads, params, state: update(grads, state, params, 0.1))
+    eager = compiled = params, ours.init(params)
+    step = xf.jit(lambda grads, params, state: stepped(ours, grads, state, params))
     before = xf.trace_count(step)
     for _ in range(2):
-        eager, compiled = update(grads, eager[1], eager[0], 0.1), step(grads, *compiled)
+        eager, compiled = stepped(ours, grads, eager[1], eager[0]), step(grads, *compiled)
     assert xf.trace_count(step) == before + 1
     leaves = xf.tree.leaves(xf.device_get(compiled))
-    for ours, expected in zip(leaves, xf.tree.leaves(eager), strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+    for mine, expected in zip(leaves, xf.tree.leaves(eager), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", UPDATES)
-def test_update_with_zero_gradients_only_decays(name: str) -> None:
-    init, update = UPDATES[name]
-    params = random_tree(0)
-    grads = xf.tree.map(torch.zeros_like, params)
-    new, _ = update(grads, init(params), params, 0.1, weight_decay=0.5)
-    for p, q in zip(xf.tree.leaves(params), xf.tree.leaves(new), strict=True):
-        torch.testing.assert_close(q, 0.95 * p)
-
-
-@pytest.mark.parametrize("name", UPDATES)
-def test_update_without_decay_keeps_the_parameter(name: str) -> None:
-    init, update = UPDATES[name]
-    params = random_tree(0)
-    grads = xf.tree.map(torch.zeros_like, params)
-    decayed = {"matrix": True, "vector": False, "wide": [True]}
-    new, _ = update(grads, init(params), params, 0.1, weight_decay=0.5, decayed=decayed)
-    assert torch.equal(new["vector"], params["vector"])
-    torch.testing.assert_close(new["matrix"], 0.95 * params["matrix"])
-    torch.testing.assert_close(new["wide"], [0.95 * params["wide"][0]])
-
-
-@pytest.mark.parametrize("optimizer_name", UPDATES)
-@pytest.mark.parametrize(("norms", "embeddings"), [(False, True), (True, False)])
-def test_recipe_update_decays_norms_and_embeddings_if_set(
-    optimizer_name: str, norms: bool, embeddings: bool
-) -> None:
-    recipe = train.Recipe(
-        model.Config.tiny(tied=embeddings),
-        steps=9,
-        optimizer=optimizer_name,
-        schedule="constant",
-        weight_decay=0.5,
-        decay_norms=norms,
-        decay_embeddings=embeddings,
-    )
+@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_recipe_decays_matrices_and_embeddings(optimizer_name: str, tied: bool) -> None:
+    sizes = model.Config.tiny(tied=tied)
+    recipe = train.Recipe(sizes, steps=9, optimizer=optimizer_name, weight_decay=0.5)
     params = xf.device_get(model.init(recipe.model))
     grads = xf.tree.map(torch.zeros_like, params)
-    state = UPDATES[optimizer_name][0](params)
-    new, _ = recipe.update(grads, state, params, torch.tensor(0.1))
+    ours = recipe.transformation(torch.tensor(0.1))
+    new, _ = stepped(ours, grads, ours.init(params), params)
     for (path, p), q in zip(xf.tree.leaves_with_path(params), xf.tree.leaves(new), strict=True):
-        kept = ("norm" in path and not norms) or ("embed" in path and not embeddings)
-        torch.testing.assert_close(q, p if kept else 0.95 * p)
+        torch.testing.assert_close(q, p if "norm" in path else 0.95 * p)
+
+
+def test_recipe_optimizer_option_errors() -> None:
+    sizes = model.Config.tiny()
+    assert train.Recipe(sizes, 9, optimizer="muon", momentum=0.9, beta1=0.8).momentum == 0.9
+    with pytest.raises(ValueError, match="momentum: not an option of the optimizer, adamw"):
+        train.Recipe(sizes, 9, momentum=0.9)
+    with pytest.raises(ValueError, match=r"momentum is 1\.0: use 0 or more, below 1"):
+        train.Recipe(sizes, 9, optimizer="muon", momentum=1.0)
+
+
+def test_recipe_takes_an_optimizer_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `torch.optim.SGD` computes it."""
+
+    def sgd(rate: Any, decay: float, decayed: Any) -> xf.optim.GradientTransformation:
+        return xf.optim.sgd(rate)
+
+    monkeypatch.setitem(OPTIMIZERS, "sgd", optimizer.Optimizer(sgd, ()))
+    recipe = train.Recipe(model.Config.tiny(), 9, optimizer="sgd", clip=1e9, warmup=1)
+    windows = torch.randint(256, (2, 9), generator=torch.Generator().manual_seed(0))
+    batch, state = model.batch_of(windows), train.init(recipe)
+    params = xf.tree.map(lambda p: p.requires_grad_(), xf.device_get(state.params))
+    with xf.disable_jit():
+        model.loss(params, batch, recipe.model, recipe.plan).backward()
+    leaves = xf.tree.leaves(params)
+    torch.optim.SGD(leaves, recipe.peak_lr).step()
+    state, _ = train.train_step(state, batch, recipe=recipe)
+    for mine, expected in zip(xf.tree.leaves(xf.device_get(state.params)), leaves, strict=True):
+        torch.testing.assert_close(mine, expected.detach(), rtol=1e-5, atol=1e-6)
 
 
 def by_torch(name: str, *, warmup: int, total: int, floor: float) -> list[float]:

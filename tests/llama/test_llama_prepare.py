@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -79,19 +78,6 @@ def test_reader_data_behind_a_url(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"not that of the checkpoint: text was \w+, is \w+"):
         Reader(settings, tmp_path).go_on(reader.state(5))
     system.rm("/bucket", recursive=True)
-
-
-def test_reader_finds_data_of_earlier_versions(tmp_path: Path) -> None:
-    """Their checksums came without sizes."""
-    files = (str(write_lines(tmp_path / "a.jsonl", *documents_of(200))),)
-    settings = DataConfig(files, vocab=300, seq=16)
-    Reader(settings, tmp_path)
-    for file in tmp_path.rglob("sha256.json"):
-        known = json.loads(file.read_text())
-        file.write_text(json.dumps({name: digest for name, (digest, _) in known.items()}))
-    told: list[str] = []
-    Reader(settings, tmp_path, say=told.append)
-    assert told == []
 
 
 def test_reader_checks_large_data_while_it_reads(

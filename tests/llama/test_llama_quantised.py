@@ -1,4 +1,4 @@
-"""A frozen base in 8 or 4 bits: its codes, products, training and export."""
+"""A frozen base in 4 bits: its codes, products, training and export."""
 
 import dataclasses
 import sys
@@ -27,23 +27,10 @@ from tests.llama.tuned import SIZES
 from xfunc import P
 
 
-def rounded(weight: torch.Tensor) -> torch.Tensor:
-    """A matrix as torch quantises it to 8 bits, with a scale for each row."""
-    scale = weight.abs().amax(-1) / 127
-    scale = torch.where(scale > 0, scale, 1.0)
-    made = torch.quantize_per_channel(
-        weight, scale.double(), torch.zeros(len(weight), dtype=torch.int64), 0, torch.qint8
-    )
-    return made.dequantize()
-
-
 def in_nf4(weight: torch.Tensor) -> torch.Tensor:
     """A matrix as bitsandbytes quantises it to NF4."""
     made = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4")
     return functional.dequantize_4bit(*made)
-
-
-ROUNDED = {"int8": rounded, "nf4": in_nf4}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -59,35 +46,24 @@ def test_nf4_matches_bitsandbytes(dtype: torch.dtype) -> None:
     assert torch.equal(made, torch.stack([in_nf4(matrix) for matrix in stack]))
 
 
-@pytest.mark.parametrize("form", ["int8", "nf4"])
-def test_quantised_scale_keeps_nan_and_infinity(form: str) -> None:
+def test_quantised_scale_keeps_nan_and_infinity() -> None:
     for bad in (float("nan"), float("inf")):
         weight = torch.ones(2, 128)
         weight[1, 70] = bad
-        first, second = quantised.FORMS[form](weight).scale
+        first, second = quantised.nf4(weight).scale.T
         assert first.isfinite().all()
         assert not second.isfinite().all()
 
 
-def test_int8_matches_torch() -> None:
-    weight = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
-    weight[2], weight[3] = 0.0, weight[3] * 1e-6
-    found = quantised.int8(weight)
-    assert found.codes.dtype == torch.int8
-    torch.testing.assert_close(found.plain(), rounded(weight), rtol=1e-6, atol=0)
-    assert found.codes.abs().amax(-1).tolist() == [127, 127, 0, 127, 127, 127]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("form", ROUNDED)
-def test_linear_of_codes_matches_rounded_weight(form: str, dtype: torch.dtype) -> None:
+def test_linear_of_codes_matches_rounded_weight(dtype: torch.dtype) -> None:
     """The derivative by `x` too; with an adapter as well."""
     draw = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(3, 128, generator=draw), torch.randn(6, 128, generator=draw))
     down, up = torch.randn(2, 128, generator=draw), torch.randn(6, 2, generator=draw)
     x, down, up = (t.to(dtype) for t in (x, down, up))
-    codes = quantised.FORMS[form](weight)
-    alike = ROUNDED[form](weight).double()
+    codes = quantised.nf4(weight)
+    alike = in_nf4(weight).double()
     theirs = x.double().requires_grad_()
     whole = alike + up.double() @ down.double()
     for used, matrix in (
@@ -111,14 +87,12 @@ def test_linear_of_codes_matches_rounded_weight(form: str, dtype: torch.dtype) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "form"), [("adapters", "int8"), ("pairs", "int8"), ("pairs", "nf4")]
-)
+@pytest.mark.parametrize("kind", ["adapters", "pairs"])
 def test_fit_on_quantised_base_matches_rounded_base(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, form: str
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     """Each loss, with a base in float32 whose frozen matrices were rounded by a library."""
-    run = tuned.begin(made, tmp_path / form, kind, f"train.tune.base={form}")
+    run = tuned.begin(made, tmp_path / "nf4", kind, "train.tune.base=nf4")
     found = trained_weights.load(Path(run.folder))
     assert found.base is not None
     named = lora.named(found.base)
@@ -127,13 +101,12 @@ def test_fit_on_quantised_base_matches_rounded_base(
     matrices = {name for name in named if name.startswith("layers.w")} | {"head"}
     assert codes == {name for name in matrices if roles[name] != lora.FULL}
     sizes = {name: sum(x.nbytes for x in xf.tree.leaves(leaf)) for name, leaf in named.items()}
-    of_row = {"int8": 64 + 4, "nf4": 64 / 2 + 4}
-    assert sizes["layers.wq"] == SIZES.layers * 64 * of_row[form]
+    assert sizes["layers.wq"] == SIZES.layers * 64 * (64 / 2 + 4)
 
     params, weights = hf.load(made / "hub")[1], {}
     for name, leaf in lora.named(params).items():
         stack = leaf if leaf.ndim == 3 else leaf[None]
-        alike = torch.stack([ROUNDED[form](matrix) for matrix in stack]) if name in codes else stack
+        alike = torch.stack([in_nf4(matrix) for matrix in stack]) if name in codes else stack
         weights[name] = alike.view(leaf.shape)
     hf.save(tmp_path / "hub", SIZES, lora.nested(weights), made)
     folder = tmp_path / "alike"
@@ -163,11 +136,9 @@ def test_fit_on_quantised_base_matches_rounded_base(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("form", "adapted"), [("int8", "layers.w*"), ("nf4", "layers.w*"), ("nf4", "layers.e_*")]
-)
+@pytest.mark.parametrize("adapted", ["layers.w*", "layers.e_*"])
 def test_fit_with_quantised_experts_matches_rounded_experts(
-    made: Path, tmp_path: Path, form: str, adapted: str
+    made: Path, tmp_path: Path, adapted: str
 ) -> None:
     """Losses beside experts in codes, or on them, are those with experts that a library rounded."""
     sizes = dataclasses.replace(SIZES, family="qwen3_moe", experts=Experts(4, 2, 64))
@@ -176,9 +147,9 @@ def test_fit_with_quantised_experts_matches_rounded_experts(
     alike = params | {name: params[name].clone() for name in matrices}
     for name in matrices:
         for matrix in alike[name].view(-1, *params[name].shape[-2:]):
-            matrix.copy_(ROUNDED[form](matrix))
+            matrix.copy_(in_nf4(matrix))
     losses = []
-    for which, weights in {form: params, "null": alike}.items():
+    for which, weights in {"nf4": params, "null": alike}.items():
         folder = tmp_path / which
         hf.save(folder / "hub", sizes, lora.nested(weights), made)
         (folder / "chat.jsonl").write_bytes((made / "chat.jsonl").read_bytes())
@@ -187,7 +158,7 @@ def test_fit_with_quantised_experts_matches_rounded_experts(
         base = trained_weights.load(Path(run.folder)).base
         assert base is not None
         codes = {name for name, leaf in lora.named(base).items() if quantised.is_quantised(leaf)}
-        assert codes == (matrices if which == form else set())
+        assert codes == (matrices if which == "nf4" else set())
         assert fit.fit(run).ended == "done"
         losses.append([x["loss"] for x in tuned.curve(run.folder) if "loss" in x])
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
@@ -197,18 +168,17 @@ def test_fit_with_quantised_experts_matches_rounded_experts(
 def test_tune_base_wrong_or_changed_raises(made: Path, tmp_path: Path) -> None:
     run = tuned.begin(made, tmp_path / "run", "quantised", "train.steps=2")
     fit.fit(run)
-    with pytest.raises(SettingError, match=r"train\.tune\.base was int8, is None"):
+    with pytest.raises(SettingError, match=r"train\.tune\.base was nf4, is None"):
         fit.fit(config.read(tmp_path / "run" / "config.yaml", ["train.tune.base=null"]))
-    with pytest.raises(ValueError, match="tune: base is int8, but no weight is frozen"):
-        tuned.begin(made, tmp_path / "b", "pairs-full", "train.tune.base=int8")
+    with pytest.raises(ValueError, match="tune: base is nf4, but no weight is frozen"):
+        tuned.begin(made, tmp_path / "b", "pairs-full", "train.tune.base=nf4")
     with pytest.raises(SettingError, match=r"train\.tune\.base"):
         tuned.begin(made, tmp_path / "c", "adapters", "train.tune.base=int4")
 
 
-@pytest.mark.parametrize("form", ["int8", "nf4"])
-def test_abstract_base_matches_loaded_base(made: Path, tmp_path: Path, form: str) -> None:
+def test_abstract_base_matches_loaded_base(made: Path, tmp_path: Path) -> None:
     """Its shapes, for compiling without it."""
-    run = tuned.begin(made, tmp_path / "run", "adapters", f"train.tune.base={form}")
+    run = tuned.begin(made, tmp_path / "run", "adapters", "train.tune.base=nf4")
     recipe: Any = run.recipe(1)
     described, real = train.abstract_base(recipe), base_weights.load(run, recipe)
 
@@ -255,11 +225,13 @@ def test_nf4_without_whole_blocks_or_bitsandbytes_raises(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = model.Config(290, 64, 96, layers=1, heads=2, kv_heads=1)
-    message = "tune: base is nf4, whose blocks have 64 inputs, but layers.w_down has 96: use int8"
+    message = (
+        "tune: base is nf4, whose blocks have 64 inputs, but layers.w_down has 96: leave it out"
+    )
     with pytest.raises(ValueError, match=message):
         Recipe(sizes, 10, tune=lora.Tune(("layers.wq",), base="nf4"))
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(
-        ValueError, match=r"needs bitsandbytes .*: pip install bitsandbytes, or use"
+        ValueError, match=r"needs bitsandbytes .*: pip install bitsandbytes, or leave"
     ):
         tuned.begin(made, tmp_path / "run", "adapters", "train.tune.base=nf4")

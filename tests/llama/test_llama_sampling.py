@@ -20,8 +20,7 @@ LIMITS = [
     Settings(1.0, min_p=0.05),
     Settings(1.0, min_p=1.0),
     Settings(1.5, top_k=9, top_p=0.7, min_p=0.1),
-    Settings(1.0, repetition_penalty=1.7),
-    Settings(0.8, top_k=20, top_p=0.95, min_p=0.02, repetition_penalty=0.6),
+    Settings(0.8, top_k=20, top_p=0.95, min_p=0.02),
     Settings(1e-30),
     Settings(1e30),
     Settings(1.0, top_k=2**31 - 1, top_p=1.0, min_p=0.0),
@@ -30,8 +29,6 @@ LIMITS = [
     Settings(1.0, top_p=1 - 1e-7),
     Settings(1.0, min_p=1e-30),
     Settings(1.0, top_k=1, top_p=0.0, min_p=1.0),
-    Settings(1.0, repetition_penalty=1e3),
-    Settings(1.0, top_k=3, repetition_penalty=1e-3),
 ]
 
 
@@ -42,19 +39,14 @@ def test_limited_probabilities_match_transformers() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(len(LIMITS), 50, generator=generator)
     tokens = torch.randint(50, (len(LIMITS), 6), generator=generator)
-    seen = torch.zeros(len(LIMITS), 50, dtype=torch.bool).scatter(1, tokens, True)
 
     @xf.jit
-    def ours(logits: torch.Tensor, seen: torch.Tensor, rows: Sampling) -> torch.Tensor:
-        changed = sampling.penalised(logits, seen, rows.repetition_penalty)
-        return sampling.limited(sampling.tempered(changed, rows.temperature), rows).softmax(-1)
+    def ours(logits: torch.Tensor, rows: Sampling) -> torch.Tensor:
+        return sampling.limited(sampling.tempered(logits, rows.temperature), rows).softmax(-1)
 
-    found = xf.device_get(ours(logits, seen, Sampling.of(LIMITS)))
+    found = xf.device_get(ours(logits, Sampling.of(LIMITS)))
     for i, s in enumerate(LIMITS):
-        steps: list[Any] = [
-            transformers.RepetitionPenaltyLogitsProcessor(s.repetition_penalty),
-            transformers.TemperatureLogitsWarper(s.temperature),
-        ]
+        steps: list[Any] = [transformers.TemperatureLogitsWarper(s.temperature)]
         steps += [transformers.TopKLogitsWarper(s.top_k)] if s.top_k else []
         steps += [transformers.TopPLogitsWarper(s.top_p), transformers.MinPLogitsWarper(s.min_p)]
         expected = logits[i : i + 1]
@@ -72,8 +64,7 @@ def test_choose_draws_with_limited_probabilities() -> None:
         how = Sampling.of([case])
         many = Sampling(*(x.expand(rows) for x in how))._replace(seed=torch.arange(rows))
         number = torch.full((rows,), 5)
-        seen = torch.zeros(rows, 5, dtype=torch.bool)
-        drawn = xf.jit(sampling.choose)(logits.expand(rows, -1), many, seen, number)
+        drawn = xf.jit(sampling.choose)(logits.expand(rows, -1), many, number)
         shares = xf.device_get(drawn).bincount(minlength=5) / rows
         if case.temperature:
             kept = sampling.limited(logits[None] / case.temperature, how)
@@ -92,16 +83,14 @@ def test_choose_with_tiny_temperature_takes_the_likeliest(
     """The likeliest token is drawn, where transformers finds no probabilities (infinities)."""
     logits = 20 * torch.randn(64, 50, generator=torch.Generator().manual_seed(0))
     rows = [Settings(temperature, seed=i, **more) for i in range(64)]
-    seen, number = torch.zeros(64, 50, dtype=torch.bool), torch.arange(64)
-    drawn = xf.jit(sampling.choose)(logits, Sampling.of(rows), seen, number)
+    drawn = xf.jit(sampling.choose)(logits, Sampling.of(rows), torch.arange(64))
     assert torch.equal(xf.device_get(drawn), logits.argmax(-1))
 
 
 def test_choose_with_tiny_top_p_takes_the_likeliest() -> None:
     logits = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
     rows = Sampling.of([Settings(3.0, top_p=p, seed=i) for i, p in enumerate([0.0, 1e-45] * 4)])
-    seen, number = torch.zeros(8, 50, dtype=torch.bool), torch.arange(8)
-    drawn = xf.jit(sampling.choose)(logits, rows, seen, number)
+    drawn = xf.jit(sampling.choose)(logits, rows, torch.arange(8))
     assert torch.equal(xf.device_get(drawn), logits.argmax(-1))
 
 
@@ -112,10 +101,6 @@ WRONG = {
     "top_p is -0.1: use a probability, from 0 to 1": {"top_p": -0.1},
     "top_p is nan: use a probability, from 0 to 1": {"top_p": float("nan")},
     "min_p is 1.5: use a fraction, from 0 to 1": {"min_p": 1.5},
-    "repetition_penalty is 0.0: use 1, for none, or another number from 0.001 to 1000": {
-        "repetition_penalty": 0.0
-    },
-    "repetition_penalty is inf: use 1": {"repetition_penalty": float("inf")},
     "seed is 9223372036854775808: use a 64-bit integer": {"seed": 2**63},
 }
 

@@ -58,11 +58,11 @@ def test_config_read_later_setting_wins(tmp_path: Path) -> None:
         ("keep=0", "keep is 0: use 1 or more"),
         (
             "train.precision=half",
-            r"train\.precision is 'half': use one of float32, mixed, float8",
+            r"train\.precision is 'half': use one of float32, mixed, stochastic",
         ),
         (
             "dtype=bfloat16",
-            r"no setting dtype: use train\.precision, one of float32, mixed, float8",
+            r"no setting dtype: use train\.precision, one of float32, mixed, stochastic",
         ),
         ("steps", "cannot read 'steps': write key=value"),
     ],

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import xfunc as xf
 from examples.llama import config
@@ -145,7 +144,7 @@ def test_fit_makes_damaged_data_again(
     assert_whole: Callable[[Run, str], None],
     kind: str,
 ) -> None:
-    """What was encoded, and lines of metrics and samples."""
+    """What was encoded, and lines of metrics."""
     run = tuned.begin(made, tmp_path / "run", kind)
     killed_at_step(4, run)
     [tokens] = Path(run.folder, "data").glob("*/train.tokens")
@@ -156,7 +155,6 @@ def test_fit_makes_damaged_data_again(
     assert fit.fit(run).ended == "done"
     told = capsys.readouterr().out
     assert "is damaged and is made again: the checksums of train.tokens differ" in told
-    assert "metrics.jsonl has lines that no run writes" in told
     assert_whole(run, kind)
 
 
@@ -222,7 +220,7 @@ def test_fit_continues_after_a_full_disk(
     assert_whole: Callable[[Run, str], None],
     kind: str,
 ) -> None:
-    """The checkpoint of step 2 is missing, TensorBoard has a gap, and the rest is as always."""
+    """The checkpoint of step 2 is missing, and the rest is as always."""
     run, save = tuned.begin(made, tmp_path / "run", kind), Checkpoints.save
     stack = contextlib.ExitStack()
 
@@ -243,9 +241,6 @@ def test_fit_continues_after_a_full_disk(
     assert "checkpoints/2 could not be written" in told
     assert "2" not in {path.name for path in Path(run.folder, "checkpoints").iterdir()}
     assert_whole(run, kind)
-    shown = EventAccumulator(str(Path(run.folder, "tensorboard"))).Reload().Scalars("loss")
-    # Not the last: TensorBoard sorts files of one second by name, the tenth before the ninth.
-    assert max(event.step for event in shown) == 6
 
 
 def test_import_published_to_a_full_disk_raises(made: Path, tmp_path: Path) -> None:

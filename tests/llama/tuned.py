@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import xfunc as xf
-from examples.llama import config, model
+from examples.llama import config, model, train
 from examples.llama.checkpoint import trained_weights
 from examples.llama.checkpoint.checkpoints import Checkpoints
-from examples.llama.checkpoint.stored_state import restore
 from examples.llama.config import Run
 from examples.llama.data import tokenizer
 from examples.llama.hub import hf
@@ -22,17 +21,12 @@ TUNED = {
     "answers": ("chat", "train.optimizer=adamw"),
     "adapters": (
         "chat",
-        "train.tune.lora=[layers.w*] train.tune.full=[norm] train.optimizer=schedule_free "
-        "train.schedule=constant",
+        "train.tune.lora=[layers.w*] train.tune.full=[norm] train.schedule=constant",
     ),
     "pairs": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.rank_stabilised=true"),
     "pairs-full": ("pairs", "train.precision=mixed"),
-    "quantised": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.base=int8"),
-    "averaged": (
-        "chat",
-        "train.ema=0.5 average=true train.layer_norms=true train.optimizer=muon "
-        "train.precision=stochastic",
-    ),
+    "quantised": ("pairs", "train.tune.lora=[layers.wq,head] train.tune.base=nf4"),
+    "rounded": ("chat", "train.optimizer=muon train.precision=stochastic"),
 }
 KINDS = {"text": ("text", "train.model=tiny train.model.vocab=290")} | TUNED
 
@@ -82,5 +76,5 @@ def curve(folder: str | Path) -> list[dict[str, Any]]:
 
 def saved(run: Run) -> Any:
     """The state in the newest checkpoint, on the host."""
-    found = restore(Checkpoints(Path(run.folder, "checkpoints")), run.recipe(1))
-    return xf.device_get(found.state)
+    target = train.abstract_state(run.recipe(1))
+    return xf.device_get(Checkpoints(Path(run.folder, "checkpoints")).restore(target).state)

@@ -12,7 +12,6 @@ import torch
 import xfunc as xf
 from examples.llama import config, model, train
 from examples.llama.config import Mesh, SettingError
-from examples.llama.model import scores
 from examples.llama.model.plan import Plan
 from examples.llama.model.sizes import Experts
 from examples.llama.parallel.sharding import Sharding
@@ -70,19 +69,6 @@ def test_parts_of_rows_equal_one_device(axes: dict[str, int], family: str) -> No
     want = xf.jit(logits)(params, given.tokens, segments=given.segments)
     got = xf.jit(functools.partial(logits, plan=plan))(put, there.tokens, segments=there.segments)
     torch.testing.assert_close(xf.device_get(got), xf.device_get(want), rtol=3e-5, atol=3e-5)
-
-
-def test_scores_of_divided_rows_equal_one_device() -> None:
-    params, given = xf.device_get(model.init(CONFIG)), batch(4)
-    logits = xf.device_get(model.forward(params, given.tokens, CONFIG)).double()
-    learned = given.targets != model.IGNORE
-    found = logits.log_softmax(-1).gather(-1, given.targets.clamp(min=0)[..., None])[..., 0]
-    sharding = Sharding.of({"context": 4, "fsdp": 2})
-    put = xf.device_put(params, sharding.params(model.weights(CONFIG)))
-    plan = Plan(block=4, loss_chunk=3, sharding=sharding)
-    totals, _ = scores.scores(put, given.tokens, given.targets, config=CONFIG, plan=plan)
-    want = found.where(learned, 0.0).sum(-1)
-    torch.testing.assert_close(xf.device_get(totals), want, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("axes", [{"context": 8}, {"context": 4, "fsdp": 2}], ids=str)

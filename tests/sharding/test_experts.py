@@ -128,10 +128,8 @@ def test_sizes_that_axes_do_not_divide_equal_one_device(
 
 
 @pytest.mark.sample(6, seed=0)
-@pytest.mark.parametrize(
-    ("form", "features", "parts"), [("int8", 6, 2), ("nf4", 64, 1), ("nf4", 128, 2)]
-)
-def test_experts_quantised_equal_one_device(form: Any, features: int, parts: int) -> None:
+@pytest.mark.parametrize(("features", "parts"), [(64, 1), (128, 2)])
+def test_experts_quantised_equal_one_device(features: int, parts: int) -> None:
     """They are divided like plain ones, but no block of NF4 is. Against one device, which computes
     with what the codes stand for.
     """
@@ -150,7 +148,7 @@ def test_experts_quantised_equal_one_device(form: Any, features: int, parts: int
         return step(params["embed"], params, batch)
 
     names = "e_gate", "e_up", "e_down"
-    codes = {name: quantised.FORMS[form](params["layers"][name]) for name in names}
+    codes = {name: quantised.nf4(params["layers"][name]) for name in names}
     plain = {name: each.plain() for name, each in codes.items()}
     for name in names:
         assert 0 < (plain[name] - params["layers"][name]).abs().max() < 0.2
@@ -162,7 +160,7 @@ def test_experts_quantised_equal_one_device(form: Any, features: int, parts: int
         described,
         sharding.params(model.weights(sizes)),
     )
-    layers = places["layers"] | {n: quantised.abstract(places["layers"][n], form) for n in names}
+    layers = places["layers"] | {n: quantised.abstract(places["layers"][n], "nf4") for n in names}
     where = xf.tree.map(lambda a: a.sharding, places | {"layers": layers})
     put = xf.device_put(params | {"layers": params["layers"] | codes}, where)
     down = put["layers"]["e_down"]
@@ -178,7 +176,7 @@ def test_experts_quantised_equal_one_device(form: Any, features: int, parts: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [None, "int8", "nf4"])
+@pytest.mark.parametrize("form", [None, "nf4"])
 @pytest.mark.parametrize(
     "axes",
     [{"expert": 4, "tensor": 2}, {"expert": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 8}],
@@ -190,7 +188,7 @@ def test_experts_adapters_equal_one_device(axes: dict[str, int], form: Any) -> N
         pytest.importorskip("bitsandbytes")
     sizes = Experts(4, 3, intermediate=128, shared=64)
     sizes = dataclasses.replace(CONFIG, hidden=64, experts=sizes)
-    tune = Tune(("layers.e_*", "layers.router", "layers.wq"), ("norm",), 3, ("layers.e_down=5",))
+    tune = Tune(("layers.e_*", "layers.router", "layers.wq"), ("norm",), 3)
     tune = dataclasses.replace(tune, base=form)
     sharding = Sharding.of(axes)
     divided = Plan("everything", attention="dense", block=4, sharding=sharding)
@@ -214,11 +212,11 @@ def test_experts_adapters_equal_one_device(axes: dict[str, int], form: Any) -> N
             where = places[0], xf.tree.map(lambda a: a.sharding, places[1])
             state, frozen = xf.device_put(xf.device_get((state, frozen)), where)
             given = xf.device_put(given, sharding.on_mesh(sharding.batch))
-            down, up = state.opt.mean["layers"]["e_down"]
+            down, up = state.opt[0].mu["layers"]["e_down"]
             parts = axes.get("expert", 1), axes.get("fsdp", 1), axes.get("tensor", 1)
             assert [_shard(a) for a in (down, up)] == [
-                (2, 4 // parts[0], 5, 128 // parts[2]),
-                (2, 4 // parts[0], 64 // parts[1], 5),
+                (2, 4 // parts[0], 3, 128 // parts[2]),
+                (2, 4 // parts[0], 64 // parts[1], 3),
             ]
         step = xf.jit(functools.partial(train.gradient, recipe=recipe))
         found.append(xf.device_get(step(state.params, given, base=frozen)[:2]))
@@ -273,7 +271,7 @@ def test_experts_generate_equals_one_device(config: model.Config) -> None:
     params, prompt = xf.device_get(model.init(config, 3)), batch().tokens[:2]
     put = xf.device_put(params, sharding.params(model.weights(config)))
     found = [
-        generate.generate(p, prompt, xf.random.key(0), config=config, new=5, plan=plan)
+        generate.generate(p, prompt, config=config, new=5, plan=plan)
         for p, plan in ((params, Plan()), (put, Plan(sharding=sharding)))
     ]
     one, divided = (xf.device_get(x).tolist() for x in found)

@@ -10,13 +10,13 @@ import torch
 
 import xfunc as xf
 from examples.llama import config, model, train
+from examples.llama.aot import Case
 from examples.llama.hub import hf
 from examples.llama.model import generate, splash
 from examples.llama.model.attention import dense
 from examples.llama.model.plan import Plan
 from examples.llama.model.sizes import Experts, Latent
 from examples.llama.parallel.sharding import Sharding
-from examples.llama.tools.footprint import Case
 from examples.llama.train import fit, steps
 
 CONFIG = model.TINY["tiny"]
@@ -114,7 +114,7 @@ def test_llama_generate_equals_one_device(sharding: Sharding, batch: int) -> Non
             text = torch.cat([text, logits.argmax(-1)[:, None]], 1)
     put = xf.device_put(params, sharding.params(model.weights(CONFIG)))
     settings: dict[str, Any] = {"config": CONFIG, "new": 6, "plan": Plan(sharding=sharding)}
-    found = generate.generate(put, prompt, xf.random.key(0), **settings)
+    found = generate.generate(put, prompt, **settings)
     assert xf.device_get(found).tolist() == text[:, 9:].tolist()
 
 
@@ -137,7 +137,7 @@ def test_llama_cache_is_sharded() -> None:
 
 SETTINGS = {
     "mixed": "train.precision=mixed train.optimizer=adafactor train.plan.microbatches=2",
-    "compensated": "train.precision=compensated train.plan.policy=offload on_bad=ignore",
+    "bfloat16": "train.precision=bfloat16 train.plan.policy=offload on_bad=ignore",
     "stochastic": "train.precision=stochastic mesh.fsdp=2 mesh.data=2 train.optimizer=adafactor",
 }
 

@@ -29,7 +29,7 @@ def test_sample_on_a_mesh_equals_one_device(sharding: Sharding) -> None:
 
     def made(params: model.Params, plan: Plan) -> torch.Tensor:
         given = params, tokens, sampling
-        return generate.sample(*given, lengths=lengths, config=CONFIG, new=5, plan=plan)
+        return generate.generate(*given, lengths=lengths, config=CONFIG, new=5, plan=plan)
 
     put = xf.device_put(params, sharding.params(model.weights(CONFIG)))
     found = made(put, Plan(sharding=sharding))

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -93,8 +92,8 @@ def test_training_50_steps_equals_torch(way):
 
 
 @pytest.mark.sample(9, seed=0)
-@pytest.mark.parametrize("precision", ["float32", "float8", "stochastic", "compensated"])
-@pytest.mark.parametrize("name", ["adafactor", "schedule_free"])
+@pytest.mark.parametrize("precision", ["float32", "stochastic"])
+@pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_training_optimizers_equal_one_device(name, precision):
     recipe = dataclasses.replace(
         RECIPE, optimizer=name, schedule="constant", peak_lr=1e-2, precision=precision
@@ -110,20 +109,20 @@ def test_training_optimizers_equal_one_device(name, precision):
             state, metrics = train.train_step(state, batch, recipe=one)
             losses.append(metrics.loss.cpu())
         found.append(torch.stack(losses))
-    rtol = 1e-5 if precision == "float32" else 2e-3  # Sums of bfloat16 numbers depend on the order.
+    # Sums of bfloat16 numbers, which Muon has too, depend on the order.
+    rtol = 1e-5 if (name, precision) == ("adafactor", "float32") else 2e-3
     torch.testing.assert_close(*found, rtol=rtol, atol=0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["int8", "nf4"])
-def test_training_adapters_on_quantised_base(form: Any, tmp_path: Path) -> None:
+def test_training_adapters_on_quantised_base(tmp_path: Path) -> None:
     """From files on, with a part of its blocks on each device."""
     sizes = model.Config(64, 256, 192, layers=2, heads=4, kv_heads=2)
     hf.save(tmp_path / "hub", sizes, xf.device_get(model.init(sizes)))
     found = {}
     for axes in ({"fsdp": 8}, {"fsdp": 2, "tensor": 2, "data": 2}, {"data": 8}):
         sharding = Sharding.of(axes)
-        tune = lora.Tune(("layers.w*",), base=form)
+        tune = lora.Tune(("layers.w*",), base="nf4")
         plan = Plan(block=16, loss_chunk=16, sharding=sharding)
         recipe = train.Recipe(sizes, steps=20, warmup=2, plan=plan, tune=tune)
         _, every = base_weights.read(tmp_path / "hub", recipe)

@@ -158,14 +158,13 @@ class Checkpoints:
     ) -> Restored:
         path = self.folder / str(step)
         extra = xf.sharding.load_extra(path)
-        if _STEP in extra:  # Checkpoints of earlier versions do not say it.
-            if extra[_STEP] != step:
-                raise xf.errors.DamagedCheckpointError(
-                    f"{path} holds the checkpoint of step {extra[_STEP]}: rename the folder to "
-                    f"{extra[_STEP]}, or remove it",
-                    path,
-                )
-            extra = extra["extra"]
+        if extra[_STEP] != step:
+            raise xf.errors.DamagedCheckpointError(
+                f"{path} holds the checkpoint of step {extra[_STEP]}: rename the folder to "
+                f"{extra[_STEP]}, or remove it",
+                path,
+            )
+        extra = extra["extra"]
         hosts.check_same_files(path, [path / _MANIFEST])
         if check is not None:
             check(extra)

@@ -24,7 +24,6 @@ from ..train.train_config import Recipe
 from ..tune import adapters, base_weights, lora
 from .checkpoints import Checkpoints
 from .run_lock import owned
-from .stored_state import restore_params
 
 
 class Trained(NamedTuple):
@@ -90,16 +89,13 @@ def load(
     run.keep_programs()
     recipe = run.recipe(xf.device_count())
     based = base_weights.about(run, recipe)
-    checkpoints = Checkpoints(folder / "checkpoints")
-    found = restore_params(
-        checkpoints,
-        recipe,
+    found = Checkpoints(folder / "checkpoints").restore(
+        {"params": train.abstract_state(recipe).params},
         step,
-        lambda extra: base_weights.check_same(based, extra.get("base")),
-        average=run.average,
+        lambda extra: base_weights.check_same(based, extra["base"]),
+        partial=True,
     )
-    which = "the average at " if run.average else ""
-    name, params = f"{which}step {found.step} of {folder}", found.state
+    name, params = f"step {found.step} of {folder}", found.state["params"]
     frozen = base_weights.load(run, recipe)
     return _usable(Trained(name, run, recipe, params, folder / "tokenizer", frozen, found.step))
 

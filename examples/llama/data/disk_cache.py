@@ -19,8 +19,8 @@ from fsspec.core import url_to_fs
 from ..files import sha256, written
 from .documents import PYTHON_DOCS, DataError
 
-_FORMAT = 2  # of the folders' contents; folders of another format are not used
-_SUMS = "sha256.json"  # for each file its sum and its size; earlier versions had no sizes
+_FORMAT = 3  # of the folders' contents; folders of another format are not used
+_SUMS = "sha256.json"  # for each file its sum and its size
 AT_ONCE = 1 << 26  # bytes that are compared with their checksums before a folder is used
 
 
@@ -96,16 +96,15 @@ def _damage(folder: Path, most: float = math.inf) -> str:
     If they have more than `most` bytes, only their sizes are compared.
     """
     try:
-        stored = json.loads((folder / _SUMS).read_text("utf-8"))
-        known = {name: x if isinstance(x, list) else [x, None] for name, x in stored.items()}
+        known = json.loads((folder / _SUMS).read_text("utf-8"))
         sizes = {name: (folder / name).stat().st_size for name in known}
-        wrong = [name for name, (_, size) in known.items() if size not in (None, sizes[name])]
+        wrong = [name for name, (_, size) in known.items() if size != sizes[name]]
         if wrong:
             return f"the sizes of {', '.join(wrong)} differ"
-        if sum(sizes.values()) > most and all(size is not None for _, size in known.values()):
+        if sum(sizes.values()) > most:
             return ""
         wrong = [name for name, (expected, _) in known.items() if sha256(folder / name) != expected]
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         return str(error)
     return f"the checksums of {', '.join(wrong)} differ" if wrong else ""
 

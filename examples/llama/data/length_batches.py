@@ -3,6 +3,9 @@
 The documents of an epoch are shuffled. Within windows they are sorted by length and cut into
 batches, which are shuffled in turn. So the rows of a batch have little padding, and come in nearly
 any order. A batch is as wide as its longest row; what is shorter has no targets there.
+
+The order is a permutation that is computed one by one, and rows are found among those of blocks of
+documents, so that an epoch takes no memory in proportion to the number of documents.
 """
 
 import functools
@@ -11,9 +14,13 @@ import numpy as np
 from jaxtyping import Int, Int32
 
 from ..model import IGNORE
+from . import packing
 from .corpus import Part
+from .packing import Permutation
 
 _WINDOW = 64  # batches that are sorted together
+_WIDTHS = 64  # windows whose widths `widths` tells
+_KEPT = 64  # blocks whose rows are known
 
 
 class ByLength:
@@ -30,29 +37,26 @@ class ByLength:
     """
 
     def __init__(self, part: Part, seq: int, batch: int, seed: int):
-        self._part, self._batch, self._seed = part, batch, seed
-        begins = np.concatenate([[0], part.ends[:-1]])
-        pieces = [
-            (at, min(at + seq, end), end)
-            for begin, end in zip(begins.tolist(), part.ends.tolist(), strict=True)
-            for at in range(begin, end, seq)
-        ]
-        kept = [p for p in pieces if p[2] - p[0] > 1]  # The last token has no target.
-        self._pieces = np.array(kept, dtype=np.int64).reshape(-1, 3)
-        self._sizes = self._pieces[:, 1] - self._pieces[:, 0]
-        self.rows = len(self._pieces)
-        self._ordered = functools.lru_cache(2)(self._order)
+        self._part, self._seq, self._batch, self._seed = part, seq, batch, seed
+        self._block = packing.BLOCK
+        self._pieces = functools.lru_cache(_KEPT)(self._pieces_of)
+        blocks = range(-(-len(part.ends) // self._block))
+        self._ends = np.cumsum([len(self._pieces_of(block)) for block in blocks])  # of their rows
+        self.rows = int(self._ends[-1]) if len(blocks) else 0
+        self._window = functools.lru_cache(2)(self._sorted)
 
     def batch(
         self, epoch: int | None, rows: Int[np.ndarray, " rows"]
     ) -> tuple[Int32[np.ndarray, "rows longest"], ...]:
         """Tokens and targets of some rows of an epoch."""
         assert epoch is not None
-        chosen = self._ordered(epoch)[rows]
-        shape = len(rows), int(self._sizes[chosen].max(initial=1))
-        tokens, targets = np.zeros(shape, np.int32), np.full(shape, IGNORE, np.int32)
+        size = _WINDOW * self._batch
+        chosen = np.stack([self._window(epoch, row // size)[row % size] for row in rows.tolist()])
+        longest = int((chosen[:, 1] - chosen[:, 0]).max())
+        tokens = np.zeros((len(rows), longest), np.int32)
+        targets = np.full((len(rows), longest), IGNORE, np.int32)
         learned = self._part.learned
-        for i, (begin, end, last) in enumerate(self._pieces[chosen].tolist()):
+        for i, (begin, end, last) in enumerate(chosen.tolist()):
             tokens[i, : end - begin] = self._part.tokens[begin:end]
             after = slice(begin + 1, min(end + 1, last))  # It may be in another row.
             found = self._part.tokens[after].astype(np.int32)
@@ -62,20 +66,40 @@ class ByLength:
         return tokens, targets
 
     def widths(self) -> list[int]:
-        """How wide the batches of the first epoch are."""
-        sizes = self._sizes[self._ordered(0)]
-        return [int(sizes[k : k + self._batch].max()) for k in range(0, self.rows, self._batch)]
+        """How wide batches are at the beginning of the first epoch."""
+        windows = range(min(_WIDTHS, -(-self.rows // (_WINDOW * self._batch))))
+        found = [self._window(0, window) for window in windows]
+        sizes = np.concatenate([pieces[:, 1] - pieces[:, 0] for pieces in found])
+        starts = range(0, len(sizes), self._batch)
+        return [int(sizes[k : k + self._batch].max()) for k in starts]
 
-    def _order(self, epoch: int) -> Int[np.ndarray, " rows"]:
-        draw = np.random.PCG64((self._seed, epoch)).random_raw
-        order = np.argsort(draw(self.rows), kind="stable")
-        found = []
-        for k in range(0, self.rows, _WINDOW * self._batch):
-            window = order[k : k + _WINDOW * self._batch]
-            window = window[np.argsort(self._sizes[window], kind="stable")]
-            parts = np.split(window, range(self._batch, len(window), self._batch))
-            found += [parts[p] for p in np.argsort(draw(len(parts)), kind="stable")]
-        return np.concatenate(found)
+    def _sorted(self, epoch: int, window: int) -> Int[np.ndarray, "rows 3"]:
+        """The pieces of a window, in the order of its rows."""
+        size, batch = _WINDOW * self._batch, self._batch
+        places = np.arange(window * size, min((window + 1) * size, self.rows))
+        rows = Permutation(self.rows, (self._seed, epoch))(places)
+        blocks = np.searchsorted(self._ends, rows, side="right")
+        pieces = np.empty((len(rows), 3), np.int64)
+        for block in np.unique(blocks):
+            own, before = blocks == block, self._ends[block - 1] if block else 0
+            pieces[own] = self._pieces(int(block))[rows[own] - before]
+        pieces = pieces[np.argsort(pieces[:, 1] - pieces[:, 0], kind="stable")]
+        parts = np.split(pieces, range(batch, len(pieces), batch))
+        draw = np.random.PCG64((self._seed, epoch, window)).random_raw
+        return np.concatenate([parts[p] for p in np.argsort(draw(len(parts)), kind="stable")])
+
+    def _pieces_of(self, block: int) -> Int[np.ndarray, "rows 3"]:
+        """Where each row of a block of documents begins and ends, and where its document ends."""
+        first = block * self._block
+        ends = self._part.ends[first : first + self._block]
+        begins = np.concatenate([[self._part.ends[first - 1] if first else 0], ends[:-1]])
+        counts = np.maximum(
+            -(-(ends - begins - 1) // self._seq), 0
+        )  # The last token has no target.
+        document = np.repeat(np.arange(len(ends)), counts)
+        number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+        at, last = begins[document] + number * self._seq, ends[document]
+        return np.stack([at, np.minimum(at + self._seq, last), last], 1)
 
 
 def joined(parts: list[tuple[np.ndarray, ...]]) -> list[np.ndarray]:

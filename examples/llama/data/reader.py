@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from ..model import Batch
-from . import corpus, mixture
+from . import corpus, mixture, packing
 from .binning import Whole
 from .corpus import Part
 from .data_config import DataConfig
 from .documents import DataError
 from .length_batches import ByLength
 from .mixture import Mixture
-from .packing import BLOCK, Stream
+from .packing import Stream
 from .prepare import prepare
 
 _NAMES = {"text": "documents", "chat": "conversations", "pairs": "answers", "unpaired": "answers"}
@@ -39,8 +39,8 @@ class Position(NamedTuple):
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "Position":
-        """The position in a checkpoint; earlier versions had none, as data never changed."""
-        return cls(state.get("since", 0), state.get("row", 0), tuple(state.get("before", ())))
+        """The position in a checkpoint."""
+        return cls(state["since"], state["row"], tuple(state["before"]))
 
     def row_at(self, step: int, batch: int) -> int:
         """The first row of the batch of a step, counted from 0."""
@@ -167,7 +167,7 @@ class Reader:
         """Continue after the batches of a run with this `state`.
 
         Args:
-            state: as the method of that name returned it, in this or an earlier version.
+            state: as the method of that name returned it.
             new_data: whether the data may differ from the run's from here on.
 
         Returns:
@@ -177,11 +177,8 @@ class Reader:
             DataChangedError: the data, or their order, differ without `new_data`; or the tokenizer
                 does, whose token numbers the model has learned.
         """
-        unset = {key: None for key in ("kind", "dynamic", "weights", "order") if state.get(key)}
-        now, step, position = unset | self._made_of(), state["step"], Position.of(state)
+        now, step, position = self._made_of(), state["step"], Position.of(state)
         was = {key: state.get(key) for key in now}
-        if "order" in now and was["order"] is None:
-            was["order"] = "of all documents, as earlier versions drew it"
         differ = [key for key in now if was[key] != now[key]]
         changed = "; ".join(f"{key} was {was[key]}, is {now[key]}" for key in differ)
         if not changed:
@@ -203,15 +200,11 @@ class Reader:
 
     def _made_of(self) -> dict[str, Any]:
         """What determines the batches of steps."""
-        kind = self.config.kind
-        streams = (part for part in self._train.sources if isinstance(part, Stream))
-        blocks = max((part.blocks for part in streams), default=1)
         return {
-            # Earlier versions had no others.
-            **({} if kind == "text" else {"kind": kind}),
-            **({"dynamic": True} if self.config.dynamic else {}),
-            **({"weights": self._weights} if self._weights[1:] else {}),
-            **({"order": f"of blocks of {BLOCK:,} documents"} if blocks > 1 else {}),
+            "kind": self.config.kind,
+            "dynamic": self.config.dynamic,
+            "weights": self._weights,
+            "order": f"of blocks of {packing.BLOCK:,} documents",
             "text": corpus.fingerprint(self._corpora),
             "tokenizer": self.tokenizer.digest,
             "batch": self.config.batch,

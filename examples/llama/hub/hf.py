@@ -33,7 +33,6 @@ from ..files import written
 from ..model import Config, Params, quantised
 from ..model.quantised import Form
 from ..parallel import hosts
-from . import bnb
 from .hf_config import config_json as config_json
 from .hf_config import is_text_part, read_text_config
 from .hf_config import load_config as load_config
@@ -164,7 +163,7 @@ def load(
     config = load_config(folder)
     layout, shapes = _layout(config), model.shapes(config, dtype or torch.bfloat16)
     with contextlib.ExitStack() as stack:
-        stored = bnb.whole(_open(folder, stack))
+        stored = _open(folder, stack)
         _check_tensors(folder, stored, layout)
 
         def read(weight: _FileParts, shape: xf.ShapeDtypeStruct) -> Tensor:
@@ -184,8 +183,7 @@ def load(
             weight: _FileParts, shape: xf.ShapeDtypeStruct, place: Any, form: Form
         ) -> _Placed:
             first = stored[weight.parts[0].name]
-            own = first.dtype if isinstance(first, bnb.Codes) else first[:0].dtype
-            kind = own if dtype is None else shape.dtype
+            kind = first[:0].dtype if dtype is None else shape.dtype
             whole = xf.ShapeDtypeStruct(shape.shape, kind, place)
             arrays = xf.tree.map(_Array, quantised.abstract(whole, form))
             return _Placed(weight.parts, form, arrays)
@@ -251,7 +249,6 @@ def _fill(folder: Path, placed: list[_Placed]) -> None:
     for path in files(folder):
         with safe_open(path, framework="pt") as file:
             where |= {name: (path, key) for name, key in _text_names(folder, file.keys()).items()}
-    codes = bnb.beside(where)
 
     def tensor(name: str) -> Tensor:
         # All that was read of a file is kept in memory while it is open.
@@ -260,7 +257,7 @@ def _fill(folder: Path, placed: list[_Placed]) -> None:
             return file.get_tensor(key)
 
     for name in filter(wanted.__contains__, where):
-        values = bnb.Codes(name, codes[name], tensor).plain() if name in codes else tensor(name)
+        values = tensor(name)
         for weight, part in wanted[name]:
             weight.fill(part.of(values), part.at)
 

@@ -87,10 +87,8 @@ def _parsed(path: Path, given: Mapping[str, Any]) -> Config:
     vocab, hidden, intermediate, layers, heads = fields.all_of(_SIZES)
     if "attention_dropout" not in family.silent:
         fields.only("attention_dropout", 0)
-    codes = fields.some("quantization_config", {})
-    if codes and codes.get("quant_method") != "bitsandbytes":
-        why = "but only codes of bitsandbytes are read: give weights in those, or plain ones"
-        fields.refuse("quantization_config", why)
+    if fields.some("quantization_config", {}):
+        fields.refuse("quantization_config", "but weights in codes are not read: give plain ones")
     head_size = fields.take("head_dim")
     try:
         common: dict[str, Any] = {

@@ -14,12 +14,9 @@ from .sampling import Sampling, Settings
 from .sizes import Config
 
 
-def prompts_of(
-    tokenizer: Tokenizer, texts: Sequence[str], longest: int | None = None
-) -> list[list[int]]:
-    """The tokens of texts, of each the last `longest` ones at most (None: all)."""
-    prompts = [tokenizer.encode_prompt(text) for text in texts]
-    return [prompt[-(longest or len(prompt)) :] for prompt in prompts]
+def prompts_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """The tokens of texts."""
+    return [tokenizer.encode_prompt(text) for text in texts]
 
 
 def complete(
@@ -62,7 +59,7 @@ def complete(
         tokens, lengths = generate.pad([prompts[i] for i in rows])
         seeds = [(settings.seed + 2**63 + i) % 2**64 - 2**63 for i in rows]
         sampling = Sampling.of([dataclasses.replace(settings, seed=seed) for seed in seeds])
-        made = generate.sample(
+        made = generate.generate(
             params, tokens, sampling, lengths=lengths, config=config, new=new, stop=ends, plan=plan
         )
         for i, answer in zip(which, xf.device_get(made).tolist(), strict=False):

@@ -166,8 +166,8 @@ def _spread(
         return local(x, chosen, shares, *weights, *biases)
     rows = sharding.fitting(x, sharding.tokens)
     down = _base(weights[2])
-    # In NF4 no block is divided: there are as many scales as blocks.
-    blocks: Any = down.scale.mT if is_quantised(down) and down.form == "nf4" else down
+    # No block in codes is divided: there are as many scales as blocks.
+    blocks: Any = down.scale.mT if is_quantised(down) else down
     out_of = sharding.fitting(blocks, P("expert", None, "tensor"))
     into = P(out_of[0], out_of[2], None)
     apart = bool(rows[0])
@@ -190,7 +190,7 @@ def _specs(weight: Matrices, spec: P) -> Any:
         down: Any = None if weight.down is None else P(of_experts, None, into)
         up: Any = P(of_experts, out, None)
         return Adapted(_specs(weight.base, spec), down, up)
-    return quantised.specs(weight.form, spec) if is_quantised(weight) else spec
+    return quantised.specs(spec) if is_quantised(weight) else spec
 
 
 def _local(

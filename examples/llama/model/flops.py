@@ -1,4 +1,4 @@
-"""How much arithmetic a model takes, by formula, and how fast a chip's links are.
+"""How much arithmetic a model takes, by formula.
 
 A multiply-add is two operations. Only matrix products count: norms, rotations and the optimizer are
 a thousandth of them, and looking up an embedding is not a product. Of causal attention only the
@@ -16,22 +16,6 @@ from xfunc.aot import CHIPS
 from .parameters import weights
 from .plan import Plan
 from .sizes import Config
-
-# Bytes per second that a TPU chip receives from all its neighbours together: half of what
-# cloud.google.com/tpu/docs/{v5e,v5p,v6e} give for both directions.
-LINKS = {"v5e": 200e9, "v5p": 600e9, "v6e": 400e9}
-
-# What each policy of `plan.POLICIES` recomputes in the backward pass: the products with a layer's
-# weights, and attention.
-RECOMPUTED = {
-    "full": (True, True),
-    "attention": (True, False),
-    "dots": (False, True),
-    "dots-attention": (False, False),
-    "everything": (False, False),
-    "offload": (True, True),
-    "offload-attention": (True, False),
-}
 
 
 class Forward(NamedTuple):
@@ -52,17 +36,15 @@ def forward(config: Config, seq: int) -> Forward:
     )
 
 
-def _matrices(config: Config, *names: str) -> float:
-    """The elements, in all layers, of the matrices of some names, or of any, that one token is
-    multiplied with.
-    """
+def _matrices(config: Config) -> float:
+    """The elements, in all layers, of the matrices that one token is multiplied with."""
     tree, e = weights(config), config.experts
     share = dict.fromkeys(("e_gate", "e_up", "e_down"), 1 if e is None else e.active / e.count)
     return sum(
         math.prod(weight.shape) * share.get(name, 1)
         for stack in config.stacks
         for name, weight in tree[stack.name].items()
-        if weight.kind == "matrix" and (not names or name in names)
+        if weight.kind == "matrix"
     )
 
 
@@ -99,21 +81,6 @@ def per_token(config: Config, seq: int, extent: Extent = ALL) -> float:
     return (3 + extent.compared) * once.attention + passes * (once.layers + once.head)
 
 
-def executed_per_token(config: Config, seq: int, plan: Plan, extent: Extent = ALL) -> float:
-    """Like `per_token`, plus what the backward pass recomputes.
-
-    That is the logits, unless they are computed all at once; all of a recomputed layer but its last
-    product, whose result no gradient needs; and attention scores, unless they are kept.
-    """
-    once, (layers, attention) = forward(config, seq), RECOMPUTED[plan.policy]
-    head = 0.0 if seq <= plan.loss_chunk else once.head
-    last = 2.0 * _matrices(config, "w_down", "e_down")
-    again = head + layers * (once.layers - last) + attention * once.attention
-    products = config.head_dim / (config.head_dim + config.value_dim)  # of queries and keys
-    scores = 0.0 if plan.attention == "dense" else once.attention * products
-    return per_token(config, seq, extent) + again + scores
-
-
 def utilisation(
     config: Config,
     seq: int,
@@ -133,6 +100,20 @@ def utilisation(
         chip: their kind, such as `v6e`.
         extent: how much of the model is trained.
     """
-    if chip not in LINKS:
+    if chip not in CHIPS:
         return None
     return per_token(config, seq, extent) * tokens_per_second / (chips * CHIPS[chip].flops)
+
+
+def padded(config: Config, plan: Plan, tokens: int) -> float:
+    """The share of padding among the rows that a device multiplies with experts, if loads are even.
+
+    The last block of each expert is half empty on average. `tokens` are those of the device.
+    """
+    assert config.experts is not None
+    count = config.experts.count
+    if plan.sharding is not None:
+        count = max(count // plan.sharding.mesh.shape["expert"], 1)
+    rows = tokens * config.experts.active
+    empty = count * min(plan.block, -(-rows // count)) / 2
+    return empty / (rows + empty)

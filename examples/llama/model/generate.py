@@ -6,8 +6,8 @@ place. The positions of a row count from its first token.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from . import attention, llama
 from .parameters import Params
 from .plan import Plan
 from .rope import Kind, Ropes
-from .sampling import Sampling, Settings, choose, limited, tempered
+from .sampling import Sampling, Settings, choose
 from .sizes import Config
 
 
@@ -54,93 +54,38 @@ def pad(
     return torch.tensor(rows), torch.tensor(lengths)
 
 
-@functools.partial(
-    xf.jit, static_argnames=("config", "new", "temperature", "top_p", "stop", "plan")
-)
+@functools.partial(xf.jit, static_argnames=("config", "new", "stop", "plan"))
 def generate(
     params: Params,
     prompt: Int[Tensor, "batch prompt"],
-    key: Int[Tensor, "2"],
+    sampling: Sampling | None = None,
     *,
     config: Config,
     new: int,
     lengths: Int[Tensor, " batch"] | None = None,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
     stop: tuple[int, ...] = (),
     plan: Plan = Plan(),
 ) -> Int[Tensor, "batch new"]:
     """The tokens that follow each prompt; -1 from where logits are not finite.
 
+    A row depends on its own prompt and settings alone.
+
     Args:
         params: as from `llama.init`, in any floating dtype.
         prompt: rows of tokens, left-padded with any tokens.
-        key: a key of `xf.random`.
+        sampling: how tokens of each row are drawn; None: the likeliest ones are taken.
         config: the sizes.
         new: how many tokens to make.
         lengths: how many tokens of each row are not padding; None: all.
-        temperature: what logits are divided by before a token is drawn; 0 takes the likeliest.
-        top_p: tokens are drawn only from the likeliest ones that together have this probability.
         stop: tokens that end a text: a row repeats the one it ends with.
         plan: the prompt is read `plan.block` tokens at a time; `plan.sharding` divides the cache.
     """
     if new < 1:
         raise ValueError(f"new is {new}: generate 1 token or more")
-    keys = xf.random.split(key, new)
-
-    def pick(state: None, logits: Tensor, number: Tensor) -> tuple[Tensor, None]:
-        return draw(keys[number], logits, temperature, top_p), state
-
-    return _continued(params, prompt, lengths, config, new, stop, plan, pick, None)
-
-
-@functools.partial(xf.jit, static_argnames=("config", "new", "stop", "plan"))
-def sample(
-    params: Params,
-    prompt: Int[Tensor, "batch prompt"],
-    sampling: Sampling,
-    *,
-    config: Config,
-    new: int,
-    lengths: Int[Tensor, " batch"],
-    stop: tuple[int, ...] = (),
-    plan: Plan = Plan(),
-) -> Int[Tensor, "batch new"]:
-    """The tokens that follow each prompt, drawn by settings of its own; see `generate`.
-
-    A row depends on its own prompt and settings alone.
-    """
-    width, vocab = prompt.shape[1], config.vocab
-    is_token = torch.arange(width, device=prompt.device) >= width - lengths[:, None]
-    row = torch.arange(len(prompt), device=prompt.device)
-    seen = torch.zeros(len(prompt), vocab, dtype=torch.bool)
-    seen = xf.at(seen)[row[:, None], torch.where(is_token, prompt, vocab)].set(True)
-
-    def pick(seen: Tensor, logits: Tensor, number: Tensor) -> tuple[Tensor, Tensor]:
-        token = choose(logits, sampling, seen, lengths + number)
-        return token, xf.at(seen)[row, token].set(True)
-
-    return _continued(params, prompt, lengths, config, new, stop, plan, pick, seen)
-
-
-S = TypeVar("S")
-
-
-def _continued(
-    params: Params,
-    prompt: Tensor,
-    lengths: Tensor | None,
-    config: Config,
-    new: int,
-    stop: tuple[int, ...],
-    plan: Plan,
-    pick: Callable[[S, Tensor, Tensor], tuple[Tensor, S]],
-    state: S,
-) -> Tensor:
-    """`generate`, with a function that picks tokens by their logits and number."""
     if prompt.ndim != 2 or not prompt.shape[1]:
         raise ValueError(f"prompt has shape {tuple(prompt.shape)}: give [batch, 1 or more tokens]")
     batch, width = prompt.shape
+    sampling = Sampling.of([Settings()] * batch) if sampling is None else sampling
     block = min(plan.block, width)
     prompt = F.pad(prompt, (-width % block, 0))
     lengths = torch.full((batch,), width) if lengths is None else lengths.to(prompt.device)
@@ -157,31 +102,34 @@ def _continued(
         )
         return (cache, at + block), logits
 
+    def pick(logits: Tensor, number: Tensor) -> Tensor:
+        return choose(logits, sampling, lengths + number)
+
     def has_ended(token: Tensor) -> Tensor:
         return torch.stack([token == end for end in stop]).any(0)
 
     def goes_on(carry: Any) -> Tensor:
-        number, _, _, last, _ = carry
+        number, _, last, _ = carry
         more = number < new
         return more & ~has_ended(last).all() if stop else more
 
     def step(carry: Any) -> Any:
-        number, cache, state, last, made = carry
+        number, cache, last, made = carry
         at = prompt.shape[1] + number - 1
         logits, cache = advance(params, cache, last[:, None], at, first, config, plan, whole)
-        token, state = pick(state, logits, number)
+        token = pick(logits, number)
         if stop:
             token = torch.where(has_ended(last), last, token)
         made = made.index_copy(1, number[None], token[:, None])
-        return number + 1, cache, state, token, made
+        return number + 1, cache, token, made
 
     start = first.new_zeros(())
     blocks = prompt.unflatten(1, (-1, block)).movedim(1, 0)
     (cache, _), logits = xf.scan(read, (cache, start), blocks)
-    token, state = pick(state, logits[-1], start)
+    token = pick(logits[-1], start)
     made = token[:, None].expand(-1, new).clone()
     # Where all texts have ended, each repeats its last token.
-    number, _, _, token, made = xf.while_loop(goes_on, step, (start + 1, cache, state, token, made))
+    number, _, token, made = xf.while_loop(goes_on, step, (start + 1, cache, token, made))
     made = torch.where(torch.arange(new, device=made.device) < number, made, token[:, None])
     s = plan.sharding  # With several processes, each reads all of it.
     return made if s is None else s.constrain(made, s.whole)
@@ -288,16 +236,3 @@ def _of_latents(
     scores = dataclasses.replace(scores, scale=scores.scale or config.head_dim**-0.5)
     mixed = attention.masked(q, keys, cache.values, seen, scores)
     return llama.joined(torch.einsum("bhqk,hvk->bhqv", mixed, of_values), weights)
-
-
-def draw(
-    key: Int[Tensor, "2"], logits: Float[Tensor, "batch vocab"], temperature: float, top_p: float
-) -> Int[Tensor, " batch"]:
-    """A token for each row; -1 where logits are not finite, so that nothing can be drawn."""
-    rows = Sampling.of([Settings(temperature, top_p=top_p)] * len(logits))
-    if temperature == 0:
-        tokens = logits.argmax(-1)
-    else:
-        changed = tempered(attention.wide(logits), rows.temperature)
-        tokens = xf.random.categorical(key, limited(changed, rows) if top_p < 1 else changed)
-    return torch.where(torch.isfinite(logits).all(-1), tokens, -1)

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from . import float8, quantised
-from .float8 import Scaled
+from . import quantised
 from .quantised import Quantised
 
 Weight: TypeAlias = Tensor | Quantised
@@ -25,15 +24,11 @@ class Adapted(NamedTuple):
     up: Float[Tensor, "out rank"]
 
 
-def linear(
-    x: Float[Tensor, "*batch in"], weight: Weight | Adapted | Scaled
-) -> Float[Tensor, "*batch out"]:
+def linear(x: Float[Tensor, "*batch in"], weight: Weight | Adapted) -> Float[Tensor, "*batch out"]:
     """`x` times a weight. The sum of a weight and its adapter is never materialised."""
     if isinstance(weight, Adapted):
         assert weight.down is not None
         return linear(x, weight.base) + F.linear(F.linear(x, weight.down), weight.up)
-    if isinstance(weight, Scaled):
-        return float8.product(x, *weight)
     if quantised.is_quantised(weight):
         return quantised.product(x, weight)
     return F.linear(x, weight)

@@ -46,12 +46,10 @@ def count(config: Config) -> int:
     return sum(math.prod(leaf.shape) for leaf in xf.tree.leaves(shapes(config)))
 
 
-def decayed(config: Config, norms: bool, embeddings: bool) -> Params:
-    """Whether each parameter has weight decay; matrices in layers always do."""
-    tree = xf.tree.map(
-        lambda w: w.kind == "matrix" or (norms and w.kind != "buffer"), weights(config)
-    )
-    return tree | {"embed": embeddings}
+def decayed(config: Config) -> Params:
+    """Whether each parameter has weight decay: matrices do, and embeddings."""
+    tree: Any = weights(config)
+    return xf.tree.map(lambda w: w.kind == "matrix", tree)
 
 
 def is_stack(name: str) -> bool:

@@ -7,7 +7,7 @@ return.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import BFloat16, Float32, Int
@@ -27,17 +27,13 @@ class Precision:
     Attributes:
         weights: the dtype they are kept in.
         arithmetic: the dtype the model computes in.
-        rounding: how updated weights become bfloat16: to the `nearest`; `stochastic`, up or down at
-            random, so that the mean is right; or `compensated`, to the nearest, with the rounding
-            error kept for the next update (Kahan summation).
-        products: the dtype in which matrices within layers are multiplied, if it is another: see
-            `float8`.
+        at_random: whether updated weights are rounded up or down at random, so that the mean is
+            right; otherwise to the nearest.
     """
 
     weights: torch.dtype
     arithmetic: torch.dtype
-    rounding: Literal["nearest", "stochastic", "compensated"] = "nearest"
-    products: Literal["float8"] | None = None
+    at_random: bool = False
 
     def computing(self, params: Tree) -> Tree:
         """The weights in the form the model computes with."""
@@ -45,16 +41,14 @@ class Precision:
             return params
         return cast(params, self.arithmetic)
 
-    def wide(self, params: Tree, compensation: Tree) -> Tree:
+    def wide(self, params: Tree) -> Tree:
         """The weights as they are updated: in float32."""
         if self.weights == torch.float32:
             return params
-        if compensation is None:
-            return xf.tree.map(torch.Tensor.float, params)
-        return xf.tree.map(lambda p, c: p.float() + c.float(), params, compensation)
+        return xf.tree.map(torch.Tensor.float, params)
 
-    def kept(self, wide: Tree, step: Int[Tensor, ""]) -> tuple[Tree, Tree]:
-        """Weights as they are kept, and their rounding errors, or None.
+    def kept(self, wide: Tree, step: Int[Tensor, ""]) -> Tree:
+        """Weights as they are kept.
 
         Args:
             wide: the weights.
@@ -62,33 +56,28 @@ class Precision:
                 an interrupted run continues as it would have.
         """
         if self.weights == torch.float32:
-            return wide, None
-        if self.rounding == "stochastic":
+            return wide
+        if self.at_random:
             leaves, treedef = xf.tree.leaves_with_path(wide), xf.tree.structure(wide)
             keys = xf.random.split(xf.random.fold_in(xf.random.key(0), step), len(leaves))
             made = [
                 w if is_buffer(path) else stochastic(w, key)
                 for (path, w), key in zip(leaves, keys, strict=True)
             ]
-            return xf.tree.unflatten(treedef, made), None
-        params = cast(wide, self.weights)
-        if self.rounding == "nearest":
-            return params, None
-        return params, xf.tree.map(lambda w, p: (w - p).to(p.dtype), wide, params)
+            return xf.tree.unflatten(treedef, made)
+        return cast(wide, self.weights)
 
 
 PRECISIONS = {
     "float32": Precision(torch.float32, torch.float32),
     "mixed": Precision(torch.float32, torch.bfloat16),
-    "float8": Precision(torch.float32, torch.bfloat16, products="float8"),
-    "stochastic": Precision(torch.bfloat16, torch.bfloat16, "stochastic"),
-    "compensated": Precision(torch.bfloat16, torch.bfloat16, "compensated"),
+    "stochastic": Precision(torch.bfloat16, torch.bfloat16, at_random=True),
     "bfloat16": Precision(torch.bfloat16, torch.bfloat16),
 }
 
 LOSSY = (
     "train.precision=bfloat16 loses updates of less than 1/512 of a weight: "
-    "stochastic, compensated and mixed keep them"
+    "stochastic and mixed keep them"
 )
 
 

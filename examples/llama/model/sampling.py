@@ -1,7 +1,7 @@
 """Choosing the next token: each row of logits is adjusted, and a token is drawn from it.
 
 All settings are arrays, one number for each row, so that rows with different settings share a
-program. The order is that of transformers: the penalty, the temperature, `top_k`, `top_p`, `min_p`.
+program. The order is that of transformers: the temperature, `top_k`, `top_p`, `min_p`.
 """
 
 import dataclasses
@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 import xfunc as xf
 
 from .attention import wide
-
-_LEAST = 1e-3  # the smallest penalty; its inverse is the largest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +28,6 @@ class Settings:
         top_p: tokens are drawn from the likeliest ones that together have this probability; 0: the
             likeliest token is taken.
         min_p: tokens are drawn from those at least this many times as likely as the likeliest.
-        repetition_penalty: divides the positive logits of tokens that occurred before, and
-            multiplies the negative ones.
         seed: draws depend only on this and the number of the token.
     """
 
@@ -39,7 +35,6 @@ class Settings:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -53,11 +48,6 @@ class Settings:
             raise ValueError(f"top_p is {self.top_p}: use a probability, from 0 to 1")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p is {self.min_p}: use a fraction, from 0 to 1")
-        if not _LEAST <= self.repetition_penalty <= 1 / _LEAST:
-            raise ValueError(
-                f"repetition_penalty is {self.repetition_penalty}: use 1, for none, or another "
-                f"number from {_LEAST:g} to {1 / _LEAST:g}"
-            )
         if not -(2**63) <= self.seed < 2**63:
             raise ValueError(f"seed is {self.seed}: use a 64-bit integer")
 
@@ -69,7 +59,6 @@ class Sampling(NamedTuple):
     top_k: Int[Tensor, " rows"]
     top_p: Float[Tensor, " rows"]
     min_p: Float[Tensor, " rows"]
-    repetition_penalty: Float[Tensor, " rows"]
     seed: Int[Tensor, " rows"]
 
     @classmethod
@@ -84,22 +73,17 @@ class Sampling(NamedTuple):
 
 
 def choose(
-    logits: Float[Tensor, "rows vocab"],
-    sampling: Sampling,
-    seen: Bool[Tensor, "rows vocab"],
-    number: Int[Tensor, " rows"],
+    logits: Float[Tensor, "rows vocab"], sampling: Sampling, number: Int[Tensor, " rows"]
 ) -> Int[Tensor, " rows"]:
     """A token for each row; -1 where logits are not finite, so that nothing can be drawn.
 
     Args:
         logits: of the next tokens.
         sampling: how they are drawn.
-        seen: which tokens occurred before.
         number: the number of the next token in its text.
     """
     finite = torch.isfinite(logits).all(-1)
-    changed = penalised(wide(logits), seen, sampling.repetition_penalty)
-    likeliest = changed.argmax(-1)
+    likeliest = logits.argmax(-1)
 
     def sampled(logits: Tensor) -> Tensor:
         limits = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
@@ -109,22 +93,12 @@ def choose(
         drawn = xf.vmap(_drawn)(sampling.seed, number, logits)
         return torch.where(sampling.temperature > 0, drawn, likeliest)
 
-    found = xf.cond((sampling.temperature > 0).any(), sampled, lambda _: likeliest, changed)
+    found = xf.cond((sampling.temperature > 0).any(), sampled, lambda _: likeliest, wide(logits))
     return torch.where(finite, found, -1)
 
 
 def _drawn(seed: Tensor, number: Tensor, logits: Tensor) -> Tensor:
     return xf.random.categorical(xf.random.fold_in(xf.random.key(seed), number), logits)
-
-
-def penalised(
-    logits: Float[Tensor, "rows vocab"],
-    seen: Bool[Tensor, "rows vocab"],
-    penalty: Float[Tensor, " rows"],
-) -> Float[Tensor, "rows vocab"]:
-    """Logits, lowered for tokens that occurred before (or raised, by a penalty below 1)."""
-    by = penalty[:, None].to(logits.dtype)
-    return torch.where(seen, torch.where(logits > 0, logits / by, logits * by), logits)
 
 
 def tempered(

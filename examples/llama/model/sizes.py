@@ -2,7 +2,10 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import yaml
 
 from .. import checks
 from ..families import FAMILIES, Traits
@@ -209,72 +212,23 @@ class Config:
         return cls(vocab, hidden=32, intermediate=80, layers=2, heads=4, kv_heads=2, tied=tied)
 
 
-_3_1, _3_2 = RopeScaling(), RopeScaling(factor=32.0)
-PUBLISHED = {
-    "llama3.2-1b": Config(128256, 2048, 8192, 16, 32, 8, tied=True, rope_scaling=_3_2),
-    "llama3.2-3b": Config(128256, 3072, 8192, 28, 24, 8, tied=True, rope_scaling=_3_2),
-    "llama3.1-8b": Config(128256, 4096, 14336, 32, 32, 8, rope_scaling=_3_1),
-    "llama3.1-70b": Config(128256, 8192, 28672, 80, 64, 8, rope_scaling=_3_1),
-    "llama3.1-405b": Config(128256, 16384, 53248, 126, 128, 8, rope_scaling=_3_1),
-    "mistral-7b": Config(
-        32000, 4096, 14336, 32, 32, 8, rope_theta=1e4, family="mistral", window=4096
-    ),
-    "qwen2.5-7b": Config(
-        152064, 3584, 18944, 28, 28, 4, rope_theta=1e6, norm_eps=1e-6, family="qwen2", qkv_bias=True
-    ),
-    "qwen3-8b": Config(
-        151936, 4096, 12288, 36, 32, 8, rope_theta=1e6, norm_eps=1e-6, family="qwen3"
-    ),
-    "mixtral-8x7b": Config(
-        32000, 4096, 14336, 32, 32, 8, rope_theta=1e6, family="mixtral", experts=Experts()
-    ),
-    "qwen3-30b-a3b": Config(
-        151936,
-        2048,
-        6144,
-        48,
-        32,
-        4,
-        rope_theta=1e6,
-        norm_eps=1e-6,
-        family="qwen3_moe",
-        head_size=128,
-        experts=Experts(128, 8, 768),
-    ),
-    "glm4.5-air": Config(
-        151552,
-        4096,
-        10944,
-        46,
-        96,
-        8,
-        rope_theta=1e6,
-        family="glm4_moe",
-        head_size=128,
-        rotary_size=64,
-        qkv_bias=True,
-        qk_norms=False,
-        experts=Experts(128, 8, 1408, shared=1408),
-        dense_layers=(0,),
-    ),
-    "deepseek-v3": Config(
-        129280,
-        7168,
-        18432,
-        61,
-        128,
-        128,
-        rope_theta=1e4,
-        norm_eps=1e-6,
-        rope_scaling=RopeScaling(
-            40.0, original_context=4096, kind="yarn", mscale=1.0, mscale_all_dim=1.0
-        ),
-        family="deepseek_v3",
-        experts=Experts(256, 8, 2048, shared=2048, groups=8, active_groups=4, scale=2.5),
-        dense_layers=(0, 1, 2),
-        latent=Latent(queries=1536),
-    ),
-}
+def _read(file: Path) -> dict[str, Config]:
+    """The models in a file, by name."""
+    parts = {"rope_scaling": RopeScaling, "experts": Experts, "latent": Latent}
+
+    def value(key: str, given: Any) -> Any:
+        if isinstance(given, dict):
+            return parts[key](**given)
+        return tuple(given) if isinstance(given, list) else given
+
+    models = yaml.safe_load(file.read_text("utf-8"))
+    return {
+        name: Config(**{key: value(key, given) for key, given in fields.items()})
+        for name, fields in models.items()
+    }
+
+
+PUBLISHED = _read(Path(__file__).with_name("published.yaml"))
 TINY = {  # A byte-level tokenizer has at least 258 tokens.
     "tiny": Config.tiny(512),
     "tiny-tied": Config.tiny(512, tied=True),

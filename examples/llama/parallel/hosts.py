@@ -4,7 +4,7 @@ import contextlib
 import glob
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -114,34 +114,20 @@ def check_same(own: Mapping[str, str | None], repair: str) -> None:
         ProcessesDifferError: it names what differs, and the values. It is the same error in all
             processes, which end together, and print it once.
     """
-    said = _of_all(dict(own))
-    keys = dict.fromkeys(key for one in said for key in one)
-    if wrong := [_told(key, each) for key in keys if len(set(each := _values(said, key))) > 1]:
-        raise ProcessesDifferError(f"{_some(wrong, '; ')}: {repair}")
+    first, *others = _of_all(dict(own))
+    wrong = [
+        f"{key} is {_shown(first.get(key))} in process 0, and {_shown(one.get(key))} in process {k}"
+        for k, one in enumerate(others, 1)
+        for key in {**first, **one}
+        if first.get(key) != one.get(key)
+    ]
+    if wrong:
+        raise ProcessesDifferError(f"{'; '.join(wrong[:_SHOWN])}: {repair}")
 
 
-def _values(said: Sequence[Mapping[str, str | None]], key: str) -> list[str]:
-    return ["absent" if (text := one.get(key)) is None else text for one in said]
-
-
-def _told(key: str, values: Sequence[str]) -> str:
-    """Which processes have which value."""
-    found: dict[str, list[str]] = {}
-    for k, value in enumerate(values):
-        found.setdefault(value, []).append(str(k))
-    each = (
-        f"{_cut(value)} in process{'es' * (len(ks) > 1)} {_some(ks)}" for value, ks in found.items()
-    )
-    return f"{key} is {', and '.join(each)}"
-
-
-def _some(texts: Sequence[str], between: str = ", ") -> str:
-    """The first few: a preset has dozens of settings, and a pod hundreds of processes."""
-    more = [f"and {left} more"] if (left := len(texts) - _SHOWN) > 0 else []
-    return between.join([*texts[:_SHOWN], *more])
-
-
-def _cut(text: str) -> str:
+def _shown(text: str | None) -> str:
+    if text is None:
+        return "absent"
     return text if len(text) <= _LONG else f"{text[:_LONG]}..."
 
 
@@ -186,12 +172,6 @@ def check_same_files(where: object, paths: Iterable[Path]) -> None:
     found = enumerate(zip(files, samples(files), strict=True), 1)
     own = {f"the hash of {f.name}, file {i} of {where},": s[:16] or None for i, (f, s) in found}
     check_same(own, SAME_FILES)
-
-
-def check_alone(what: str) -> None:
-    """Raise an error if there are several processes."""
-    if _started() > 1 or xf.process_count() > 1:
-        raise SettingError(f"{what} runs as one process: start one, on one host")
 
 
 def _of_all(value: _T) -> list[_T]:

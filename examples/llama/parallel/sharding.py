@@ -147,14 +147,3 @@ def _size(mesh: xf.AbstractMesh, entry: Any) -> int:
 
 def _axes(entry: Any) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
-
-
-def parse_mesh(text: str) -> dict[str, int]:
-    """Sizes of axes from a text such as ``fsdp=64,tensor=4``; an axis left out has size 1."""
-    sizes: dict[str, int] = dict.fromkeys(AXES, 1)
-    for part in filter(None, text.split(",")):
-        axis, _, size = part.partition("=")
-        if axis.strip() not in sizes or not size.strip().isdecimal() or int(size) < 1:
-            raise ValueError(f"cannot read {part!r} as an axis: write {'=N,'.join(AXES)}=N")
-        sizes[axis.strip()] = int(size)
-    return sizes

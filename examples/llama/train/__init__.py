@@ -1,7 +1,6 @@
 """Training from settings to checkpoints: `fit` is the program, `steps` what it compiles."""
 
 from .steps import Batch as Batch
-from .steps import Guard as Guard
 from .steps import State as State
 from .steps import abstract_base as abstract_base
 from .steps import abstract_batch as abstract_batch
@@ -13,6 +12,5 @@ from .steps import init as init
 from .steps import shardings as shardings
 from .steps import start as start
 from .steps import train_step as train_step
-from .steps import watch as watch
 from .train_config import OPTIMIZERS as OPTIMIZERS
 from .train_config import Recipe as Recipe

@@ -15,10 +15,8 @@ from rich.console import Console
 import xfunc as xf
 
 from .. import config, options
-from ..checkpoint import stored_state
 from ..checkpoint.checkpoints import Checkpoints
 from ..checkpoint.run_lock import owned
-from ..checkpoint.stored_state import restore
 from ..config import Run
 from ..data.reader import Reader, prefetch
 from ..model import Batch, Params, quantised
@@ -26,8 +24,7 @@ from ..model.precision import LOSSY, PRECISIONS
 from ..options import SettingError
 from ..parallel import hosts
 from ..tune import base_weights
-from ..tune.lora import Tune
-from . import evaluate, samples, steps
+from . import evaluate, steps
 from .finite import check_finite, not_finite
 from .interrupts import Interrupts
 from .metrics import Log
@@ -173,11 +170,11 @@ def begin(
     def check(extra: dict[str, Any]) -> None:
         nonlocal told
         _check_same(run, extra["run"])
-        base_weights.check_same(based, extra.get("base"))
+        base_weights.check_same(based, extra["base"])
         if extra["data"] is not None:  # None: the weights were imported.
             told = reader.go_on(extra["data"], new_data)
 
-    step, state, _ = restore(checkpoints, recipe, check=check)
+    step, state, _ = checkpoints.restore(steps.abstract_state(recipe), check=check)
     if step > recipe.steps:  # Weights after more steps are not those of the run that was asked for.
         raise SettingError(
             f"train.steps is {recipe.steps}, but the newest checkpoint in {run.folder} is of step "
@@ -203,25 +200,13 @@ def _check_same(run: Run, saved: dict[str, Any]) -> None:
 
 def _made_of(run: dict[str, Any]) -> dict[str, Any]:
     """Those of the settings, in plain form, that determine what a checkpoint holds."""
-    sizes = run["train"]["model"]
-    # Earlier versions trained everything, and had fewer settings.
-    tune = options.plain(Tune()) | (run["train"].get("tune") or {})
+    train = run["train"]
     return {
-        **{f"train.model.{key}": value for key, value in sizes.items()},
-        **{f"train.tune.{key}": value for key, value in tune.items()},
-        "train.optimizer": run["train"]["optimizer"],
-        "what train.precision keeps": _kept(run),
-        "whether train.ema is set": run["train"].get("ema") is not None,
+        **{f"train.model.{key}": value for key, value in train["model"].items()},
+        **{f"train.tune.{key}": value for key, value in train["tune"].items()},
+        "train.optimizer": train["optimizer"],
+        "the dtype that weights are kept in": str(PRECISIONS[train["precision"]].weights),
     }
-
-
-def _kept(run: dict[str, Any]) -> str:
-    """The dtype that weights are kept in, from settings in plain form."""
-    # Earlier versions had only two precisions, under another name.
-    numbers = PRECISIONS[run["train"].get("precision") or run["dtype"]]
-    more = " with compensation" if numbers.rounding == "compensated" else ""
-    more = " with the scales of float8" if numbers.products == "float8" else more
-    return str(numbers.weights).removeprefix("torch.") + more
 
 
 @dataclass(frozen=True)
@@ -257,11 +242,9 @@ class _Loop:
                     late.read()
                     self.pace.pause()
                     held_out = evaluate.held_out_loss(
-                        self._used(state), self.reader, self.recipe, run.eval_batches, self.frozen
+                        state.params, self.reader, self.recipe, run.eval_batches, self.frozen
                     )
                     self.log.held_out(step, held_out)
-                    if run.samples:
-                        self._sample(step, state)
                 interrupted = hosts.agree(interrupts.noted) and step < steps
                 if self._is_saved(step) or interrupted or late.hopeless:
                     late.read()
@@ -274,20 +257,6 @@ class _Loop:
         wrong, _ = not_finite(state.params)
         diverged = wrong or (held_out is not None and not math.isfinite(held_out))
         return Outcome(step, held_out, "diverged" if diverged else "done")
-
-    def _used(self, state: State) -> Params:
-        """The weights to evaluate."""
-        return stored_state.used(state.average, self.recipe) if self.run.average else state.params
-
-    def _sample(self, step: int, state: State) -> None:
-        try:
-            texts = samples.write(
-                self.run, self.recipe, self._used(state), self.frozen, self.reader.tokenizer, step
-            )
-        except (ValueError, OSError) as error:  # This does not end training.
-            self.log.say(f"step {step}: no samples: {error}")
-        else:
-            self.log.samples(step, texts)
 
     def _step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         batch = evaluate.put(batch, self.recipe)

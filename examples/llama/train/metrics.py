@@ -4,14 +4,13 @@ import contextlib
 import faulthandler
 import json
 import math
-import shutil
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from rich.console import Console
@@ -30,7 +29,6 @@ from .steps import Metrics
 from .train_config import Recipe
 
 _WINDOW = 20  # steps that rates are averaged over
-_NOISES = 50  # steps that the noise scale of gradients is averaged over
 _LINES = 50  # that a run prints if there is no terminal
 
 
@@ -52,22 +50,23 @@ class Log:
         self._data, self._recipe, self._console, self._pace = run.data, recipe, console, pace
         self._chip, self._times = chip(), deque[float](maxlen=_WINDOW + 1)
         self._tokens = deque[float](maxlen=_WINDOW)
-        self._noises = deque[tuple[float, ...]](maxlen=_NOISES)
         columns = BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}")
         self._progress = Progress(
             *columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal
         )
         self._task = self._progress.add_task("compiling", total=recipe.steps, completed=first)
-        self._file, self._trackers = None, list[trackers.Tracker]()
+        self._file, self._reports = None, list[trackers.Report]()
+        self._open = contextlib.ExitStack()
         self._failure, self._last = "", first
         self._writing = threading.Lock()  # A watchdog has a thread of its own.
         if hosts.is_first():
             folder, settings = Path(run.folder), options.plain(run)
-            self._trackers = trackers.begin(run.trackers, folder, first, settings)
-            path = folder / "metrics.jsonl"
-            for text in (*cut(path, first), *cut(folder / "samples.jsonl", first)):
-                self.say(text)
-            self._file = path.open("a", encoding="utf-8")
+            with contextlib.ExitStack() as stack:  # If one does not start, those before end.
+                self._reports = trackers.begin(run.trackers, folder, first, settings, stack)
+                path = folder / "metrics.jsonl"
+                cut(path, first)
+                self._file = stack.enter_context(path.open("a", encoding="utf-8"))
+                self._open = stack.pop_all()
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -75,10 +74,8 @@ class Log:
 
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
-        for writer in (self._file, *self._trackers):
-            if writer is not None:
-                with self._going_on():
-                    writer.close()
+        with self._going_on():
+            self._open.close()
 
     def step(self, step: int, metrics: Metrics, host_ms: float) -> Metrics:
         """Log one step, and return its metrics on the host; waits for the device.
@@ -92,8 +89,7 @@ class Log:
         self._pace.end()
         self._last = step
         values = found._asdict() | {"host_ms": host_ms} | self._speed(float(found.tokens))
-        values |= values.pop("details") | _by_layer(values.pop("norms"))
-        values |= self._noise(values.pop("noise"))
+        values |= values.pop("details")
         if (used := hbm_gib()) is not None:
             values["hbm_gib"] = used
         text = "  ".join(form.format(values[k]) for k, form in _SHOWN.items() if k in values)
@@ -107,13 +103,6 @@ class Log:
         """Log an evaluation after a step."""
         self._write(step, {"held_out_loss": loss})
         self.say(f"step {step}: held-out loss {loss:.4f}")
-        self.pause()
-
-    def samples(self, step: int, texts: Sequence[str]) -> None:
-        """Log texts that the model generated after a step."""
-        for tracker in self._trackers:
-            with self._going_on():
-                tracker.text(step, "samples", "\n\n".join(texts))
         self.pause()
 
     def stuck(self, seconds: float, usual: float) -> None:
@@ -162,16 +151,6 @@ class Log:
         )
         return {"tokens_per_second": rate} | ({"mfu": mfu} if mfu else {})
 
-    def _noise(self, noise: Sequence[float] | None) -> dict[str, float]:
-        """The estimates of a step, and the noise scale by the last steps, if it is known."""
-        if noise is None:
-            return {}
-        if all(map(math.isfinite, noise)):
-            self._noises.append(tuple(noise))
-        signal, variance = (sum(pair[i] for pair in self._noises) for i in range(2))
-        scale = {"gradient_noise/scale": variance / signal} if signal > 0 else {}
-        return {"gradient_noise/signal": noise[0], "gradient_noise/variance": noise[1]} | scale
-
     def _write(self, step: int, values: Mapping[str, float]) -> None:
         if self._file is None:
             return
@@ -180,9 +159,9 @@ class Log:
         with self._writing, self._going_on():
             self._file.write(json.dumps({"step": step} | finite) + "\n")
             self._file.flush()  # What cannot be written yet stays in the buffer, and is written
-        for tracker in self._trackers:  # once there is room again.
+        for report in self._reports:  # once there is room again.
             with self._going_on():
-                tracker.scalars(step, values)
+                report(step, values)
 
     @contextlib.contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -204,47 +183,21 @@ _SHOWN = {
 }
 
 
-def _by_layer(norms: Mapping[str, Any] | None) -> dict[str, float]:
-    """The gradient norms of layers, with a name for each."""
-    found = {}
-    for name, norm in (norms or {}).items():
-        of_layers = enumerate(norm) if isinstance(norm, list) else ()
-        found |= {f"grad_norm/{name}.{i}": x for i, x in of_layers} or {f"grad_norm/{name}": norm}
-    return found
+def cut(path: Path, step: int) -> None:
+    """Remove the lines of later steps, and those that are no line of a run, from a file.
 
-
-def cut(path: Path, step: int) -> list[str]:
-    """Remove the lines of later steps, and incomplete lines, from a file of JSON lines.
-
-    Lines that no run wrote are removed too; the original file is then kept under another name.
-    Returns messages about this.
+    A killed run may have been writing its last line.
     """
-    if not path.exists():
-        return []
-    kept, wrong = [], []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    for number, line in enumerate(lines, 1):
-        if (found := _step_of(line)) is not None:
-            kept += [line] if found <= step else []
-        elif line.endswith("\n"):  # else a killed run was writing it
-            wrong.append(number)
-    told = []
-    if wrong:
-        aside = shutil.copyfile(path, path.with_suffix(".damaged"))
-        numbers = ", ".join(map(str, wrong))
-        told = [f"{path} has lines that no run writes, {numbers}: removed, and kept in {aside}"]
-    write_text(path, "".join(kept))
-    return told
 
+    def is_kept(line: str) -> bool:
+        try:
+            return json.loads(line)["step"] <= step
+        except (ValueError, TypeError, KeyError):
+            return False
 
-def _step_of(line: str) -> int | None:
-    """The step of a complete line."""
-    try:
-        found = json.loads(line) if line.endswith("\n") else None
-    except ValueError:
-        return None
-    step = found.get("step") if isinstance(found, dict) else None
-    return step if isinstance(step, int) else None
+    if path.exists():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        write_text(path, "".join(f"{line}\n" for line in lines if is_kept(line)))
 
 
 def chip() -> str | None:

@@ -1,136 +1,110 @@
-"""AdamW and Adafactor from the parts of `xf.optim`, and learning-rate schedules.
+"""Optimizers of `xf.optim`, and learning-rate schedules.
 
-States are float32, whatever the dtype of the parameters (float64 stays float64): running means in
-bfloat16 would lose most of what is added to them. Their fields are named as in checkpoints.
+A program of your own can add an optimizer to `OPTIMIZERS`.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 import xfunc as xf
-from xfunc.optim import FactoredState, ScaleByAdamState
+from xfunc.optim import FactoredState, GradientTransformation
 
-from ..model.attention import wide
 from ..model.parameters import is_stack
 
 Tree: TypeAlias = Any  # a pytree of tensors
 Rate: TypeAlias = float | Float[Tensor, ""]
 
 
-class AdamWState(NamedTuple):
-    """Updates made so far, and running means of the gradients and of their squares."""
+class Optimizer(NamedTuple):
+    """An optimizer that `train.optimizer` names.
 
-    step: Int[Tensor, ""]
-    mean: Tree
-    square: Tree
-
-
-def adamw_init(params: Tree) -> AdamWState:
-    """The state before the first update."""
-    _, mean, square = xf.optim.scale_by_adam().init(xf.tree.map(wide, params))
-    return AdamWState(torch.zeros((), dtype=torch.int64), mean, square)
-
-
-def adamw_update(
-    grads: Tree,
-    state: AdamWState,
-    params: Tree,
-    lr: Rate,
-    *,
-    beta1: float = 0.9,
-    beta2: float = 0.95,
-    eps: float = 1e-8,
-    weight_decay: float = 0.1,
-    decayed: Tree | None = None,
-) -> tuple[Tree, AdamWState]:
-    """New parameters and state, by the formula of `torch.optim.AdamW`.
-
-    `decayed` says whether each parameter decays; None: all do.
-    """
-    adam = xf.optim.scale_by_adam(beta1, beta2, eps)
-    updates, new = adam.update(grads, ScaleByAdamState(*state))
-    updates = descent(updates, params, lr, weight_decay, decayed)
-    return xf.optim.apply_updates(params, updates), AdamWState(*new)
-
-
-class AdafactorState(NamedTuple):
-    """Updates made so far, and running means of the squares of the gradients.
-
-    For a parameter `[..., out, in]`, `rows` is the mean over `in`, `[..., out]`, and `columns` the
-    mean over `out`, `[..., in]`. A vector has full `squares`. What a parameter does not have is an
-    empty tensor, so that the three trees have the same structure.
+    Attributes:
+        make: returns the transformation, from a learning rate, the weight decay, a tree that says
+            which weights decay, and the options by name.
+        options: the settings of `Recipe` that it takes.
     """
 
-    step: Int[Tensor, ""]
-    rows: Tree
-    columns: Tree
-    squares: Tree
+    make: Callable[..., GradientTransformation]
+    options: tuple[str, ...]
 
 
-def adafactor_init(params: Tree) -> AdafactorState:
-    """The state before the first update."""
-    _, *means = _by_factored_rms.init(params)
-
-    def part(mean: Tree, is_of_matrices: bool) -> Tree:
-        return xf.tree.map(
-            lambda m, p: m if (p.ndim > 1) == is_of_matrices else m[:0], mean, params
-        )
-
-    parts = map(part, means, (True, True, False))
-    return AdafactorState(torch.zeros((), dtype=torch.int64), *parts)
+def adamw(
+    rate: Rate, decay: float, decayed: Tree, *, beta1: float, beta2: float, eps: float
+) -> GradientTransformation:
+    """The formula of `torch.optim.AdamW`."""
+    return xf.optim.adamw(rate, beta1, beta2, eps, weight_decay=decay, mask=decayed)
 
 
-def adafactor_update(
-    grads: Tree,
-    state: AdafactorState,
-    params: Tree,
-    lr: Rate,
-    *,
-    weight_decay: float = 0.0,
-    decayed: Tree | None = None,
-) -> tuple[Tree, AdafactorState]:
-    """New parameters and state, without momentum and without scaling the learning rate.
+def adafactor(rate: Rate, decay: float, decayed: Tree) -> GradientTransformation:
+    """Adafactor without momentum and without scaling the learning rate.
 
     The squares of a matrix are estimated from the means of its rows and columns, and an update
     whose root mean square exceeds one is scaled down to one. Both use the last two dimensions only:
     each layer of stacked weights counts by itself. (The stacked scales of norms, `[layers,
-    hidden]`, count as one matrix.) `decayed` is as in `adamw_update`.
+    hidden]`, count as one matrix.)
 
     Source: Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018.
     """
+    by_rms = xf.optim.scale_by_factored_rms(min_dim_size_to_factor=1)
 
     def clipped(u: Tensor) -> Tensor:
         matrix = tuple(range(-min(u.ndim, 2), 0))
         return u / u.square().mean(matrix, keepdim=True).sqrt().clamp(min=1.0)
 
-    updates, new = _by_factored_rms.update(grads, FactoredState(*state))
-    updates = descent(xf.tree.map(clipped, updates), params, lr, weight_decay, decayed)
-    return xf.optim.apply_updates(params, updates), AdafactorState(*new)
+    def update(grads: Tree, state: Tree, params: Tree = None) -> tuple[Tree, FactoredState]:
+        updates, state = by_rms.update(grads, state, params)
+        return xf.tree.map(clipped, updates), state
+
+    return xf.optim.chain(
+        GradientTransformation(by_rms.init, update),
+        xf.optim.add_decayed_weights(decay, decayed),
+        xf.optim.scale_by_learning_rate(rate),
+    )
 
 
-_by_factored_rms = xf.optim.scale_by_factored_rms(min_dim_size_to_factor=1)
+def muon(
+    rate: Rate,
+    decay: float,
+    decayed: Tree,
+    *,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    momentum: float,
+) -> GradientTransformation:
+    """Muon for the matrices within layers, adapters too, and AdamW for everything else.
+
+    Each layer's matrix, and each expert's, is updated by itself, by a step of the size of AdamW's.
+    """
+
+    def is_within(params: Tree) -> Tree:
+        return {
+            name: xf.tree.map(lambda p, name=name: is_stack(name) and p.ndim > 2, tree)
+            for name, tree in params.items()
+        }
+
+    return xf.optim.muon(
+        rate,
+        beta=momentum,
+        eps=eps,
+        weight_decay=decay,
+        weight_decay_mask=decayed,
+        adam_b1=beta1,
+        adam_b2=beta2,
+        adam_weight_decay=decay,
+        consistent_rms=0.2,
+        muon_mask=is_within,
+    )
 
 
-def descent(
-    updates: Tree, params: Tree, lr: Rate, weight_decay: float, decayed: Tree | None
-) -> Tree:
-    """What a step adds to the parameters: `-lr` times the updates and the decay."""
-    end = xf.optim.chain(xf.optim.add_decayed_weights(weight_decay, decayed), xf.optim.scale(-lr))
-    return end.update(updates, end.init(params), params)[0]
-
-
-def norms(grads: Tree) -> dict[str, Tensor]:
-    """The norm of the gradients of each layer, by its stack, and of each weight outside them."""
-
-    def norm(tree: Tree, stacked: bool) -> Tensor:
-        squares = [wide(g).square() for g in xf.tree.leaves(tree)]
-        each = [s.reshape(*s.shape[:stacked], -1).sum(-1) for s in squares]
-        return torch.stack(each).sum(0).sqrt().float()
-
-    return {name: norm(tree, is_stack(name)) for name, tree in grads.items()}
+OPTIMIZERS = {
+    "adamw": Optimizer(adamw, ("beta1", "beta2", "eps")),
+    "adafactor": Optimizer(adafactor, ()),
+    "muon": Optimizer(muon, ("beta1", "beta2", "eps", "momentum")),
+}
 
 
 def rate(

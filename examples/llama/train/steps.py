@@ -2,38 +2,21 @@
 
 import dataclasses
 import functools
-import math
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.optim import swa_utils
 
 import xfunc as xf
 from xfunc import NamedSharding, P
 
 from .. import model
-from ..model import Batch, Params, experts, float8, quantised
+from ..model import Batch, Params, experts, quantised
 from ..model.parameters import with_buffers
 from ..parallel.sharding import Sharding
 from ..tune import lora, preference
-from . import optimizer
-from .train_config import OPTIMIZERS, Recipe
-
-_MEMORY = 0.98  # of the running mean of losses: about the last 50 steps
-_SETTLED = 50  # steps before a loss may count as a spike
-
-
-class Guard(NamedTuple):
-    """What a step's loss and gradient norm are compared with.
-
-    The number of steps, and running means of the two and of their squares.
-    """
-
-    seen: Int[Tensor, ""]
-    mean: Float[Tensor, "2"]
-    square: Float[Tensor, "2"]
+from .train_config import Recipe
 
 
 class State(NamedTuple):
@@ -41,10 +24,7 @@ class State(NamedTuple):
 
     params: Params  # those that are trained
     opt: Any
-    guard: Guard
-    compensation: Params | None = None  # see `Precision.kept`
-    scaling: Params | None = None  # of products in 8 bits, see `float8`
-    average: Params | None = None  # the running mean of the weights, see `Recipe.ema`
+    step: Int[Tensor, ""]  # updates made so far
 
 
 class Metrics(NamedTuple):
@@ -56,21 +36,6 @@ class Metrics(NamedTuple):
     tokens: Float[Tensor, ""]  # that had a target
     skipped: Bool[Tensor, ""]
     details: dict[str, Tensor]  # see `Details.metrics`
-    norms: dict[str, Tensor] | None = None  # see `Recipe.layer_norms`
-    noise: "Noise | None" = None  # see `Recipe.gradient_noise`
-
-
-class Noise(NamedTuple):
-    """Unbiased estimates of what determines how large a batch is of use.
-
-    The quotient of their means over many steps is the "simple noise scale", in targets (or pairs):
-    of batches that are much smaller, the gradient is mostly noise; of larger ones, hardly.
-
-    Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, appendix A.1.
-    """
-
-    signal: Float[Tensor, ""]  # the squared norm of the gradient of an infinite batch
-    variance: Float[Tensor, ""]  # of the gradient of one target, summed over weights
 
 
 class Details(NamedTuple):
@@ -103,9 +68,7 @@ class Gradient(NamedTuple):
 
     loss: Float[Tensor, ""]
     grads: Params
-    scaling: Params | None  # of the next step's products
     details: Details
-    noise: Noise | None = None
 
 
 def init(recipe: Recipe, seed: int | Tensor = 0) -> State:
@@ -121,21 +84,9 @@ def init(recipe: Recipe, seed: int | Tensor = 0) -> State:
 @functools.partial(xf.jit, static_argnames="recipe")
 def start(recipe: Recipe, params: Params) -> State:
     """The state before the first step, from the parameters that are trained."""
-    zero = torch.zeros(2, dtype=torch.float32)
-    guard = Guard(torch.zeros((), dtype=torch.int64), zero, zero)
-    opt = OPTIMIZERS[recipe.optimizer][0](params)
-    numbers = recipe.numbers
-    wide = numbers.wide(params, None)
-    scaling = _scaling(recipe, params)
-    params, compensation = numbers.kept(wide, opt.step)
-    return State(params, opt, guard, compensation, scaling, None if recipe.ema is None else wide)
-
-
-def _scaling(recipe: Recipe, params: Params) -> Params | None:
-    if recipe.numbers.products != "float8":
-        return None
-    every, names = lora.named(params), lora.full_matrices(recipe.model, recipe.tune)
-    return lora.nested({name: float8.start(every[name]) for name in names})
+    wide = recipe.numbers.wide(params)
+    step = torch.zeros((), dtype=torch.int64)
+    return State(recipe.numbers.kept(wide, step), recipe.transformation(0.0).init(wide), step)
 
 
 @functools.partial(xf.jit, donate_argnums=0, static_argnames="recipe")
@@ -151,40 +102,24 @@ def train_step(
         recipe: how it is trained.
     """
     recipe.check_warmup()
-    points = recipe.points(state.params, state.opt)
-    mean, grads, scaling, details, noise = gradient(points, batch, recipe, base, state.scaling)
-    norms = optimizer.norms(grads) if recipe.layer_norms else None
+    mean, grads, details = gradient(state.params, batch, recipe, base)
     norm, clip = xf.optim.global_norm(grads), xf.optim.clip_by_global_norm(recipe.clip)
     grads, _ = clip.update(grads, clip.init(grads))
-    lr = recipe.rate(state.opt.step)
-    wide = recipe.numbers.wide(state.params, state.compensation)
-    updated, opt = recipe.update(grads, state.opt, wide, lr)
-    wide = with_buffers(updated, wide)
+    lr, step = recipe.rate(state.step), state.step + 1
+    wide = recipe.numbers.wide(state.params)
+    updates, opt = recipe.transformation(lr).update(grads, state.opt, wide)
+    wide = with_buffers(xf.optim.apply_updates(wide, updates), wide)
     if recipe.router_bias and details.taken is not None:
         wide = experts.balanced(wide, details.taken, recipe.model, recipe.router_bias)
-    params, compensation = recipe.numbers.kept(wide, opt.step)
-    guard, bad = watch(state.guard, mean.float(), norm, recipe.spike)
-    average = averaged(state.average, wide, opt.step, recipe.ema)
-    new = State(params, opt, guard, compensation, scaling, average)
+    new = State(recipe.numbers.kept(wide, step), opt, step)
+    bad = ~torch.isfinite(torch.stack([mean.float(), norm])).all()
     if recipe.skip_bad:
         new = xf.tree.map(lambda new, old: torch.where(bad, old, new), new, state)
-        new = new._replace(guard=guard)  # Persistent spikes soon stop counting as such.
     else:
         bad = torch.zeros_like(bad)
     if recipe.plan.sharding is not None:  # The next step must find it as this one did.
         new = xf.with_sharding_constraint(new, _shardings(_placed(recipe, new)))
-    count, more = model.target_count(batch), details.metrics()
-    return new, Metrics(mean, norm, lr, count, bad, more, norms, noise)
-
-
-def averaged(
-    average: Params | None, wide: Params, step: Int[Tensor, ""], decay: float | None
-) -> Params | None:
-    """The running mean of the weights: at first the weights, as in `swa_utils.AveragedModel`."""
-    if decay is None:
-        return None
-    mean: Any = swa_utils.get_ema_avg_fn(decay)
-    return xf.tree.map(lambda a, w: torch.where(step == 1, w, mean(a, w, step)), average, wide)
+    return new, Metrics(mean, norm, lr, model.target_count(batch), bad, details.metrics())
 
 
 @functools.cache
@@ -214,24 +149,18 @@ def dynamic_step(recipe: Recipe, seq: int, buckets: tuple[int, ...], limit: int 
     )
 
 
-def gradient(
-    params: Params,
-    batch: Batch,
-    recipe: Recipe,
-    base: Params | None = None,
-    scaling: Params | None = None,
-) -> Gradient:
+def gradient(params: Params, batch: Batch, recipe: Recipe, base: Params | None = None) -> Gradient:
     """The mean loss of a batch, its gradient, and more, computed one microbatch at a time."""
     plan, count = recipe.plan, target_count(batch, recipe)
     params = recipe.numbers.computing(params)  # So that devices also gather in it.
     parts = plan.microbatches
 
-    def of_part(part: Batch) -> tuple[Tensor, Params, Params | None, Details]:
-        both = xf.value_and_grad(loss, (0, 5), has_aux=True)
-        (mean, details), (grads, after) = both(params, base, part, recipe, count, scaling)
+    def of_part(part: Batch) -> tuple[Tensor, Params, Details]:
+        both = xf.value_and_grad(loss, has_aux=True)
+        (mean, details), grads = both(params, base, part, recipe, count)
         if plan.sharding is not None:  # XLA alone may shard some over fewer axes than the weights.
             grads = xf.with_sharding_constraint(grads, _shardings(_trained(recipe)))
-        return mean, grads, after, details
+        return mean, grads, details
 
     if parts == 1:
         return Gradient(*of_part(batch))
@@ -242,31 +171,15 @@ def gradient(
         )
 
     def add(total: Any, part: Batch) -> tuple[Any, Details]:
-        mean, grads, after, details = of_part(part)
-        added = xf.tree.map(lambda t, x: t + x.to(t.dtype), total[:2], (mean, grads))
-        squares = total[3]
-        if squares is not None:
-            share = target_count(part, recipe) / count
-            squares = squares + xf.optim.global_norm(grads).square() / share
-        return (*added, xf.tree.map(torch.maximum, total[2], after), squares), details
+        mean, grads, details = of_part(part)
+        return xf.tree.map(lambda t, x: t + x.to(t.dtype), total, (mean, grads)), details
 
     # Rows are dealt out in turn, so that each device has rows of all parts.
     split = xf.tree.map(lambda x: x.unflatten(0, (-1, parts)).movedim(1, 0), batch)
     zero = torch.zeros((), dtype=torch.float32)
     zeros = xf.tree.map(lambda p: torch.zeros_like(p, dtype=torch.float32), params)
-    none_yet = xf.tree.map(torch.zeros_like, scaling)
-    start = zero, zeros, none_yet, zero if recipe.gradient_noise else None
-    (total, grads, scaling, squares), details = xf.scan(add, start, split)
-    details = xf.tree.map(lambda x: x.sum(0), details)
-    noise = None if squares is None else _noise(squares, grads, count, parts)
-    return Gradient(total, grads, scaling, details, noise)
-
-
-def _noise(squares: Tensor, grads: Params, count: Tensor, parts: int) -> Noise:
-    """`squares`: the mean of the parts' squared gradient norms, weighted by their targets."""
-    whole = xf.optim.global_norm(grads).square()
-    more = (squares - whole) / (parts - 1)
-    return Noise(whole - more, count * more)
+    (total, grads), details = xf.scan(add, (zero, zeros), split)
+    return Gradient(total, grads, xf.tree.map(lambda x: x.sum(0), details))
 
 
 def loss(
@@ -275,7 +188,6 @@ def loss(
     batch: Batch,
     recipe: Recipe,
     count: Float[Tensor, ""],
-    scaling: Params | None = None,
 ) -> tuple[Float[Tensor, ""], Details]:
     """The loss of a batch: the sum over its targets, or its pairs, divided by `count`.
 
@@ -287,10 +199,7 @@ def loss(
         batch: rows of tokens.
         recipe: what is trained.
         count: how many targets, or pairs, there are.
-        scaling: of the products in 8 bits; its gradient is the scaling of the next step. None:
-            there are no such products.
     """
-    params = params if scaling is None else float8.scaled(params, scaling)
     joined = lora.join(params, base, recipe.tune)
     if not recipe.pairs:
         found, routed = model.losses_and_routed(joined, batch, recipe.model, recipe.plan)
@@ -321,32 +230,11 @@ def target_count(batch: Batch, recipe: Recipe) -> Float[Tensor, ""]:
     return count(batch)
 
 
-def watch(
-    guard: Guard, loss: Float[Tensor, ""], norm: Float[Tensor, ""], spike: float | None
-) -> tuple[Guard, Bool[Tensor, ""]]:
-    """The guard after a step, and whether its loss or gradient is bad."""
-    now = torch.stack([loss, norm])
-    finite = torch.isfinite(now).all()
-    after = Guard(
-        guard.seen + 1,
-        _MEMORY * guard.mean + (1 - _MEMORY) * now,
-        _MEMORY * guard.square + (1 - _MEMORY) * now.square(),
-    )
-    after = xf.tree.map(lambda new, old: torch.where(finite, new, old), after, guard)
-    if spike is None:
-        return after, ~finite
-    unbias = 1 - _MEMORY**guard.seen
-    mean = guard.mean / unbias
-    deviation = (guard.square / unbias - mean.square()).clamp(min=0.0).sqrt()
-    high = (guard.seen >= _SETTLED) & (now > mean + spike * deviation).any()
-    return after, ~finite | high
-
-
 @functools.partial(xf.jit, static_argnames="recipe")
 def eval_loss(
     params: Params, batch: Batch, base: Params | None = None, *, recipe: Recipe
 ) -> Float[Tensor, ""]:
-    """The mean loss of a batch, computed as in training, but without products in 8 bits."""
+    """The mean loss of a batch, computed as in training, but without the losses of routers."""
     params = recipe.numbers.computing(params)
     recipe = dataclasses.replace(recipe, router_balance=0.0, router_size=0.0)
     return loss(params, base, batch, recipe, target_count(batch, recipe))[0]
@@ -373,13 +261,24 @@ def _shardings(placed: Any) -> Any:
 def _placed(recipe: Recipe, made: State) -> State:
     """The shapes of a state, with their shardings."""
     placed, sharding = _trained(recipe), _sharding(recipe)
-    opt = type(made.opt)(
-        *(_beside(name, part, placed, sharding) for name, part in made.opt._asdict().items())
-    )
-    guard = xf.tree.map(lambda a: _on(a, sharding.on_mesh(P())), made.guard)
-    average = made.average and xf.tree.map(lambda a, p: _on(a, p.sharding), made.average, placed)
-    scaling = xf.tree.map(lambda a: _on(a, sharding.on_mesh(P())), made.scaling)
-    return State(placed, opt, guard, made.compensation and placed, scaling, average)
+    weights = sorted(xf.tree.leaves_with_path(placed), key=lambda pair: -len(pair[0]))
+
+    def place(path: str, a: xf.ShapeDtypeStruct) -> xf.ShapeDtypeStruct:
+        """A leaf of the optimizer's state, sharded like the weight whose path its own ends with."""
+        weight = next((w for name, w in weights if path.endswith(name)), None)
+        if weight is None:
+            return _on(a, sharding.on_mesh(P()))
+        spec = (*weight.sharding.spec, None, None)[: len(weight.shape)]
+        if a.shape == weight.shape:
+            return _on(a, weight.sharding)
+        without = -1 if ".v_row" in path else -2  # the dimension that Adafactor's means are over
+        left = [i for i in range(len(spec)) if i != len(spec) + without]
+        if tuple(a.shape) != tuple(weight.shape[i] for i in left):
+            return _on(a, sharding.on_mesh(P()))
+        return _on(a, sharding.on_mesh(P(*(spec[i] for i in left))))
+
+    step: Any = _on(made.step, sharding.on_mesh(P()))
+    return State(placed, xf.tree.map_with_path(place, made.opt), step)
 
 
 def _trained(recipe: Recipe) -> Params:
@@ -425,23 +324,3 @@ def abstract_batch(recipe: Recipe, rows: int, seq: int, *, packed: bool = False)
 
 def _on(a: Any, sharding: NamedSharding) -> xf.ShapeDtypeStruct:
     return xf.ShapeDtypeStruct(a.shape, a.dtype, sharding)
-
-
-def _beside(name: str, part: Any, placed: Any, sharding: Sharding) -> Any:
-    """A part of the optimizer state, each leaf sharded like its weight."""
-    whole = sharding.on_mesh(P())
-    if not isinstance(part, dict):
-        return _on(part, whole)
-
-    def place(a: xf.ShapeDtypeStruct, weight: xf.ShapeDtypeStruct) -> xf.ShapeDtypeStruct:
-        spec = (*weight.sharding.spec, None, None)[: len(weight.shape)]
-        if a.shape == weight.shape:
-            where = weight.sharding
-        elif not math.prod(a.shape):
-            where = whole
-        else:  # Means over the last dimension, or the one before it.
-            left = spec[:-1] if name == "rows" else (*spec[:-2], spec[-1])
-            where = sharding.on_mesh(P(*left))
-        return _on(a, where)
-
-    return xf.tree.map(place, part, placed)

@@ -3,32 +3,23 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
+import xfunc as xf
+
 from .. import checks, model
-from ..model import Params, Routers
+from ..model import Routers
 from ..model.flops import Extent
 from ..model.plan import Plan
 from ..model.precision import PRECISIONS, Precision
 from ..tune import lora
 from ..tune.lora import Adapter, Tune
-from . import muon, optimizer, schedule_free
+from . import optimizer
+from .optimizer import OPTIMIZERS as OPTIMIZERS
 
-_ADAMW = "beta1", "beta2", "eps"
-OPTIMIZERS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
-    # The state before the first update, the update, and the settings that only some have.
-    "adamw": (optimizer.adamw_init, optimizer.adamw_update, _ADAMW),
-    "adafactor": (optimizer.adafactor_init, optimizer.adafactor_update, ()),
-    "muon": (muon.muon_init, muon.muon_update, (*_ADAMW, "momentum")),
-    "schedule_free": (
-        schedule_free.schedule_free_init,
-        schedule_free.schedule_free_update,
-        _ADAMW,
-    ),
-}
 PREFERENCES = {  # and their options
     "dpo": ("dpo_beta",),
     "orpo": ("orpo_weight",),
@@ -46,13 +37,11 @@ class Recipe:
         steps: the number of steps.
         plan: how the model is computed.
         precision: dtypes of the weights and the computation. `float32`: everything; `mixed`:
-            weights in float32, the model in bfloat16; `float8`: like `mixed`, but the products of
-            trained matrices within layers are computed in 8 bits; `stochastic`, `compensated`:
-            everything in bfloat16 except the optimizer, whose updates are rounded at random, or
-            whose rounding errors are kept; `bfloat16`: the same, but small updates are lost.
+            weights in float32, the model in bfloat16; `stochastic`: everything in bfloat16 except
+            the optimizer, whose updates are rounded at random; `bfloat16`: the same, but small
+            updates are lost.
         optimizer: the optimizer. `muon` updates the matrices within layers and leaves the rest to
-            `adamw`; `schedule_free` is an `adamw` whose weights are averaged instead of its
-            learning rate falling.
+            `adamw`.
         schedule: how the learning rate falls after `warmup` steps. `wsd`: it is stable, and falls
             in the last steps, see `cooldown`; `constant`: it does not fall.
         warmup: steps in which the learning rate rises to `peak_lr`. null: a twentieth of all, and
@@ -60,22 +49,13 @@ class Recipe:
         peak_lr: the highest learning rate.
         floor: the learning rate of the last step, as a fraction of the highest.
         cooldown: the last part of the steps, in which the rate of `wsd` falls.
-        beta1: the decay of `adamw`'s running mean of gradients. In `schedule_free`, how near to the
-            averaged weights gradients are taken.
+        beta1: the decay of `adamw`'s running mean of gradients.
         beta2: the decay of its running mean of squared gradients.
         eps: added by `adamw` to the square root of that mean.
         momentum: the decay of `muon`'s running mean of gradients.
-        weight_decay: the fraction of a weight that a step subtracts. It is multiplied by the
-            learning rate.
-        decay_norms: whether weight decay applies to the scales of norms too.
-        decay_embeddings: whether it applies to embeddings too. If these are tied, it then applies
-            to the output matrix.
+        weight_decay: the fraction of a matrix that a step subtracts. It is multiplied by the
+            learning rate. Embeddings decay, but no scales of norms or biases.
         clip: the maximum global norm of the gradients.
-        ema: the decay of a running mean of the weights, such as 0.999. It is kept in float32; null:
-            there is none. See `average` for its use.
-        layer_norms: whether metrics include the gradient norm of each layer.
-        gradient_noise: whether metrics include how noisy gradients are. It needs
-            `plan.microbatches`.
         router_balance: the weight of experts' load-balancing loss in training.
         router_size: the weight of the loss for large router logits.
         router_bias: the step of the bias in the choice of experts, for routers with sigmoids. It is
@@ -89,9 +69,7 @@ class Recipe:
         kto_weights: the weights of desirable and of undesirable answers, in `kto`. If one kind is
             more frequent, the other should weigh more.
         pairs: whether to train on answers that are preferred or not.
-        skip_bad: whether to skip steps whose loss or gradient is not finite or is a spike.
-        spike: how many standard deviations above the mean are a spike. They are those of the last
-            losses and gradient norms, about 50; null: nothing is a spike.
+        skip_bad: whether to skip steps whose loss or gradient is not finite.
     """
 
     CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {
@@ -117,12 +95,7 @@ class Recipe:
     eps: float = 1e-8
     momentum: float = 0.95
     weight_decay: float = 0.3
-    decay_norms: bool = False
-    decay_embeddings: bool = True
     clip: float = 1.0
-    ema: float | None = None
-    layer_norms: bool = False
-    gradient_noise: bool = False
     router_balance: float = 0.001
     router_size: float = 0.0
     router_bias: float = 0.0
@@ -133,12 +106,11 @@ class Recipe:
     kto_weights: tuple[float, float] = (1.0, 1.0)
     pairs: bool = False
     skip_bad: bool = True
-    spike: float | None = None
 
     def __post_init__(self) -> None:
         checks.choices(self)
         checks.at_least(self, 1, "steps")
-        checks.above_0(self, "peak_lr", "clip", "spike", "eps", "dpo_beta", "orpo_weight")
+        checks.above_0(self, "peak_lr", "clip", "eps", "dpo_beta", "orpo_weight")
         if self.router_bias and not self.model.traits.sigmoid_router:
             raise ValueError(
                 f"router_bias is {self.router_bias}, but models of the family {self.model.family} "
@@ -154,14 +126,8 @@ class Recipe:
         for name in ("beta1", "beta2", "momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}: use 0 or more, below 1")
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(f"ema is {self.ema}: use a number between 0 and 1, such as 0.999")
-        if self.gradient_noise and self.plan.microbatches < 2:
-            raise ValueError(
-                "gradient_noise compares the parts of a batch, but there is one: use "
-                "plan.microbatches=2 or more"
-            )
-        others = {*OPTIMIZERS["muon"][2]} - {*OPTIMIZERS[self.optimizer][2]}
+        known = {name for each in OPTIMIZERS.values() for name in each.options}
+        others = known - {*OPTIMIZERS[self.optimizer].options}
         usual = {f.name: f.default for f in fields(self)}
         if given := sorted(x for x in others if getattr(self, x) != usual[x]):
             raise ValueError(
@@ -176,26 +142,10 @@ class Recipe:
             raise ValueError(
                 f"kto_weights is {list(self.kto_weights)}: use two numbers of 0 or more"
             )
-        if self.optimizer == "schedule_free" and self.schedule != "constant":
-            raise ValueError(
-                f"schedule is {self.schedule}, and schedule_free averages the weights in place of "
-                "one: use constant"
-            )
         try:
-            matrices = lora.full_matrices(self.model, self.tune)
             lora.forms(self.model, self.tune)
         except ValueError as error:
             raise ValueError(f"tune: {error}") from None
-        if self.numbers.products == "float8" and self.compared:
-            raise ValueError(
-                "precision float8 is not for pairs: the model would be compared with its base in "
-                "another precision. Use mixed"
-            )
-        if self.numbers.products == "float8" and not matrices:
-            raise ValueError(
-                "precision float8 is for matrices within layers that are trained directly, but "
-                "there are none: name some in tune.full, or use mixed"
-            )
 
     @property
     def numbers(self) -> Precision:
@@ -254,31 +204,11 @@ class Recipe:
             cooldown=self.cooldown,
         )
 
-    def points(self, params: Params, opt: Any) -> Params:
-        """The weights at which an update wants gradients."""
-        if self.optimizer == "schedule_free":
-            return schedule_free.between(params, opt, self.beta1)
-        return params
-
-    def update(
-        self, grads: Any, opt: Any, params: Params, lr: float | Float[Tensor, ""]
-    ) -> tuple[Params, Any]:
-        """The parameters after an update of the optimizer, and its state.
-
-        The gradients are those at `points`.
-        """
-        _, update, options = OPTIMIZERS[self.optimizer]
-        return update(
-            grads,
-            opt,
-            params,
-            lr,
-            weight_decay=self.weight_decay,
-            decayed=lora.trained(
-                model.decayed(self.model, self.decay_norms, self.decay_embeddings),
-                self.model,
-                self.tune,
-                lambda _, yes: Adapter(yes, yes),
-            ),
-            **{name: getattr(self, name) for name in options},
+    def transformation(self, rate: float | Float[Tensor, ""]) -> xf.optim.GradientTransformation:
+        """The optimizer, with a learning rate."""
+        made = OPTIMIZERS[self.optimizer]
+        decayed = lora.trained(
+            model.decayed(self.model), self.model, self.tune, lambda _, yes: Adapter(yes, yes)
         )
+        options = {name: getattr(self, name) for name in made.options}
+        return made.make(rate, self.weight_decay, decayed, **options)

@@ -1,29 +1,34 @@
-"""Adapters in the format of PEFT: a folder with a configuration and one file of tensors."""
+"""Adapters in the format of PEFT: a folder with a configuration and one file of tensors.
+
+The file has adapters of linear maps, and weights that are trained directly. Those of experts,
+routers, and weights that transformers keeps in one tensor with others have other forms in PEFT,
+which are neither read nor written.
+"""
 
 import json
-import math
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 import xfunc as xf
 
 from .. import model
+from ..families import FAMILIES
 from ..files import written
+from ..hub import hf
 from ..hub.hf_config import FormatError, read_json
 from ..model import Config, Params
 from ..parallel import hosts
 from . import lora
-from .adapter_tensors import EXPERTS, MODULE, PREFIX, A, modern, names, of_layers, put_together
-from .adapter_tensors import tensors as tensors_of
-from .lora import FULL, LORA, Tune
+from .lora import FULL, LORA, Adapter, Tune
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _COPY = ".base_layer.weight"  # of a head with an adapter, PEFT saves the base's weights too
 # Settings that change what an adapter computes, with the values that `lora` supports.
 _PLAIN = {
@@ -37,6 +42,9 @@ _PLAIN = {
     "alora_invocation_tokens": (None,),
     "use_qalora": (False, None),
     "modules_to_tie": (None, []),
+    "rank_pattern": (None, {}),
+    "alpha_pattern": (None, {}),
+    "target_parameters": (None, []),
 }
 
 
@@ -52,8 +60,7 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
 
     Raises:
         FileExistsError: there is something at `folder`.
-        FormatError: nothing has an adapter, or experts are trained directly, or embeddings that are
-            the head too.
+        FormatError: nothing has an adapter, or something is trained that the file cannot have.
     """
     if folder.exists():
         raise FileExistsError(f"{folder} already exists: give a new folder")
@@ -65,14 +72,10 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
             "embed is trained, and the head is the same matrix, which PEFT would save "
             "separately: write all weights, without --adapter"
         )
-    if full := [path for path in EXPERTS if roles.get(path) == FULL]:
-        raise FormatError(
-            f"{', '.join(full)}: trained directly, which --adapter does not write for experts: "
-            "write all weights, without it"
-        )
-    adapted = {path: name for path, name in names(config).items() if roles[path] == LORA}
-    ranks = {n: tune.rank_of(path) for path, n in adapted.items()}
-    others = {_pattern(n): rank for n, rank in ranks.items() if rank != tune.rank}
+    adapted, full = (
+        [name for names in modules(config, paths).values() for name in names]
+        for paths in ([path for path, one in roles.items() if one == role] for role in (LORA, FULL))
+    )
     about = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -84,22 +87,8 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
-        "rank_pattern": others,
-        "alpha_pattern": {p: _alpha(tune, rank) for p, rank in others.items()},
-        "target_modules": [
-            name.removesuffix(".weight").rpartition(".")[2]
-            for name in adapted.values()
-            if _is_module(name)
-        ],
-        "target_parameters": sorted({_tail(n) for n in adapted.values() if not _is_module(n)})
-        or None,
-        "modules_to_save": [
-            name.removesuffix(".weight")
-            for path, role in roles.items()
-            if role == FULL
-            for name in of_layers(names(config)[path], config.layers)
-        ]
-        or None,
+        "target_modules": adapted,
+        "modules_to_save": full or None,
     }
     whole = hosts.fetch(params)
     if not hosts.is_first():
@@ -107,7 +96,7 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
     with written(folder) as partial:
         partial.mkdir(parents=True)
         (partial / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
-        save_file(dict(tensors_of(whole, config)), partial / TENSORS)
+        save_file(dict(_tensors(whole, config)), partial / TENSORS)
 
 
 def load(folder: Path, config: Config) -> tuple[Tune, Params]:
@@ -138,17 +127,16 @@ def load(folder: Path, config: Config) -> tuple[Tune, Params]:
     except SafetensorError as error:
         raise FormatError(f"{folder / TENSORS} is damaged ({error}): copy it again") from None
     try:
-        newer, about = modern(stored, about, config)
-        tune, factors = _tune(folder, about, set(newer), config)
-    except (KeyError, TypeError, AttributeError, ValueError, re.error) as error:
+        tune = _tune(about, stored, config)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, FormatError):
             raise FormatError(f"{folder / TENSORS} does not fit: {error}. Give others") from None
         raise FormatError(f"{folder / CONFIG} is damaged ({error!r}): copy it again") from None
     shapes = lora.trained(model.shapes(config), config, tune, lora.abstract(tune))
     shapes = xf.tree.map(lambda a: torch.empty(a.shape, device="meta"), shapes)
-    wanted = dict(tensors_of(shapes, config))
-    problems = [f"  {name}: missing" for name in wanted if name not in newer]
-    for name, tensor in newer.items():
+    wanted = dict(_tensors(shapes, config))
+    problems = [f"  {name}: missing" for name in wanted if name not in stored]
+    for name, tensor in stored.items():
         if name.endswith(_COPY):
             continue
         if name not in wanted:
@@ -162,82 +150,77 @@ def load(folder: Path, config: Config) -> tuple[Tune, Params]:
             problems.append(f"  {name}: {tensor.dtype}, which is not a dtype of adapters")
     if problems:
         raise FormatError("\n".join([f"the adapters in {folder} do not fit:", *sorted(problems)]))
-    return tune, put_together(newer, shapes, config, factors)
+    return tune, _put_together(stored, shapes, config)
 
 
-def _tune(
-    folder: Path, about: Mapping[str, Any], stored: set[str], config: Config
-) -> tuple[Tune, dict[str, list[float]]]:
-    """Which weights the tensors of a file are for, by their names; and for each with an adapter,
-    its scale in each layer, as a multiple of that of `Tune`.
+def modules(config: Config, paths: Iterable[str]) -> dict[str, list[str]]:
+    """The modules of transformers that have weights: one for each layer of a stack, or one.
+
+    Raises:
+        FormatError: PEFT's files have some in another form.
     """
+    paths = list(paths)
+    if wrong := [path for path in paths if not _has_module(config, path)]:
+        raise FormatError(
+            f"{', '.join(wrong)}: only linear maps, embeddings and norms, each a tensor of its "
+            "own, are in the files of adapters: leave out --adapter, and export merged weights"
+        )
+    names, layers = lora.named(hf.hub_names(config)), {s.name: s.layers for s in config.stacks}
+    found = {}
+    for path in paths:
+        name = names[path].removesuffix(".weight")
+        found[path] = [name.format(i) for i in layers.get(path.partition(".")[0], range(1))]
+    return found
+
+
+def _has_module(config: Config, path: str) -> bool:
+    """Whether a weight is alone in a module that is no router's or expert's."""
+    fused = {one for each in FAMILIES[config.family].fused.values() for one in each.weights}
+    own, name = lora.within(path), lora.named(hf.hub_names(config))[path]
+    others = own == "router" or own in fused or name.count("{}") > 1
+    return name.endswith(".weight") and not others
+
+
+def _tensors(tree: Params, config: Config) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a file by name, from what is trained."""
+    every = lora.named(tree)
+    for path, names in modules(config, every).items():
+        for i, name in enumerate(names):
+            leaf: Any = every[path]
+            parts = {_A: leaf.down, _B: leaf.up} if isinstance(leaf, Adapter) else {".weight": leaf}
+            for suffix, part in parts.items():
+                yield _PREFIX + name + suffix, part[i].contiguous() if lora.within(path) else part
+
+
+def _put_together(stored: Mapping[str, Tensor], shapes: Params, config: Config) -> Params:
+    """What is trained, from the tensors of a file; `shapes` has tensors of the same shapes."""
+    every, found = lora.named(shapes), {}
+    for path, names in modules(config, every).items():
+
+        def whole(suffix: str, path: str = path, names: list[str] = names) -> Tensor:
+            parts = [stored[_PREFIX + name + suffix].float() for name in names]
+            return torch.stack(parts) if lora.within(path) else parts[0]
+
+        adapted = isinstance(every[path], Adapter)
+        found[path] = Adapter(whole(_A), whole(_B)) if adapted else whole(".weight")
+    return lora.nested(found)
+
+
+def _tune(about: Mapping[str, Any], stored: Mapping[str, Tensor], config: Config) -> Tune:
+    """Which weights the tensors of a file are for, by their names."""
+    known = filter(lambda path: _has_module(config, path), lora.named(model.shapes(config)))
     adapted, full = [], []
-    for path, name in names(config).items():
-        keys = [PREFIX + one.removesuffix(".weight") for one in of_layers(name, config.layers)]
-        if path in EXPERTS:
-            if _has_experts(path, about, stored, config):
-                adapted.append(path)
-        elif any(f"{key}{A}" in stored for key in keys):
+    for path, names in modules(config, known).items():
+        if any(_PREFIX + name + _A in stored for name in names):
             adapted.append(path)
-        elif any(f"{key}.weight" in stored for key in keys):
+        elif any(f"{_PREFIX}{name}.weight" in stored for name in names):
             full.append(path)
     if not adapted:
         raise FormatError("it has no adapter of this model")
-    rank, alpha, stabilised = about["r"], float(about["lora_alpha"]), bool(about.get("use_rslora"))
-    ranks, factors, plain = [], {}, Tune(rank=rank, alpha=alpha, rank_stabilised=stabilised)
-    for path in adapted:
-        factors[path] = []
-        for name in of_layers(names(config)[path], config.layers):
-            own = _matched(about.get("rank_pattern"), name, rank)
-            its_alpha = float(_matched(about.get("alpha_pattern"), name, alpha))
-            scale = Tune(rank=own, alpha=its_alpha, rank_stabilised=stabilised).scale
-            factors[path].append(scale / plain.scale)
-            if len(factors[path]) == 1 and own != rank:
-                ranks.append(f"{path}={own}")
-    found = Tune(tuple(adapted), tuple(full) or None, rank, tuple(ranks), alpha, stabilised)
-    return found, factors
-
-
-def _has_experts(path: str, about: Mapping[str, Any], stored: set[str], config: Config) -> bool:
-    """Whether a file has adapters of some of the experts' weights."""
-    keys = [PREFIX + module for module in of_layers(MODULE, config.layers)]
-    if any(f"{key}.base_layer{A}" in stored for key in keys):
-        return True
-    if not any(f"{key}{A}" in stored for key in keys):
-        return False
-    return any(names(config)[path].endswith(one) for one in about.get("target_parameters") or ())
-
-
-# -- ranks and names in a configuration -----------------------------------------------------------
-
-
-def _matched(patterns: Mapping[str, Any] | None, name: str, default: Any) -> Any:
-    """The value of the first pattern that a module's or parameter's name matches, as in PEFT."""
-    module = name.removesuffix(".weight")
-    for pattern, value in (patterns or {}).items():
-        if any(re.match(rf"(.*\.)?({pattern})$", one) for one in (name, module)):
-            return value
-    return default
-
-
-def _pattern(name: str) -> str:
-    """A pattern of `_matched` for a weight of all layers."""
-    return re.escape(_tail(name).removesuffix(".weight")) + (
-        r"\.weight" if not _is_module(name) and name.endswith(".weight") else ""
+    return Tune(
+        lora=tuple(adapted),
+        full=tuple(full) or None,
+        rank=about["r"],
+        alpha=float(about["lora_alpha"]),
+        rank_stabilised=bool(about.get("use_rslora")),
     )
-
-
-def _alpha(tune: Tune, rank: int) -> float:
-    """The alpha for adapters of another rank, with which they have the same scale."""
-    times = rank / tune.rank
-    return tune.alpha * (math.sqrt(times) if tune.rank_stabilised else times)
-
-
-def _is_module(name: str) -> bool:
-    """Whether a weight is that of a linear map; PEFT calls the others parameters."""
-    return name.endswith(".weight") and not name.endswith(".mlp.gate.weight")
-
-
-def _tail(name: str) -> str:
-    """The part of a name that all layers have."""
-    return name.rpartition("{}.")[2]

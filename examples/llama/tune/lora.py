@@ -43,40 +43,27 @@ class Tune:
         full: patterns of the weights that are trained directly. null: all if none gets an adapter,
             otherwise none.
         rank: the rank of the adapters.
-        ranks: other ranks of some, such as layers.e_*=4. Each is a pattern and a number; where
-            several patterns match, the last one counts.
-        alpha: adapters' products are multiplied by this, divided by `rank`. That is so even if
-            `ranks` gives an adapter another rank.
+        alpha: adapters' products are multiplied by this, divided by `rank`.
         rank_stabilised: whether to divide by the square root of the rank.
-        base: bits of the matrices that no step changes. `int8`: 8, with a scale for each output;
-            `nf4`: 4, with one for each 64 inputs of it; null: as the model computes.
+        base: bits of the matrices that no step changes. `nf4`: 4, with a scale for each 64 inputs
+            of an output; null: as the model computes.
     """
 
     lora: tuple[str, ...] = ()
     full: tuple[str, ...] | None = None
     rank: int = 16
-    ranks: tuple[str, ...] = ()
     alpha: float = 32.0
     rank_stabilised: bool = False
-    base: Literal["int8", "nf4"] | None = None
+    base: Literal["nf4"] | None = None
 
     def __post_init__(self) -> None:
         checks.at_least(self, 1, "rank")
         checks.above_0(self, "alpha")
-        for entry in self.ranks:
-            pattern, _, rank = entry.rpartition("=")
-            if not pattern or not rank.strip().isdecimal() or int(rank) < 1:
-                raise ValueError(f"cannot read {entry!r} in ranks: write layers.e_*=4, for example")
 
     @property
     def scale(self) -> float:
         """What the product of an adapter's two matrices is multiplied by."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilised else self.rank)
-
-    def rank_of(self, name: str) -> int:
-        """The rank of a weight's adapter."""
-        pairs = [entry.rpartition("=") for entry in self.ranks]
-        return [self.rank, *(int(n) for pattern, _, n in pairs if fnmatchcase(name, pattern))][-1]
 
 
 class Adapter(NamedTuple):
@@ -114,12 +101,6 @@ def roles(config: Config, tune: Tune) -> Params:
                 f"only one of {other} and {name} is in lora, but their adapters share a matrix: "
                 "name both, or neither"
             )
-        if tune.rank_of(name) != tune.rank_of(other):
-            raise ValueError(
-                f"{other} and {name} have different ranks, but their adapters share a matrix: "
-                "give both the same"
-            )
-    _matching(tuple(entry.rpartition("=")[0] for entry in tune.ranks), list(shapes))
     if tune.base is not None and len(trained) == len(shapes):
         raise ValueError(
             f"base is {tune.base}, but no weight is frozen: name some in lora, or leave base out"
@@ -191,12 +172,6 @@ def is_all(config: Config, tune: Tune) -> bool:
     return set(xf.tree.leaves(roles(config, tune))) == {FULL}
 
 
-def full_matrices(config: Config, tune: Tune) -> list[str]:
-    """The matrices within layers that are trained directly, and used by `linear` alone."""
-    shapes, role = named(model.shapes(config)), named(roles(config, tune))
-    return [n for n, a in shapes.items() if role[n] == FULL and n != "head" and _is_matrix(n, a)]
-
-
 def forms(config: Config, tune: Tune) -> Params:
     """In which form each weight of a base is kept: a tree like the parameters, see `quantised`.
 
@@ -214,7 +189,7 @@ def forms(config: Config, tune: Tune) -> Params:
     if tune.base == "nf4" and (odd := [n for n, a in matrices.items() if a[-1] % quantised.BLOCK]):
         raise ValueError(
             f"base is nf4, whose blocks have {quantised.BLOCK} inputs, but "
-            f"{', '.join(f'{name} has {shapes[name].shape[-1]}' for name in odd)}: use int8"
+            f"{', '.join(f'{name} has {shapes[name].shape[-1]}' for name in odd)}: leave it out"
         )
     return nested({name: tune.base if name in matrices else "plain" for name in shapes})
 
@@ -271,7 +246,7 @@ def adapters(config: Config, tune: Tune, key: Int[Tensor, "2"]) -> Callable[[str
 
     def adapt(name: str, weight: Tensor) -> Adapter:
         *lead, out, into = weight.shape
-        bound, rank = into**-0.5, tune.rank_of(name)  # as `torch.nn.Linear` draws its weights
+        bound, rank = into**-0.5, tune.rank  # as `torch.nn.Linear` draws its weights
         down = xf.random.uniform(next(keys), (*lead, rank, into), torch.float32, -bound, bound)
         return Adapter(down, torch.zeros((*lead, out, rank), dtype=torch.float32))
 
@@ -282,7 +257,7 @@ def abstract(tune: Tune) -> Callable[[str, xf.ShapeDtypeStruct], Adapter]:
     """A function from the shape of a weight to those of its adapter, sharded like the weight."""
 
     def adapt(name: str, weight: xf.ShapeDtypeStruct) -> Adapter:
-        (*lead, out, into), rank = weight.shape, tune.rank_of(name)
+        (*lead, out, into), rank = weight.shape, tune.rank
         down: Any = xf.ShapeDtypeStruct((*lead, rank, into), weight.dtype)
         up: Any = xf.ShapeDtypeStruct((*lead, out, rank), weight.dtype)
         if (where := weight.sharding) is None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from examples.llama import aot
 from examples.llama.train import allocation
 from tests.backends.test_lapack import RECTANGULAR, check
 from tests.support.fresh import ROOT
@@ -111,11 +110,3 @@ def test_keep_memory_without_glibc(
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(allocation.ctypes, "CDLL", lambda _: SimpleNamespace(**functions))
     assert not allocation.keep_memory()
-
-
-@pytest.mark.parametrize(("system", "size"), [("linux", 3072), ("darwin", 3)])
-def test_resident_memory_in_bytes(system: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", system)
-    usage = SimpleNamespace(ru_maxrss=3)
-    monkeypatch.setattr(aot.resource, "getrusage", lambda _: usage)
-    assert aot._resident() == size

@@ -27,7 +27,7 @@ def test_fit_ends_after_too_many_bad_steps(
     monkeypatch.setattr(fit, "_HOPELESS", 2)
     run = run_of("a", "eval_every=100", "save_every=100")
     assert fit.fit(run) == fit.Outcome(6, None, "bad")
-    assert saved(run).opt.step == 3
+    assert saved(run).step == 3
 
 
 def test_fit_reports_skipped_steps(

@@ -1,1 +1,0 @@
-"""What examines a training step or a trained model."""
