@@ -38,8 +38,8 @@ def at(x: ArrayLike) -> At:
     boolean mask; negative ones count from the end. `mode` then decides about out-of-bounds indices.
 
     Args:
-        x: a tensor; it may be traced, and everything is differentiable except `apply`, whose
-            function must be applied once for each repetition of a position.
+        x: a tensor; it may be traced. All methods are differentiable, but `apply` only in forward
+            mode where index arrays may repeat a position.
 
     Returns:
         An object to index: ``at(x)[index]`` has the methods `get`, which returns ``x[index]``, and
@@ -100,12 +100,12 @@ class Place:
 
     def divide(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
         """``x[index] /= values``, each time that a position is repeated."""
-        by = Place._of(self, torch.ones_like(self._x))._update("mul", values, options)
+        by = self._of(torch.ones_like(self._x))._update("mul", values, options)
         return self._x.to(by.device) / by
 
     def power(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
         """``x[index] **= values``, each time that a position is repeated."""
-        by = Place._of(self, torch.ones_like(self._x))._update("mul", values, options)
+        by = self._of(torch.ones_like(self._x))._update("mul", values, options)
         return self._x.to(by.device) ** by
 
     def min(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:

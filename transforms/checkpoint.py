@@ -36,8 +36,8 @@ def checkpoint(
             such as those in `xfunc.checkpoint_policies`; None keeps only the arguments.
         prevent_cse: whether to prevent the compiler from merging the recomputation with the first
             computation. Use False for the body of a loop, where it cannot merge them.
-        static_argnums: positions of arguments that count by value, and may be anything. At other
-            positions Python numbers become 0-d tensors.
+        static_argnums: positions of arguments that are compared by value, and may be any objects.
+            At other positions Python numbers become 0-d tensors.
 
     Returns:
         A function of the same arguments, with the results and the derivatives of `fun`.
@@ -86,7 +86,7 @@ class Checkpoint(Transform[P, R]):
 
 
 class _Static:
-    """An argument that is not an array."""
+    """A static argument."""
 
     def __init__(self, value: object):
         self.value = value

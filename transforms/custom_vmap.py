@@ -59,7 +59,7 @@ def custom_vmap(fun: Callable[P, R]) -> CustomVmap[P, R]:
     Raises:
         TypeError: the function is called without a rule, or closes over a value that `vmap` maps.
         TreeMismatchError: the result of the rule does not fit that of `fun`.
-        UnsupportedOpError: reverse mode is asked for where `vmap` has not replaced the function.
+        UnsupportedOpError: reverse mode differentiates it where `vmap` has not replaced it.
 
     Source: ``jax.custom_batching.custom_vmap``.
     """

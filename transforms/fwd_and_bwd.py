@@ -68,8 +68,7 @@ def fwd_and_bwd(
 
 @dataclasses.dataclass(eq=False)
 class How:
-    """The backward pass's data other than tensors; one object per program, which identifies the
-    program.
+    """The static part of the residuals: one object per program, compared by identity.
 
     Attributes:
         program: of the function.
@@ -101,7 +100,7 @@ tree.register(Residuals, lambda r: (r.tensors, r.how), lambda how, tensors: Resi
 
 
 class _Pass(Transform[..., PyTree]):
-    """One of the two functions, for one pass."""
+    """The function of one of the two passes."""
 
     def __init__(self, fun: Fun, argnums: int | tuple[int, ...], has_aux: bool, name: str):
         self._argnums, self._has_aux = argnums, has_aux

@@ -9,6 +9,7 @@ import torch
 
 from xfunc import tree
 from xfunc.errors import fail
+from xfunc.program.program import differentiable
 from xfunc.stages.checks import (
     Fun,
     Tensor,
@@ -105,7 +106,7 @@ def push(
         outs, out_tree = tree.flatten(out)
         aux_leaves, aux_tree = tree.flatten(aux)
         out_trees[:] = [out_tree, aux_tree]
-        picks[:] = [_has_tangent(o) for o in outs]
+        picks[:] = map(differentiable, outs)
         smooth = tuple(o for o, p in zip(outs, picks, strict=True) if p)
         rest = (o for o, p in zip(outs, picks, strict=True) if not p)
         return smooth, (*rest, *aux_leaves)
@@ -132,10 +133,6 @@ def push(
     )
 
 
-def _has_tangent(x: Tensor) -> bool:
-    return x.dtype.is_floating_point or x.dtype.is_complex
-
-
 def tangents_of(
     leaves: list[Tensor], structure: tree.Structure, tangents: object, name: str
 ) -> list[Tensor | None]:
@@ -148,12 +145,8 @@ def tangents_of(
             name=name,
             hint="give a tangent for each leaf of the primals.",
         )
-    result: list[Tensor | None] = []
-    for x, t in zip(leaves, tree.leaves(tangents), strict=True):
-        if not _has_tangent(x):
-            result.append(None)
-            continue
-        result.append(t)
+    pairs = zip(leaves, tree.leaves(tangents), strict=True)
+    result: list[Tensor | None] = [t if differentiable(x) else None for x, t in pairs]
     smooth = [t if t is not None else x for t, x in zip(result, leaves, strict=True)]
     check_same(
         tree.unflatten(structure, smooth),

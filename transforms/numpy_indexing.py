@@ -1,4 +1,4 @@
-"""Indices with NumPy's meaning: which parts are static, and which are data."""
+"""Indices with NumPy's meaning, split into a static part and arrays."""
 
 from __future__ import annotations
 

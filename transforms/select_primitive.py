@@ -169,7 +169,7 @@ def masked(index: Tensor, k: int, cts: Sequence[Tensor | None]) -> list[Tensor |
 def constant_unless(moves: Tensor, x: Tensor) -> Tensor:
     """`x` for the examples that `moves` marks, and a constant of the same value for the others.
 
-    So `disable_jit` selects the derivatives with respect to operands: NOTE [selected derivatives].
+    This is how `disable_jit` selects derivatives: see NOTE [selected derivatives].
     """
     return torch.where(moves, x, x.detach()) if differentiable(x) else x
 

@@ -70,8 +70,8 @@ class Switch(Primitive):
         def make() -> HloProgram:
             own = tuple(range(len(self.outputs)))
             pairs = zip(self.branches, self.uses, strict=True)
-            arms = [Branch(b.lowering, u, own) for b, u in pairs]
-            return conditional(self.name, self.avals, self.outputs, arms)
+            branches = [Branch(b.lowering, u, own) for b, u in pairs]
+            return conditional(self.name, self.avals, self.outputs, branches)
 
         key = ("switch", self.branches[1:], self.uses, len(self.avals))
         return self.branches[0].memo(key, make).apply(args)
@@ -241,13 +241,13 @@ class SwitchPair:
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
         def make() -> HloProgram:
-            arms: list[Branch] = []
+            branches: list[Branch] = []
             for h, u, slots in zip(self._partition, self.uses, self._slots_of, strict=True):
                 at = {s: self.n_outputs + k for k, s in enumerate(slots)}
                 kept = (at.get(s) for s in range(len(self._slots)))
-                arms.append(Branch(h.forward, u, (*range(self.n_outputs), *kept)))
+                branches.append(Branch(h.forward, u, (*range(self.n_outputs), *kept)))
             outputs = (*self.joints[0].outputs, *self._slots)
-            return conditional(f"{self.name}.forward", self.avals, outputs, arms)
+            return conditional(f"{self.name}.forward", self.avals, outputs, branches)
 
         return self.joints[0].memo(("switch forward", *self._key), make).apply(args)
 
@@ -278,7 +278,7 @@ class SwitchPair:
         ]
         found = [k for k, i in enumerate(self.wrt) if any(i in own for own in results)]
         wrt = [self.wrt[k] for k in found]
-        arms: list[Branch] = []
+        branches: list[Branch] = []
         for j, h, u, slots, own in zip(
             self.joints, partition, self.uses, self._slots_of, results, strict=True
         ):
@@ -286,9 +286,9 @@ class SwitchPair:
             cts = [place.get(i, -1) for i in j.cts]
             residuals = [n + s for s in slots]
             inputs = gathered(h.sources, u, residuals, cts.__getitem__)
-            arms.append(Branch(h.backward, tuple(inputs), tuple(own.get(i) for i in wrt)))
+            branches.append(Branch(h.backward, tuple(inputs), tuple(own.get(i) for i in wrt)))
         gradients = [self.avals[i] for i in wrt]
-        return conditional(f"{self.name}.backward", avals, gradients, arms), found
+        return conditional(f"{self.name}.backward", avals, gradients, branches), found
 
     def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:
         out_dims, grad_dims = (0,) * self.n_outputs, (0,) * len(self.wrt)

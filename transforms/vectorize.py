@@ -24,7 +24,7 @@ Part: TypeAlias = tuple[str, ...]  # the names in one pair of parentheses
 def vectorize(
     fun: Callable[P, R], *, excluded: Iterable[int | str] = (), signature: str | None = None
 ) -> Callable[P, R]:
-    """Map `fun` over all axes of its arguments except the last ones, which it works on.
+    """Map `fun` over the leading axes of its arguments; it works on the last ones.
 
     Args:
         fun: takes arrays by position, and returns an array or a tuple of arrays. An argument that
