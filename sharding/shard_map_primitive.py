@@ -84,8 +84,8 @@ class ShardMap(Primitive):
 
         return self.body.memo(("shard_map", self.key), make).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> ShardMapPair:
-        return ShardMapPair(self, self.body.joint(wrt), self.in_specs)
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ShardMapReverseRule:
+        return ShardMapReverseRule(self, self.body.joint(wrt), self.in_specs)
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
@@ -154,7 +154,7 @@ def _total(g: Tensor, region: Region, axes: tuple[str, ...]) -> Tensor:
 
 
 @dataclasses.dataclass(eq=False)
-class ShardMapPair:
+class ShardMapReverseRule:
     """First-order reverse mode: see `ReverseRule` and NOTE [residuals of a region].
 
     Attributes:
@@ -213,11 +213,11 @@ class ShardMapPair:
         outs = [Port(s, sum_over=region.missing(s)) for s in specs]
         return across(f"{p.name}.backward", partition.backward, region, ins, outs)
 
-    def batched(self, dims: Dims, n: int) -> tuple[ShardMapPair, Dims, Dims, Dims]:
+    def batched(self, dims: Dims, n: int) -> tuple[ShardMapReverseRule, Dims, Dims, Dims]:
         axes, each = self.forwards.divided(n)
         joint = self.joint.batched(dims, each)
         forwards = self.forwards.batched(joint.source, dims, axes)
         # One gradient for each example, even with respect to values that all of them share.
         grad_specs = tuple(with_axis(s, 0, axes) for s in self.grad_specs)
-        inner = ShardMapPair(forwards, joint, grad_specs)
+        inner = ShardMapReverseRule(forwards, joint, grad_specs)
         return inner, dims, (0,) * self.n_outputs, (0,) * len(self.wrt)

@@ -226,7 +226,7 @@ class _Call(Primitive):
         call = host_calls.host_call
         return list(instruction(call, *args, name=name, result=result, side_effect=effect))
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule:
         self._no_derivative()
 
     def vjp(

@@ -238,7 +238,7 @@ class VjpRule(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return self.primal.lowering.apply([args[i] for i in self.primal_uses])
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule:
         return _ReverseRule(self)
 
     @property

@@ -31,7 +31,7 @@ from xfunc.remat.partition import gathered
 from xfunc.remat.policies import everything_saveable
 from xfunc.trace.lowering import HloProgram
 from xfunc.transforms.conditional import Branch, conditional
-from xfunc.transforms.select_primitive import SelectPair, mapped, masked, reads, select
+from xfunc.transforms.select_primitive import SelectReverseRule, mapped, masked, reads, select
 
 Uses = tuple[tuple[int, ...], ...]
 
@@ -76,11 +76,11 @@ class Switch(Primitive):
         key = ("switch", self.branches[1:], self.uses, len(self.avals))
         return self.branches[0].memo(key, make).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> SwitchPair:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> SwitchReverseRule:
         joints = tuple(
             b.joint(tuple(wrt[i] for i in u)) for b, u in zip(self.branches, self.uses, strict=True)
         )
-        return SwitchPair(self.name, joints, self.uses, self.avals)
+        return SwitchReverseRule(self.name, joints, self.uses, self.avals)
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
@@ -208,7 +208,7 @@ def _communicates(branch: TracedProgram) -> bool:
 
 
 @dataclasses.dataclass(eq=False)
-class SwitchPair:
+class SwitchReverseRule:
     """First-order reverse mode: see `ReverseRule` and NOTE [residuals of a switch]."""
 
     name: str
@@ -296,12 +296,14 @@ class SwitchPair:
         joints = tuple(j.batched(d, n) for j, d in zip(self.joints, own, strict=True))
         if dims[0] is None:
             avals = batched(self.avals, dims, n)
-            inner: ReverseRule = SwitchPair(self.name, joints, self.uses, avals)
+            inner: ReverseRule = SwitchReverseRule(self.name, joints, self.uses, avals)
         else:
-            pairs = tuple(CallReverseRule(j, everything_saveable, False) for j in joints)
+            rules = tuple(CallReverseRule(j, everything_saveable, False) for j in joints)
             joined = any(_communicates(j.source) for j in self.joints)
             sums = tuple(() for _ in self.wrt)
-            inner = SelectPair(pairs, self.uses, self.wrt, self.cts, self.n_outputs, joined, sums)
+            inner = SelectReverseRule(
+                rules, self.uses, self.wrt, self.cts, self.n_outputs, joined, sums
+            )
         return inner, dims, out_dims, grad_dims
 
 

@@ -150,8 +150,8 @@ def _run(
     full = (*wrt, *(False for _ in inputs[n:]))
 
     with torch.no_grad():
-        pair = Call(program).pair(full)
-        values = pair.forward(inputs) if program.outputs else []
+        rule = Call(program).reverse_rule(full)
+        values = rule.forward(inputs) if program.outputs else []
     outs, residuals = values[: len(program.outputs)], values[len(program.outputs) :]
 
     def pull(cts: tuple[Tensor, ...]) -> list[Tensor]:
@@ -163,7 +163,7 @@ def _run(
             present = tuple(i for i in range(n_out) if differentiable(program.outputs[i]))
             pullback = Call(program.pullback(tuple(range(n)), present))
             return bind(pullback, [*inputs, *(cts[i] for i in present)])
-        for i, g in zip(pair.wrt, pair.backward(inputs, residuals, (*cts, *rest)), strict=True):
+        for i, g in zip(rule.wrt, rule.backward(inputs, residuals, (*cts, *rest)), strict=True):
             grads[i] = grads[i] if g is None else g
         return grads
 

@@ -60,8 +60,8 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
         return primitive.emit(args)
     if watched == 1:  # See NOTE [two ways to differentiate].
         wrt = tuple(differentiable(a) and values.is_tracked(a) for a in args)
-        if any(wrt) and (pair := primitive.pair(wrt)) is not None:
-            application = Application(primitive, pair)
+        if any(wrt) and (rule := primitive.reverse_rule(wrt)) is not None:
+            application = Application(primitive, rule)
             return list(apply(PairFunction, application, *args))[: len(primitive.outputs)]
     rule = _rule_of(primitive)
     if rule is not None:

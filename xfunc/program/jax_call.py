@@ -84,7 +84,7 @@ class JaxCall(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return self.lowering.apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule:
         self._refuse("differentiated", _RULE)
 
     def vjp(

@@ -206,7 +206,7 @@ class Linear(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return _lowering(self).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule:
         return CustomReverseRule(self)
 
     def vjp(
