@@ -77,14 +77,14 @@ def save_checkpoint_async(
     Args:
         path: the folder, which must not exist.
         x: a tree of tensors and Python numbers.
-        extra: as of `save_checkpoint`.
+        extra: as for `save_checkpoint`.
 
     Returns:
         The save: ``.result()`` waits for it to finish, and raises the `CheckpointWriteError` if it
         failed; ``.done()`` says whether it has finished.
 
     Raises:
-        FileExistsError, TreeMismatchError, TypeError, PurityError, RuntimeError: as of
+        FileExistsError, TreeMismatchError, TypeError, PurityError, RuntimeError: as for
             `save_checkpoint`.
     """
     from xfunc.sharding import storage

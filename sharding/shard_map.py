@@ -268,9 +268,7 @@ class ShardMapped(Transform[P, R]):
         specs = [
             _out_spec(*one, region, f"{name}: ") for one in zip(given, avals, labels, strict=True)
         ]
-        if not self._check_vma:
-            return specs
-        if not avals:
+        if not (self._check_vma and avals):
             return specs
         key = ("shard_map replication", region, tuple(in_specs))
         differ = entry.program.memo(
