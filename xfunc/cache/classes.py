@@ -77,13 +77,13 @@ class ClassState:
 
     @property
     def functions(self) -> list[types.FunctionType]:
-        """Those that the class holds."""
+        """The functions that the class holds."""
         self.own()
         return self._walk.functions
 
     @property
     def modules(self) -> list[types.ModuleType]:
-        """Those that the class holds."""
+        """The modules that the class holds."""
         self.own()
         return self._walk.modules
 
@@ -104,7 +104,7 @@ class ClassState:
         return self._contents
 
     def note_changes(self, before: dict[tuple[type, str], Hashable]) -> Changed:
-        """Ignore the places changed since then from now on; returns the kinds of changes."""
+        """Mark the places changed since `before` as volatile; returns the kinds of changes."""
         now = self.contents()
         if now is before:
             return Changed.NOTHING
@@ -134,7 +134,7 @@ class ClassState:
                     self._contents[c, n] = _value_in(walk, c, v)
             walk.follow(beside)
             for c in filter(is_abstract, self.cls.__mro__):
-                self._contents[c, "registered"] = tuple(map(walk.same, registered(c)))
+                self._contents[c, "registered"] = tuple(map(walk.by_identity, registered(c)))
             self._walk = walk
             self._own = _kept(self._own_states, tuple(self._contents.items()))
             self._watch = MutationGuard(walk.things, self.kinds)
@@ -193,14 +193,14 @@ def _content_walk() -> ContentWalk:
 def _value_in(walk: ContentWalk, cls: type, x: object) -> Hashable:
     """The value of an attribute of a class."""
     if not is_of_user(cls):
-        return walk.same(x)
+        return walk.by_identity(x)
     if isinstance(x, property):
         inside = tuple([_value_in(walk, cls, g) for g in (x.fget, x.fset, x.fdel)])
         return ("property", inside, _own(walk, x, property))
     if isinstance(x, (staticmethod, classmethod)):
         return ("method", walk.value_apart(x.__func__), _own(walk, x, staticmethod, classmethod))
     if isinstance(x, (types.MemberDescriptorType, types.GetSetDescriptorType)):
-        return walk.same(x)
+        return walk.by_identity(x)
     return walk.value_apart(x)
 
 

@@ -53,8 +53,8 @@ class Fingerprinter:
     """One visit to everything that a function holds.
 
     Attributes:
-        tensors: those found, each once.
-        functions: those found.
+        tensors: the tensors found, each once.
+        functions: the functions found.
         classes: the user's classes that were found, directly or through an instance, and the
             states in which they count.
         modules: the Python modules found.
@@ -208,8 +208,8 @@ class ContentWalk(StateFingerprinter):
             self.classes[cls] = None
         return ById(cls)
 
-    def same(self, x: object) -> Hashable:
-        """The identity of something."""
+    def by_identity(self, x: object) -> Hashable:
+        """The identity of an object."""
         return ById(x)
 
 
@@ -335,7 +335,7 @@ def _attributes(walk: Fingerprinter, x: object) -> Hashable:
 
 
 def _is_marker(cls: type) -> bool:
-    """Whether all that an instance without attributes is good for is to be compared by ``is``."""
+    """Whether instances without attributes are sentinels: only compared, by ``is``."""
     own = {n for c in cls.__mro__[:-1] for n, v in vars(c).items() if callable(v)}
     return own <= _OF_MARKERS and cls.__eq__ is object.__eq__
 

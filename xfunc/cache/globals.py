@@ -162,7 +162,7 @@ class Guards:
         self._known: dict[Hashable, Globals] = {}
 
     def clear(self) -> None:
-        """Forget what has changed since, or holds data; the rest need not be looked for again."""
+        """Forget the guards whose globals have changed or hold data; the others stay valid."""
         self._known = {key: g for key, g in self._known.items() if g.survives()}
 
     def of(self, fun: object, structure: Structure | None = None) -> Globals:

@@ -65,7 +65,7 @@ def detached(
     """Captures, copied if they share memory with an array, which counts by its content.
 
     `torch.from_numpy` makes such tensors: an equal array finds the program even if this one has
-        been written to since. `others`: objects that the function reaches without holding them.
+    been written to since. `others` are objects that the function reaches without holding them.
     """
     if not any(t.device.type == "cpu" for t in captures):
         return captures
@@ -131,7 +131,7 @@ def _walked(fun: object, walk: Fingerprinter) -> tuple[Hashable, list[torch.Tens
         ) from None
 
 
-def values_beside(
+def values_of_extra_deps(
     given: Iterable[tuple[Hashable, object]], held: list[torch.Tensor]
 ) -> tuple[tuple[tuple[Hashable, Hashable], ...], list[torch.Tensor]]:
     """The values of labelled objects that a program depends on in addition to its function.
@@ -174,7 +174,7 @@ class FunctionValue:
         result = _walked(self._fun, walk)
         if walk.tensors or walk.skipped:
             return result
-        # A watch costs more than a look: it pays for functions that are called again, unchanged.
+        # Building a guard costs more than one walk, so wait until the function recurs unchanged.
         self._looks += 1
         if self._watch is None and self._looks > 1 and self._looks & (self._looks - 1) == 0:
             self._watch = walk.watch()

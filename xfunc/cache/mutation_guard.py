@@ -26,7 +26,7 @@ T = TypeVar("T")
 # The attributes of modules on loan (`xfunc.tools.modules`), as they were before.
 lent: dict[torch.nn.Module, dict[str, Any]] = {}
 
-_turns = 0  # how often all watches were ended
+_generation = 0  # bumped to invalidate every guard
 
 _dict_of = operator.attrgetter("__dict__")
 _mro_of = operator.attrgetter("__mro__")
@@ -37,8 +37,8 @@ _function_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults_
 
 def end_watches() -> None:
     """Make every existing guard report a change: the set of observed places is different now."""
-    global _turns
-    _turns += 1
+    global _generation
+    _generation += 1
 
 
 class Namespace:
@@ -78,7 +78,7 @@ class MutationGuard:
         classes: Iterable[type] = (),
         namespaces: Iterable[Namespace] = (),
     ):
-        self._turn = _turns
+        self._made_in = _generation
         things, self._classes = list({id(t): t for t in things}.values()), list(classes)
         self._functions = [t for t in things if type(t) is types.FunctionType]
         self._parts = _flat(map(_function_parts, self._functions))
@@ -118,7 +118,7 @@ class MutationGuard:
 
     def same(self) -> bool:
         """Whether all contents are unchanged."""
-        if self._turn != _turns:
+        if self._made_in != _generation:
             return False
         for check in self._checks:  # noqa: SIM110 (a generator would cost more than the checks)
             if not check():

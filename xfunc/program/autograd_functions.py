@@ -42,7 +42,7 @@ class _PrimitiveContext(AutogradContext, Protocol):
     strides: list[tuple[int, ...]]
 
 
-class _PairContext(AutogradContext, Protocol):
+class _ReverseRuleContext(AutogradContext, Protocol):
     runtime: Runtime
     application: Application
     n_args: int
@@ -131,7 +131,7 @@ class Application:
     batched: tuple[int, Application, Dims, Dims, Dims] | None = None
 
 
-class PairFunction(torch.autograd.Function):
+class ReverseRuleFunction(torch.autograd.Function):
     """First-order reverse mode: outputs, then residuals."""
 
     @staticmethod
@@ -140,7 +140,7 @@ class PairFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(
-        ctx: _PairContext, inputs: tuple[Leaf, ...], output: tuple[Tensor, ...]
+        ctx: _ReverseRuleContext, inputs: tuple[Leaf, ...], output: tuple[Tensor, ...]
     ) -> None:
         ctx.application, ctx.runtime, args = inputs[0], runtime(), inputs[1:]
         rule = ctx.application.reverse_rule
@@ -152,7 +152,7 @@ class PairFunction(torch.autograd.Function):
         ctx.save_for_backward(*args, *output[n:])
 
     @staticmethod
-    def backward(ctx: _PairContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _ReverseRuleContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
         return using_runtime(ctx.runtime, _gradients, ctx, unwrap_dead(ctx.saved_tensors), cts)
 
     @staticmethod
@@ -166,14 +166,14 @@ class PairFunction(torch.autograd.Function):
         )
         inner = Application(None, rule)
         application.batched = (_depth(), inner, arg_dims, out_dims, grad_dims)
-        outs = apply(PairFunction, inner, *_moved(args, in_dims[1:], arg_dims, n))
+        outs = apply(ReverseRuleFunction, inner, *_moved(args, in_dims[1:], arg_dims, n))
         return outs, (*out_dims, *(None for _ in outs[len(out_dims) :]))
 
 
 def _gradients(
-    ctx: _PairContext, saved: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ctx: _ReverseRuleContext, saved: Sequence[Tensor], cts: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """The backward pass of `PairFunction`."""
+    """The backward pass of `ReverseRuleFunction`."""
     application, n = ctx.application, ctx.n_args
     rule = application.reverse_rule
     args, residuals, given = saved[:n], saved[n:], unwrap_dead(cts[: rule.n_outputs])
@@ -286,7 +286,7 @@ def _batched_nested(
     args = _moved(flat[:n_args], dims[:n_args], arg_dims, n)
     cts = _moved(flat[cts_from:], dims[cts_from:], out_dims, n)
     again = Application(None, rule)
-    kept = apply(PairFunction, again, *args)[len(out_dims) :]
+    kept = apply(ReverseRuleFunction, again, *args)[len(out_dims) :]
     grads = apply(_BackwardFunction, again, n_args, len(kept), *args, *kept, *cts)
     return grads, _dims_of(grads, grad_dims)
 

@@ -22,7 +22,7 @@ from xfunc.backends.active import runtime
 from xfunc.core.types import Shaped
 from xfunc.program.autograd_functions import (
     Application,
-    PairFunction,
+    ReverseRuleFunction,
     PrimitiveFunction,
     apply,
     unwrap_dead,
@@ -62,7 +62,7 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
         wrt = tuple(differentiable(a) and values.is_tracked(a) for a in args)
         if any(wrt) and (rule := primitive.reverse_rule(wrt)) is not None:
             application = Application(primitive, rule)
-            return list(apply(PairFunction, application, *args))[: len(primitive.outputs)]
+            return list(apply(ReverseRuleFunction, application, *args))[: len(primitive.outputs)]
     rule = _rule_of(primitive)
     if rule is not None:
         # Levels below the innermost one that watches it see the operations of the rule, as in JAX.

@@ -44,10 +44,10 @@ from xfunc.trace.effects import Effect
 from xfunc.trace.lowering import count_compiles
 from xfunc.tree import Function, Leaf, PyTree
 
-Beside: TypeAlias = tuple[tuple[Hashable, Hashable], ...]
+ExtraDeps: TypeAlias = tuple[tuple[Hashable, Hashable], ...]
 # The fields of `Key`, in its order.
 KeyParts: TypeAlias = tuple[
-    Hashable, tree.Structure, tuple[AvalKey, ...], Static | None, Hashable, Beside
+    Hashable, tree.Structure, tuple[AvalKey, ...], Static | None, Hashable, ExtraDeps
 ]
 _AVAL = operator.attrgetter("shape", "dtype")
 
@@ -121,7 +121,7 @@ class Staged:
             value, held = self.function_value()
         return (value, structure, avals, options.static, ambient.context_key(), others), held
 
-    def _values(self, options: Options) -> tuple[Hashable, Beside, list[torch.Tensor]]:
+    def _values(self, options: Options) -> tuple[Hashable, ExtraDeps, list[torch.Tensor]]:
         """The values of the function and of its other dependencies, and the tensors they hold."""
         value, held = self.function_value()
         if ambient.named_axes():  # The function may hold their indices without our knowing.
@@ -129,7 +129,7 @@ class Staged:
         hooks = [("a hook of all modules", hook) for hook in ambient.global_hooks()]
         extra_deps = (*options.fixed, *options.extra_deps, *hooks)
         return (
-            (value, *identity.values_beside(extra_deps, held)) if extra_deps else (value, (), held)
+            (value, *identity.values_of_extra_deps(extra_deps, held)) if extra_deps else (value, (), held)
         )
 
     def find(
