@@ -35,7 +35,7 @@ class Member:
         index: its number.
         count: how many processes it believes there are.
         platform: that of its devices.
-        where: its host and the number that it has there.
+        where: its host and its process id there.
     """
 
     index: int
@@ -67,7 +67,7 @@ class Place:
 
     @property
     def host(self) -> str:
-        """That of process 0."""
+        """The host of process 0."""
         return self.address.rpartition(":")[0]
 
 
@@ -235,7 +235,7 @@ class _Book:
         return json.loads(self.store.get(key)) if self._comes(key, deadline) else None
 
     def close(self, number: int, is_keeper: bool) -> None:
-        """Say that the reading is over; who keeps the store waits for all to say so."""
+        """Signal completion; the store's owner waits for every process."""
         self.store.set(f"read {number}", "")
         if is_keeper:
             deadline = time.monotonic() + _LINGER

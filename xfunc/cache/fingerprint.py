@@ -58,7 +58,7 @@ class Fingerprinter:
         classes: the user's classes that were found, directly or through an instance, and the
             states in which they count.
         modules: the Python modules found.
-        things: the mutable objects found; see `xfunc.cache.mutation_guard`.
+        mutables: the mutable objects found; see `xfunc.cache.mutation_guard`.
         skipped: whether a place was found that does not count; see NOTE [volatile places].
         places: for each mutable place, its owner and its current content.
         refuses: whether to refuse objects that cannot be compared, as for the values of a user's
@@ -72,7 +72,7 @@ class Fingerprinter:
         self.functions: list[types.FunctionType] = []
         self.classes: dict[type, State | None] = {}
         self.modules: list[types.ModuleType] = []
-        self.things: list[object] = []
+        self.mutables: list[object] = []
         self.skipped = False
         self._seen: dict[int, int] = {}
         self._slots: dict[int, int] = {}
@@ -100,7 +100,7 @@ class Fingerprinter:
         self._seen[id(x)] = len(self._seen)
         self._alive.append(x)
         if kind not in _FIXED and not isinstance(x, Wrapper):
-            self.things.append(x)
+            self.mutables.append(x)
         return _rule_of(kind)(self, x)
 
     def tensor(self, x: torch.Tensor) -> Hashable:
@@ -140,9 +140,9 @@ class Fingerprinter:
     ) -> mutation_guard.MutationGuard:
         """A guard of all visited objects and of some namespaces."""
         states = {c: None for cls in self.classes for c in classes.known(cls).everything}
-        things = [t for state in states for t in state.things]
-        kinds = [k for c in states for k in c.kinds]
-        return mutation_guard.MutationGuard([*self.things, *things], kinds, namespaces)
+        mutables = [t for state in states for t in state.mutables]
+        kinds = [k for c in states for k in c.types]
+        return mutation_guard.MutationGuard([*self.mutables, *mutables], kinds, namespaces)
 
     def all(self, xs: Iterable[object]) -> tuple[Hashable, ...]:
         return tuple([self.value(x) for x in xs])

@@ -45,11 +45,11 @@ def places_of(fun: object) -> dict[tuple[int, str | None], tuple[object, Hashabl
     return walk.places
 
 
-def things_in(fun: object) -> list[object]:
+def mutables_in(fun: object) -> list[object]:
     """The mutable objects that a function holds."""
     walk = Fingerprinter()
     walk.value(fun)
-    return walk.things
+    return walk.mutables
 
 
 def class_contents(fun: object) -> dict[classes.ClassState, dict[tuple[type, str], Hashable]]:
@@ -69,7 +69,7 @@ def detached(
     """
     if not any(t.device.type == "cpu" for t in captures):
         return captures
-    spans = [span for x in (*things_in(fun), *others) if (span := _memory_of(x)) is not None]
+    spans = [span for x in (*mutables_in(fun), *others) if (span := _memory_of(x)) is not None]
     if not spans:
         return captures
     with torch._C.DisableTorchFunction(), functorch.bottom_level():
@@ -159,15 +159,15 @@ class FunctionValue:
 
     def check(self) -> Callable[[], bool] | None:
         """A function that returns whether the value is unchanged; None if it must be computed."""
-        if self._found is None or self._watch is None or not self._watch.same():
+        if self._found is None or self._watch is None or not self._watch.is_unchanged():
             return None
-        return self._watch.same
+        return self._watch.is_unchanged
 
     def __call__(self) -> tuple[Hashable, list[torch.Tensor]]:
         """See `function_value`."""
         result = self._found
         if result is not None and self._watch is not None:
-            if self._watch.same():
+            if self._watch.is_unchanged():
                 return result
             self._found = self._watch = None
         walk = Fingerprinter()
@@ -189,7 +189,7 @@ class Constants:
     def __init__(self, funs: list[types.FunctionType]):
         self._parts = [(f, f.__code__, f.__defaults__) for f in funs]
 
-    def same(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether they are unchanged."""
         for f, code, defaults in self._parts:
             if f.__code__ is not code or f.__defaults__ is not defaults or f.__dict__:

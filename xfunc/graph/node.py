@@ -177,7 +177,7 @@ class Node:
 
 
 def reached(roots: Iterable[Node], ends: Iterable[Node]) -> list[Node]:
-    """The nodes that `roots` depend on, each after its operands; operands of `ends` do not count."""
+    """The nodes that `roots` depend on, each after its operands, up to and including `ends`."""
     last = set(map(id, ends))
     found: dict[int, Node] = {}
     stack = [*roots]

@@ -22,8 +22,8 @@ from xfunc.backends.active import runtime
 from xfunc.core.types import Shaped
 from xfunc.program.autograd_functions import (
     Application,
-    ReverseRuleFunction,
     PrimitiveFunction,
+    ReverseRuleFunction,
     apply,
     unwrap_dead,
 )

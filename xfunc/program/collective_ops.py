@@ -1,7 +1,7 @@
 """The operations by which devices, or the examples of a batch, combine their values.
 
-There is a class for each. All but the maximum are linear in the values of all devices together, and are differentiated as
-such:
+There is a class for each. All but the maximum are linear in the values of all devices together, and
+are differentiated as such:
 
 ===================  ========================================  ========================
 class                result on a device                        transpose

@@ -175,4 +175,6 @@ def note(
     modes, check = ambient.plain_modes(), staged.function_value.check()
     if guards is None or modes is None or check is None or not entry.runs_alone():
         return
-    latest.fast_path = FastPath(staged.caller, entry, structure, avals, modes, check, guards, of_host)
+    latest.fast_path = FastPath(
+        staged.caller, entry, structure, avals, modes, check, guards, of_host
+    )

@@ -13,9 +13,8 @@ def outline_barriers(proto: pb.HloModuleProto, *, partitioned: bool) -> None:
     once would be computed again in other fusions. It neither merges nor fuses the instructions of
     two computations.
 
-    Args:
-        partitioned: whether the module is for several devices. XLA then heeds barriers when it
-            merges, but not when it fuses: only functions that are nothing but a barrier are held.
+    If the module is `partitioned`, for several devices, XLA heeds barriers where it merges, but not
+    where it fuses: then only functions that are nothing but a barrier are outlined.
     """
     behind = {
         c.id
