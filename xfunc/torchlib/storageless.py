@@ -51,7 +51,7 @@ def is_handled_in_python(x: torch.Tensor) -> bool:
     return _keys_of(x).has(_PYTHON)
 
 
-def with_memory(x: torch.Tensor, label: str = "a tensor that a program takes") -> torch.Tensor:
+def with_memory(x: torch.Tensor) -> torch.Tensor:
     """The values of a tensor for which `is_without_memory` is true.
 
     Raises:
@@ -60,7 +60,7 @@ def with_memory(x: torch.Tensor, label: str = "a tensor that a program takes") -
     with torch._C.DisableTorchFunction():
         found = why_no_data(x)
         if found is not None:
-            problem = f"{label} ({short(x)}) cannot be used: {found[0]}"
+            problem = f"a tensor that a program takes ({short(x)}) cannot be used: {found[0]}"
             raise UnsupportedOpError(report(problem, found[1]))
         x = functorch.innermost(x)
         return x.clone() if x._is_zerotensor() else x
