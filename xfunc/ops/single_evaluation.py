@@ -2,9 +2,9 @@
 
 NOTE [values computed twice]: XLA computes a value again in each fusion that reads it, and each
 fusion may round in its own way: by fused multiplications and additions, or for another width of
-vectors. A value then differs from itself: ``x == x.amax()`` can hold nowhere. torch's derivatives
-of maxima were zero so, without a word, and the places of maxima out of range. XLA does not compute
-again what is behind a barrier (see also `xfunc.hlo.passes.barriers`).
+vectors. A value then differs from itself: ``x == x.amax()`` can hold nowhere. So torch's derivatives
+of maxima were silently zero, and the indices of maxima out of range. XLA does not compute a value
+again that is behind a barrier (see also `xfunc.hlo.passes.barriers`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def _settled(x: Node) -> Node:
-    # A function, which `hold_barriers` keeps one.
+    # A function with only the barrier, which `outline_barriers` keeps XLA from inlining.
     return build.call(_barrier(x.type), [x])[0]
 
 
