@@ -24,7 +24,7 @@ _MODES = ("promise_in_bounds", "clip", "drop", "fill")
 
 
 class Options(TypedDict, total=False):
-    """The options of an update; see `Place`."""
+    """The options of an update; see `IndexUpdateRef`."""
 
     mode: str | None
     indices_are_sorted: bool
@@ -57,11 +57,11 @@ class At:
     def __init__(self, x: Tensor):
         self._x = x
 
-    def __getitem__(self, index: object) -> Place:
-        return Place(self._x, index)
+    def __getitem__(self, index: object) -> IndexUpdateRef:
+        return IndexUpdateRef(self._x, index)
 
 
-class Place:
+class IndexUpdateRef:
     """Part of an array; each method but `get` returns the whole array, changed there.
 
     Values broadcast against the part and get the dtype of the array. `mode` says what happens to
@@ -77,7 +77,9 @@ class Place:
     def _update(self, kind: str, values: object, options: Options) -> Tensor:
         values = _checked_values(values, self._x)
         if self._where.mask and tracing.current() is None and not self._is_one_for_all(values):
-            return Place(self._x, self._index, find_mask=True)._update(kind, values, options)
+            return IndexUpdateRef(self._x, self._index, find_mask=True)._update(
+                kind, values, options
+            )
         return Indexed(_unused, self._where, kind, _mode_of(options))(self._x, self._arrays, values)
 
     def set(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
@@ -134,14 +136,16 @@ class Place:
         """
         fill = _default_fill(self._x.dtype) if fill_value is None else fill_value
         if self._where.mask and tracing.current() is None:
-            return Place(self._x, self._index, find_mask=True).get(fill_value=fill_value, **options)
+            return IndexUpdateRef(self._x, self._index, find_mask=True).get(
+                fill_value=fill_value, **options
+            )
         kind = "get" if options.get("mode") in ("fill", "drop") else "get clipped"
         given = Indexed(_unused, self._where, kind, _mode_of(options))
         return given(self._x, self._arrays, _checked_values(fill, self._x))
 
-    def _of(self, x: Tensor) -> Place:
+    def _of(self, x: Tensor) -> IndexUpdateRef:
         """The same part of another array."""
-        other = object.__new__(Place)
+        other = object.__new__(IndexUpdateRef)
         other._x, other._index = x, self._index
         other._where, other._arrays = self._where, self._arrays
         return other
