@@ -17,7 +17,7 @@ from xfunc.program.primitive import Tensor
 from xfunc.program.program import differentiable
 from xfunc.sharding.jit_shardings import hashable
 from xfunc.sharding.manual import Region, inside
-from xfunc.sharding.manual_region import Port, ways
+from xfunc.sharding.manual_region import RegionValue, analyze_outputs
 from xfunc.sharding.mesh import AbstractMesh
 from xfunc.sharding.prefix import broadcast
 from xfunc.sharding.shard_map_primitive import ShardMap
@@ -272,7 +272,10 @@ class ShardMapped(Transform[P, R]):
             return specs
         key = ("shard_map replication", region, tuple(in_specs))
         differ = entry.program.memo(
-            key, lambda: ways(entry.program.lowering, region, [*map(Port, in_specs)])[0]
+            key,
+            lambda: analyze_outputs(entry.program.lowering, region, [*map(RegionValue, in_specs)])[
+                0
+            ],
         )
         for spec, axes, label in zip(specs, differ, labels, strict=False):
             bad = [n for n in region.missing(spec) if n in axes]

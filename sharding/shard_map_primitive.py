@@ -31,7 +31,7 @@ from xfunc.remat.partition import Partition, gathered
 from xfunc.remat.policies import everything_saveable
 from xfunc.sharding.collective_primitive import Total
 from xfunc.sharding.manual import Region
-from xfunc.sharding.manual_region import Port, across, ways
+from xfunc.sharding.manual_region import RegionValue, analyze_outputs, wrap_region
 from xfunc.sharding.spec import PartitionSpec
 from xfunc.sharding.vmap_specs import mapped_axes, with_axis
 from xfunc.torchlib.batching import Size, axes_of
@@ -79,8 +79,8 @@ class ShardMap(Primitive):
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         def make() -> HloProgram:
-            ins, outs = map(Port, self.in_specs), map(Port, self.out_specs)
-            return across(self.name, self.body.lowering, self.region, [*ins], [*outs])
+            ins, outs = map(RegionValue, self.in_specs), map(RegionValue, self.out_specs)
+            return wrap_region(self.name, self.body.lowering, self.region, [*ins], [*outs])
 
         return self.body.memo(("shard_map", self.key), make).apply(args)
 
@@ -179,9 +179,9 @@ class ShardMapReverseRule:
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
         def make() -> HloProgram:
             p, partition = self.forwards, self.partition
-            kept = [Port.row(p.region)] * partition.n_residuals
-            ins, outs = [*map(Port, p.in_specs)], [*map(Port, p.out_specs), *kept]
-            return across(f"{p.name}.forward", partition.forward, p.region, ins, outs)
+            kept = [RegionValue.row(p.region)] * partition.n_residuals
+            ins, outs = [*map(RegionValue, p.in_specs)], [*map(RegionValue, p.out_specs), *kept]
+            return wrap_region(f"{p.name}.forward", partition.forward, p.region, ins, outs)
 
         return self.joint.memo(("shard_map forward", self.forwards.key), make).apply(args)
 
@@ -200,18 +200,18 @@ class ShardMapReverseRule:
 
     def _backward(self, partition: Partition) -> HloProgram:
         p, region = self.forwards, self.forwards.region
-        differ, varies = ways(partition.forward, region, [*map(Port, p.in_specs)])
+        differ, varies = analyze_outputs(partition.forward, region, [*map(RegionValue, p.in_specs)])
         rows = zip(differ[self.n_outputs :], varies[self.n_outputs :], strict=True)
 
-        def ct(k: int) -> Port:  # See NOTE [gradients across the border].
+        def ct(k: int) -> RegionValue:  # See NOTE [gradients across the border].
             spec = p.out_specs[self.joint.cts[k]]
-            return Port(spec, share=region.size(region.missing(spec)))
+            return RegionValue(spec, share=region.size(region.missing(spec)))
 
-        residuals = [Port.row(region, *row) for row in rows]
-        ins = gathered(partition.sources, [*map(Port, p.in_specs)], residuals, ct)
+        residuals = [RegionValue.row(region, *row) for row in rows]
+        ins = gathered(partition.sources, [*map(RegionValue, p.in_specs)], residuals, ct)
         specs = [self.grad_specs[self.wrt[k]] for k in partition.gradients]
-        outs = [Port(s, sum_over=region.missing(s)) for s in specs]
-        return across(f"{p.name}.backward", partition.backward, region, ins, outs)
+        outs = [RegionValue(s, sum_over=region.missing(s)) for s in specs]
+        return wrap_region(f"{p.name}.backward", partition.backward, region, ins, outs)
 
     def batched(self, dims: Dims, n: int) -> tuple[ShardMapReverseRule, Dims, Dims, Dims]:
         axes, each = self.forwards.divided(n)

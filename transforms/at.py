@@ -15,7 +15,7 @@ from xfunc.errors import fail, kind_of, shown
 from xfunc.stages.checks import Fun, Tensor, as_tensor
 from xfunc.stages.transformed import Transform
 from xfunc.trace import tracing
-from xfunc.transforms.numpy_indexing import Positions, as_index, positions
+from xfunc.transforms.numpy_indexing import IndexPlan, as_index, positions
 from xfunc.transforms.scatter import scattered
 from xfunc.transforms.while_loop import while_loop
 from xfunc.tree import Leaf
@@ -170,7 +170,7 @@ def _unused(x: Tensor) -> Tensor:
 class Indexed(Transform[..., Tensor]):
     """``(x, index arrays, values) -> the result``."""
 
-    def __init__(self, fun: Fun, where: Positions, kind: str, mode: str):
+    def __init__(self, fun: Fun, where: IndexPlan, kind: str, mode: str):
         self._where, self._kind, self._mode = where, kind, mode
         super().__init__(fun, (where, kind, mode), "at")
         self.__name__ = self.__qualname__ = f"at.{kind}"
