@@ -27,7 +27,7 @@ from xfunc.stages.checks import arrays, as_tensors, labels_in
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
-from xfunc.stages.transformed import Transform
+from xfunc.stages.transformed import CallableOrLambda, Transform
 from xfunc.torchlib.eager import disable_jit, is_eager
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import effects
@@ -40,7 +40,7 @@ _NO_SPECS = object()
 
 @overload
 def shard_map(
-    f: Callable[P, R],
+    f: CallableOrLambda[P, R],
     mesh: AbstractMesh | None = None,
     in_specs: object = ...,
     out_specs: object = ...,

@@ -14,7 +14,7 @@ from xfunc.remat.policies import Policy, check_policy, nothing_saveable
 from xfunc.stages.checks import Fun, not_chosen, select
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, call_in_trace
-from xfunc.stages.transformed import Transform
+from xfunc.stages.transformed import CallableOrLambda, Transform
 from xfunc.torchlib.eager import is_eager
 
 P = ParamSpec("P")
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 def checkpoint(
-    fun: Callable[P, R],
+    fun: CallableOrLambda[P, R],
     policy: Policy | None = None,
     *,
     prevent_cse: bool = True,

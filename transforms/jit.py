@@ -23,7 +23,7 @@ from xfunc.stages.compiler_options import Option, refuse_inside
 from xfunc.stages.compiler_options import compiler_options as checked_options
 from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged, call_in_trace, run_staged
-from xfunc.stages.transformed import Transform
+from xfunc.stages.transformed import CallableOrLambda, Transform
 from xfunc.symbolic import budget, lowered
 from xfunc.symbolic.abstract import is_symbolic
 from xfunc.symbolic.dynamic import Dynamic
@@ -52,7 +52,7 @@ class _Settings(TypedDict, total=False):
 
 
 @overload
-def jit(fun: Callable[P, R], **settings: Unpack[_Settings]) -> Jit[P, R]: ...
+def jit(fun: CallableOrLambda[P, R], **settings: Unpack[_Settings]) -> Jit[P, R]: ...
 @overload
 def jit(**settings: Unpack[_Settings]) -> _Decorator: ...
 def jit(

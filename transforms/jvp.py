@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeVar, overload
 
 import torch
@@ -20,7 +20,7 @@ from xfunc.stages.checks import (
     labels_in,
     split_results,
 )
-from xfunc.stages.transformed import Transform
+from xfunc.stages.transformed import CallableOrLambda, Transform
 from xfunc.torchlib import functorch
 from xfunc.tree import PyTree
 
@@ -30,14 +30,14 @@ Aux = TypeVar("Aux")
 
 @overload
 def jvp(
-    fun: Callable[..., R],
+    fun: CallableOrLambda[..., R],
     primals: Sequence[object],
     tangents: Sequence[object],
     has_aux: Literal[False] = False,
 ) -> tuple[R, R]: ...
 @overload
 def jvp(
-    fun: Callable[..., tuple[R, Aux]],
+    fun: CallableOrLambda[..., tuple[R, Aux]],
     primals: Sequence[object],
     tangents: Sequence[object],
     has_aux: Literal[True],

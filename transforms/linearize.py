@@ -19,6 +19,7 @@ from xfunc.remat.policies import everything_saveable
 from xfunc.stages.arguments import avals_of, prepare
 from xfunc.stages.checks import Fun, arrays, as_tensors, check_callable, labels_of, split_results
 from xfunc.stages.staging import Staged
+from xfunc.stages.transformed import CallableOrLambda
 from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.storageless import check_surroundings
@@ -33,11 +34,11 @@ Aux = TypeVar("Aux")
 
 @overload
 def linearize(
-    fun: Callable[..., R], *primals: object, has_aux: Literal[False] = False
+    fun: CallableOrLambda[..., R], *primals: object, has_aux: Literal[False] = False
 ) -> tuple[R, Callable[..., R]]: ...
 @overload
 def linearize(
-    fun: Callable[..., tuple[R, Aux]], *primals: object, has_aux: Literal[True]
+    fun: CallableOrLambda[..., tuple[R, Aux]], *primals: object, has_aux: Literal[True]
 ) -> tuple[R, Callable[..., R], Aux]: ...
 @overload
 def linearize(fun: Fun, *primals: object, has_aux: bool) -> tuple[PyTree, ...]: ...

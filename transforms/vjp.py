@@ -42,7 +42,7 @@ from xfunc.stages.checks import (
     split_results,
 )
 from xfunc.stages.staging import Staged, call_in_trace
-from xfunc.stages.transformed import Transform, own
+from xfunc.stages.transformed import CallableOrLambda, Transform, own
 from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.storageless import check_surroundings
@@ -58,11 +58,11 @@ _Held: TypeAlias = tuple[Hashable, list[Tensor]]
 
 @overload
 def vjp(
-    fun: Callable[..., R], *primals: object, has_aux: Literal[False] = False
+    fun: CallableOrLambda[..., R], *primals: object, has_aux: Literal[False] = False
 ) -> tuple[R, Pullback]: ...
 @overload
 def vjp(
-    fun: Callable[..., tuple[R, Aux]], *primals: object, has_aux: Literal[True]
+    fun: CallableOrLambda[..., tuple[R, Aux]], *primals: object, has_aux: Literal[True]
 ) -> tuple[R, Pullback, Aux]: ...
 @overload
 def vjp(fun: Fun, *primals: object, has_aux: bool) -> tuple[PyTree, ...]: ...

@@ -16,7 +16,7 @@ from xfunc.errors import TreeMismatchError, fail, report, shown
 from xfunc.program.named_axes import named
 from xfunc.stages.arguments import as_outputs
 from xfunc.stages.checks import Tensor, arrays, as_arrays, as_tensor, is_sequence
-from xfunc.stages.transformed import Transform
+from xfunc.stages.transformed import CallableOrLambda, Transform
 from xfunc.torchlib import batching, functorch
 from xfunc.trace import tracing
 from xfunc.tree import PyTree
@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 def vmap(
-    fun: Callable[P, R],
+    fun: CallableOrLambda[P, R],
     in_axes: object = 0,
     out_axes: object = 0,
     axis_name: str | None = None,
