@@ -99,7 +99,7 @@ def check(pred: object, fmt: str, *args: object, **kwargs: object) -> None:
         >>> root(torch.tensor(-1.0))
         Traceback (most recent call last):
         xfunc.errors.ExecutionError: a check failed: root of -1.0
-      at ...
+          at ...
 
     Semantics: ``jax.experimental.checkify.check``, where the caller has to request the error.
     """
