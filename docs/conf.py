@@ -71,6 +71,7 @@ toc_object_entries = False  # the headings name the objects
 napoleon_use_rtype = False
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
+_FOR_LAMBDAS = re.compile(r" \| [\w.~]*Callable\[\[[\w.~]*Concatenate\[[^\]]*\]\], [\w.~]+\]")
 _NAMES = re.compile(r"^## (`xf[\w.]*`(, `xf[\w.]*`)*)$", re.MULTILINE)
 
 
@@ -171,13 +172,18 @@ def _forget_overloads(path: str) -> None:
 def _simplify(
     app: Any, what: str, name: str, value: object, options: Any, *parts: str | None
 ) -> Any:
-    """Write a parameter specification as ``...``, since `P` is a spec here; and aliases by name."""
+    """Write a parameter specification as ``...``, since `P` is a spec here; and aliases by name.
+
+    Of `CallableOrLambda`, only the first member is shown: the others are for type checkers.
+    """
     array_like = stringify_annotation(ArrayLike, "smart")
-    return [
-        part
-        and re.sub(r"\[~P\](?=, )|~(typing\.~)?P\b", "...", part).replace(array_like, "ArrayLike")
-        for part in parts
-    ]
+
+    def simple(text: str) -> str:
+        text = _FOR_LAMBDAS.sub("", text)
+        text = re.sub(r"\[~P\](?=, )|~(typing\.~)?P\b", "...", text)
+        return text.replace(array_like, "ArrayLike")
+
+    return [part and simple(part) for part in parts]
 
 
 def _let_names_break(app: Any, pagename: str, template: str, context: Any, doctree: Any) -> None:

@@ -1,7 +1,8 @@
 """Tensors in the files of a checkpoint, where each is an archive that `torch.save` wrote.
 
-`torch.load` takes a millisecond for an archive, whatever its size. But archives of tensors of one
-shape and dtype are the same up to the tensor's data: it is enough that torch reads the first.
+`torch.load` takes a millisecond for each archive, however small. Archives of tensors of one shape
+and dtype differ in the tensor's data only, so torch reads the first, and its layout serves for the
+others.
 """
 
 from __future__ import annotations

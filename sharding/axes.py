@@ -71,7 +71,7 @@ class Axes:
         return result
 
     def combine(self, exchange: CollectiveOp, x: Tensor) -> Tensor:
-        """The sum or the maximum."""
+        """The sum or the maximum along all axes."""
         for p in self.parts:
             x = p.apply(exchange, x)
         return x

@@ -77,14 +77,14 @@ def save_checkpoint_async(
     Args:
         path: the folder, which must not exist.
         x: a tree of tensors and Python numbers.
-        extra: as of `save_checkpoint`.
+        extra: as for `save_checkpoint`.
 
     Returns:
         The save: ``.result()`` waits for it to finish, and raises the `CheckpointWriteError` if it
         failed; ``.done()`` says whether it has finished.
 
     Raises:
-        FileExistsError, TreeMismatchError, TypeError, PurityError, RuntimeError: as of
+        FileExistsError, TreeMismatchError, TypeError, PurityError, RuntimeError: as for
             `save_checkpoint`.
     """
     from xfunc.sharding import storage
@@ -93,7 +93,7 @@ def save_checkpoint_async(
     with _saving:
         job, tensors = _job("save_checkpoint_async", path, x, extra)
         parts = {name: copy(tensor, job.targets[name]) for name, tensor in tensors.items()}
-        group = _group_beside(distributed.group.WORLD) if distributed.is_initialized() else None
+        group = _separate_group(distributed.group.WORLD) if distributed.is_initialized() else None
         storage.silence()
         _pending = pending = _thread.submit(_write, job, parts.__getitem__, group)
     return pending
@@ -241,7 +241,7 @@ def _json(extra: object) -> bytes:
 
 
 @functools.cache
-def _group_beside(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup | None:
+def _separate_group(group: distributed.ProcessGroup | None) -> distributed.ProcessGroup | None:
     """The same processes as a separate group, because threads must not mix their collectives."""
     result: Any = distributed.new_group(distributed.get_process_group_ranks(group), backend="gloo")
     return result

@@ -83,7 +83,7 @@ def tensor_of(leaf: Leaf, name: str) -> torch.Tensor:
 
 
 def target_for(leaf: Leaf) -> Target:
-    """The request of a target's leaf."""
+    """The shape, dtype and placement that a leaf of the target requests."""
     x = leaf.value
     if type(x) in _NUMBERS:
         return Target((), _NUMBERS[type(x)], on_host=True)

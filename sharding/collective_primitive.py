@@ -51,7 +51,7 @@ class Collective(Communication):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return _lowering(self).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule | None:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule | None:
         return CustomReverseRule(self)
 
     def batch(
@@ -82,7 +82,7 @@ class Total(Collective):
     If such an axis also shards the examples of a batch, each example is on one device only.
     """
 
-    def pair(self, wrt: tuple[bool, ...]) -> None:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> None:
         return None
 
     def batch(

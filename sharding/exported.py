@@ -23,7 +23,7 @@ def _written(mesh: AbstractMesh) -> list[object]:
 
 
 def _read(written: Any) -> list[NamedSharding | None]:
-    """The shardings; on meshes of devices that this process need not have."""
+    """The shardings, on meshes of devices that this process may not have."""
     meshes = [_mesh(*m) for m in written["meshes"]]
     return [
         None if found is None else NamedSharding(meshes[found[0]], found[1])

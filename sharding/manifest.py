@@ -113,7 +113,7 @@ def read_extra(folder: Path) -> Any:
     """The `extra` given to `save_checkpoint`.
 
     Raises:
-        FileNotFoundError: there is no such thing.
+        FileNotFoundError: the folder has no such file.
     """
     sums = read_manifest(folder)
     if sums is None:
@@ -125,7 +125,7 @@ def read_extra(folder: Path) -> Any:
 
 
 def damaged(folder: Path, name: str, what: str) -> DamagedCheckpointError:
-    """The error of a file, or, if it is called "", of some file."""
+    """The error for a damaged file, or for some file of the folder if `name` is empty."""
     return DamagedCheckpointError(
         report(
             f"the checkpoint at {folder} is damaged: {f'{name} {what}'.lstrip()}",

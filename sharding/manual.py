@@ -85,7 +85,7 @@ class Region:
         return Node("custom-call", type, (divided,), how)
 
     def leave(self, x: Node, spec: PartitionSpec) -> Node:
-        """The aval of the whole array, given that of a device's shard."""
+        """The whole array, put together from the devices' shards; `x` is one device's."""
         if self.is_trivial:
             return x
         ndim = len(x.dims)

@@ -24,7 +24,7 @@ from xfunc.trace.lowering import HloProgram
 
 
 @dataclasses.dataclass(frozen=True)
-class Port:
+class RegionValue:
     """How one value crosses the border of a region.
 
     Attributes:
@@ -52,7 +52,7 @@ class Port:
         region: Region,
         differs: frozenset[str] = frozenset(),
         varies: frozenset[str] = frozenset(),
-    ) -> Port:
+    ) -> RegionValue:
         """For a per-device value without a spec."""
         return cls(PartitionSpec(region.own), True, differs, varies)
 
@@ -72,17 +72,21 @@ class Port:
         return Aval(region.global_shape(shape, self.spec), aval.dtype)
 
 
-def across(
-    name: str, local: HloProgram, region: Region, ins: Sequence[Port], outs: Sequence[Port]
+def wrap_region(
+    name: str,
+    local: HloProgram,
+    region: Region,
+    ins: Sequence[RegionValue],
+    outs: Sequence[RegionValue],
 ) -> HloProgram:
-    """The function of whole arrays.
+    """The function of whole arrays that runs one device's program on each device's parts.
 
     Args:
-        name: of the function.
+        name: the function's name.
         local: one device's program.
-        region: where it runs.
-        ins: for each flat input.
-        outs: for each output.
+        region: the manual region in which it runs.
+        ins: how each flat input enters the region.
+        outs: how each output leaves it.
 
     Raises:
         ShardingError: `local` contains an operation that is impossible in the region.
@@ -91,8 +95,8 @@ def across(
     results = tuple(p.outside(region, a) for p, a in zip(outs, local.outputs, strict=True))
     if not results:
         return HloProgram.empty(name, given)
-    local = settled(local, region, ins)
-    differ = along(local, region, ins)
+    local = resolve_vma(local, region, ins)
+    differ = differing_axes(local, region, ins)
     inside = without_ties(local.graph)  # One device's shards are not sharded any further.
     if not region.is_whole and not region.is_trivial:
         _check_operations(local.name, inside)
@@ -100,8 +104,8 @@ def across(
     inside = without_sums(inside, _differing(local, region, ins), _axes(region))
     with unattributed():
         inputs = build.parameters([array_of(given[i]) for i in local.inputs])
-        ports = [ins[i] for i in local.inputs]
-        entered = [_entered(x, p, region) for x, p in zip(inputs, ports, strict=True)]
+        values = [ins[i] for i in local.inputs]
+        entered = [_entered(x, p, region) for x, p in zip(inputs, values, strict=True)]
         results_inside = build.call(inside, entered)
         pairs = zip(results_inside, outs, differ, strict=True)
         left = [_left(x, p, region, d) for x, p, d in pairs]
@@ -111,21 +115,21 @@ def across(
     return HloProgram.of(name, graph, given, results, local.inputs)
 
 
-def _entered(x: Node, port: Port, region: Region) -> Node:
-    x = region.enter(x, port.spec)
-    if port.is_row:
+def _entered(x: Node, value: RegionValue, region: Region) -> Node:
+    x = region.enter(x, value.spec)
+    if value.is_row:
         x = build.reshape(x, x.dims[1:])
-    return _times(x, 1 / port.share)
+    return _times(x, 1 / value.share)
 
 
-def _left(x: Node, port: Port, region: Region, differs: frozenset[str]) -> Node:
-    axes = [n for n in port.sum_over if n in differs]
+def _left(x: Node, value: RegionValue, region: Region, differs: frozenset[str]) -> Node:
+    axes = [n for n in value.sum_over if n in differs]
     if axes:
         x = all_reduce(x, region.groups(axes), "add")
-    x = _times(x, region.size(port.sum_over) // region.size(axes))
-    if port.is_row:
+    x = _times(x, region.size(value.sum_over) // region.size(axes))
+    if value.is_row:
         x = build.reshape(x, (1, *x.dims))
-    return region.leave(x, port.spec)
+    return region.leave(x, value.spec)
 
 
 def _times(x: Node, k: float) -> Node:
@@ -213,7 +217,7 @@ def without_ties(graph: Graph) -> Graph:
     return of(graph)
 
 
-def settled(local: HloProgram, region: Region, ins: Sequence[Port]) -> HloProgram:
+def resolve_vma(local: HloProgram, region: Region, ins: Sequence[RegionValue]) -> HloProgram:
     """One device's program, without the markers of varying types: see `xfunc.hlo.spmd.vma`.
 
     Raises:
@@ -244,21 +248,23 @@ def settled(local: HloProgram, region: Region, ins: Sequence[Port]) -> HloProgra
     return dataclasses.replace(local, function=graph)
 
 
-def _types(local: HloProgram, region: Region, ins: Sequence[Port]) -> list[frozenset[str]]:
+def _types(local: HloProgram, region: Region, ins: Sequence[RegionValue]) -> list[frozenset[str]]:
     """The types of the parameters, as far as axes of this region are concerned."""
     every = frozenset(n for n in region.own if region.mesh.shape[n] > 1)
     return [every & ins[i].type if i < len(ins) else frozenset() for i in local.inputs]
 
 
-def ways(
-    local: HloProgram, region: Region, ins: Sequence[Port]
+def analyze_outputs(
+    local: HloProgram, region: Region, ins: Sequence[RegionValue]
 ) -> tuple[tuple[frozenset[str], ...], tuple[frozenset[str], ...]]:
     """For each output, the axes along which it may differ, and those along which it varies."""
-    differ = along(settled(local, region, ins), region, ins)
+    differ = differing_axes(resolve_vma(local, region, ins), region, ins)
     return differ, vma.types(local.graph, _types(local, region, ins), frozenset(region.own))
 
 
-def along(local: HloProgram, region: Region, ins: Sequence[Port]) -> tuple[frozenset[str], ...]:
+def differing_axes(
+    local: HloProgram, region: Region, ins: Sequence[RegionValue]
+) -> tuple[frozenset[str], ...]:
     """How the outputs of one device's program may differ from device to device.
 
     Raises:
@@ -289,7 +295,7 @@ def _axes(region: Region) -> frozenset[str]:
 
 
 def _differing(
-    local: HloProgram, region: Region, ins: Sequence[Port]
+    local: HloProgram, region: Region, ins: Sequence[RegionValue]
 ) -> tuple[frozenset[str], ...]:
     """The axes along which the inputs of one device's program may differ."""
     every = _axes(region)

@@ -151,7 +151,7 @@ def unchecked(
 
 
 class Mesh(AbstractMesh):
-    """The devices of this process, laid out along named axes.
+    """The devices, of all processes, laid out along named axes.
 
     Args:
         devices: the numbers of the devices, an array with one dimension for each axis. All devices
@@ -215,7 +215,7 @@ def _as_tuple(given: object, single: type) -> tuple[Any, ...]:
 
 
 def check_devices(mesh: AbstractMesh, what: str | None = None) -> None:
-    """Raise unless a mesh contains each device of this process exactly once.
+    """Raise unless a mesh contains each device exactly once.
 
     Args:
         mesh: the mesh.
@@ -246,7 +246,7 @@ def make_mesh(
     *,
     dcn_axes: Mapping[str, int] | None = None,
 ) -> Mesh:
-    """A mesh of the devices of this process.
+    """A mesh of the devices of all processes.
 
     Args:
         axis_shapes: the number of devices along each axis.

@@ -17,7 +17,7 @@ from xfunc.program.primitive import Tensor
 from xfunc.program.program import differentiable
 from xfunc.sharding.jit_shardings import hashable
 from xfunc.sharding.manual import Region, inside
-from xfunc.sharding.manual_region import Port, ways
+from xfunc.sharding.manual_region import RegionValue, analyze_outputs
 from xfunc.sharding.mesh import AbstractMesh
 from xfunc.sharding.prefix import broadcast
 from xfunc.sharding.shard_map_primitive import ShardMap
@@ -27,7 +27,7 @@ from xfunc.stages.checks import arrays, as_tensors, labels_in
 from xfunc.stages.entry import Entry
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
-from xfunc.stages.transformed import Transform
+from xfunc.stages.transformed import CallableOrLambda, Transform
 from xfunc.torchlib.eager import disable_jit, is_eager
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import effects
@@ -40,7 +40,7 @@ _NO_SPECS = object()
 
 @overload
 def shard_map(
-    f: Callable[P, R],
+    f: CallableOrLambda[P, R],
     mesh: AbstractMesh | None = None,
     in_specs: object = ...,
     out_specs: object = ...,
@@ -268,13 +268,14 @@ class ShardMapped(Transform[P, R]):
         specs = [
             _out_spec(*one, region, f"{name}: ") for one in zip(given, avals, labels, strict=True)
         ]
-        if not self._check_vma:
-            return specs
-        if not avals:
+        if not (self._check_vma and avals):
             return specs
         key = ("shard_map replication", region, tuple(in_specs))
         differ = entry.program.memo(
-            key, lambda: ways(entry.program.lowering, region, [*map(Port, in_specs)])[0]
+            key,
+            lambda: analyze_outputs(entry.program.lowering, region, [*map(RegionValue, in_specs)])[
+                0
+            ],
         )
         for spec, axes, label in zip(specs, differ, labels, strict=False):
             bad = [n for n in region.missing(spec) if n in axes]

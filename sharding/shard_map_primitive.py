@@ -31,7 +31,7 @@ from xfunc.remat.partition import Partition, gathered
 from xfunc.remat.policies import everything_saveable
 from xfunc.sharding.collective_primitive import Total
 from xfunc.sharding.manual import Region
-from xfunc.sharding.manual_region import Port, across, ways
+from xfunc.sharding.manual_region import RegionValue, analyze_outputs, wrap_region
 from xfunc.sharding.spec import PartitionSpec
 from xfunc.sharding.vmap_specs import mapped_axes, with_axis
 from xfunc.torchlib.batching import Size, axes_of
@@ -79,13 +79,13 @@ class ShardMap(Primitive):
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         def make() -> HloProgram:
-            ins, outs = map(Port, self.in_specs), map(Port, self.out_specs)
-            return across(self.name, self.body.lowering, self.region, [*ins], [*outs])
+            ins, outs = map(RegionValue, self.in_specs), map(RegionValue, self.out_specs)
+            return wrap_region(self.name, self.body.lowering, self.region, [*ins], [*outs])
 
         return self.body.memo(("shard_map", self.key), make).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> ShardMapPair:
-        return ShardMapPair(self, self.body.joint(wrt), self.in_specs)
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ShardMapReverseRule:
+        return ShardMapReverseRule(self, self.body.joint(wrt), self.in_specs)
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
@@ -154,7 +154,7 @@ def _total(g: Tensor, region: Region, axes: tuple[str, ...]) -> Tensor:
 
 
 @dataclasses.dataclass(eq=False)
-class ShardMapPair:
+class ShardMapReverseRule:
     """First-order reverse mode: see `ReverseRule` and NOTE [residuals of a region].
 
     Attributes:
@@ -179,9 +179,9 @@ class ShardMapPair:
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
         def make() -> HloProgram:
             p, partition = self.forwards, self.partition
-            kept = [Port.row(p.region)] * partition.n_residuals
-            ins, outs = [*map(Port, p.in_specs)], [*map(Port, p.out_specs), *kept]
-            return across(f"{p.name}.forward", partition.forward, p.region, ins, outs)
+            kept = [RegionValue.row(p.region)] * partition.n_residuals
+            ins, outs = [*map(RegionValue, p.in_specs)], [*map(RegionValue, p.out_specs), *kept]
+            return wrap_region(f"{p.name}.forward", partition.forward, p.region, ins, outs)
 
         return self.joint.memo(("shard_map forward", self.forwards.key), make).apply(args)
 
@@ -200,24 +200,24 @@ class ShardMapPair:
 
     def _backward(self, partition: Partition) -> HloProgram:
         p, region = self.forwards, self.forwards.region
-        differ, varies = ways(partition.forward, region, [*map(Port, p.in_specs)])
+        differ, varies = analyze_outputs(partition.forward, region, [*map(RegionValue, p.in_specs)])
         rows = zip(differ[self.n_outputs :], varies[self.n_outputs :], strict=True)
 
-        def ct(k: int) -> Port:  # See NOTE [gradients across the border].
+        def ct(k: int) -> RegionValue:  # See NOTE [gradients across the border].
             spec = p.out_specs[self.joint.cts[k]]
-            return Port(spec, share=region.size(region.missing(spec)))
+            return RegionValue(spec, share=region.size(region.missing(spec)))
 
-        residuals = [Port.row(region, *row) for row in rows]
-        ins = gathered(partition.sources, [*map(Port, p.in_specs)], residuals, ct)
+        residuals = [RegionValue.row(region, *row) for row in rows]
+        ins = gathered(partition.sources, [*map(RegionValue, p.in_specs)], residuals, ct)
         specs = [self.grad_specs[self.wrt[k]] for k in partition.gradients]
-        outs = [Port(s, sum_over=region.missing(s)) for s in specs]
-        return across(f"{p.name}.backward", partition.backward, region, ins, outs)
+        outs = [RegionValue(s, sum_over=region.missing(s)) for s in specs]
+        return wrap_region(f"{p.name}.backward", partition.backward, region, ins, outs)
 
-    def batched(self, dims: Dims, n: int) -> tuple[ShardMapPair, Dims, Dims, Dims]:
+    def batched(self, dims: Dims, n: int) -> tuple[ShardMapReverseRule, Dims, Dims, Dims]:
         axes, each = self.forwards.divided(n)
         joint = self.joint.batched(dims, each)
         forwards = self.forwards.batched(joint.source, dims, axes)
         # One gradient for each example, even with respect to values that all of them share.
         grad_specs = tuple(with_axis(s, 0, axes) for s in self.grad_specs)
-        inner = ShardMapPair(forwards, joint, grad_specs)
+        inner = ShardMapReverseRule(forwards, joint, grad_specs)
         return inner, dims, (0,) * self.n_outputs, (0,) * len(self.wrt)

@@ -22,8 +22,8 @@ class Shard:
     Attributes:
         index: where it is in the array: ``data`` is ``x[index]``.
         device: the number of the device.
-        replica_id: of the devices of all processes that hold this part, in the order of their
-            numbers, which one this is: exactly one has 0.
+        replica_id: the rank of this device, by number, among those of all processes that hold this
+            part: exactly one has 0.
         data: a CPU tensor, independent of the array; devices of this process that hold the same
             part share it.
 

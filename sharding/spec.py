@@ -34,8 +34,7 @@ class PartitionSpec(tuple[Entry, ...]):
 
     An entry is the name of an axis; a tuple of names, the slowest first; None for a dimension that
     is not sharded; or, in a constraint, ``P.UNCONSTRAINED`` to let XLA choose. Dimensions beyond
-    the last entry are not sharded, so None at the end changes
-    nothing: ``P("x") == P("x", None)``.
+    the last entry are not sharded, so None at the end changes nothing: ``P("x") == P("x", None)``.
 
     Raises:
         ShardingError: an entry is something else.

@@ -24,10 +24,14 @@ def mapped_axes(
     what: str,
     among: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
-    """The axes (`among` some) that shard a batch of `n`, given the specs of one example.
+    """The axes that shard a batch.
 
     Args:
+        n: the number of examples.
+        mesh: the mesh of the specs.
+        specs: of one example.
         what: the owner of the specs, in a message.
+        among: the axes to consider; None: all.
 
     Raises:
         ShardingError: an axis is not in this mesh, already shards a single example, or `n` is not a

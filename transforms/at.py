@@ -15,7 +15,7 @@ from xfunc.errors import fail, kind_of, shown
 from xfunc.stages.checks import Fun, Tensor, as_tensor
 from xfunc.stages.transformed import Transform
 from xfunc.trace import tracing
-from xfunc.transforms.numpy_indexing import Positions, as_index, positions
+from xfunc.transforms.numpy_indexing import IndexPlan, as_index, positions
 from xfunc.transforms.scatter import scattered
 from xfunc.transforms.while_loop import while_loop
 from xfunc.tree import Leaf
@@ -24,7 +24,7 @@ _MODES = ("promise_in_bounds", "clip", "drop", "fill")
 
 
 class Options(TypedDict, total=False):
-    """The options of an update; see `Place`."""
+    """The options of an update; see `IndexUpdateRef`."""
 
     mode: str | None
     indices_are_sorted: bool
@@ -38,8 +38,8 @@ def at(x: ArrayLike) -> At:
     boolean mask; negative ones count from the end. `mode` then decides about out-of-bounds indices.
 
     Args:
-        x: a tensor; it may be traced, and everything is differentiable except `apply`, whose
-            function must be applied once for each repetition of a position.
+        x: a tensor; it may be traced. All methods are differentiable, but `apply` only in forward
+            mode where index arrays may repeat a position.
 
     Returns:
         An object to index: ``at(x)[index]`` has the methods `get`, which returns ``x[index]``, and
@@ -57,11 +57,11 @@ class At:
     def __init__(self, x: Tensor):
         self._x = x
 
-    def __getitem__(self, index: object) -> Place:
-        return Place(self._x, index)
+    def __getitem__(self, index: object) -> IndexUpdateRef:
+        return IndexUpdateRef(self._x, index)
 
 
-class Place:
+class IndexUpdateRef:
     """Part of an array; each method but `get` returns the whole array, changed there.
 
     Values broadcast against the part and get the dtype of the array. `mode` says what happens to
@@ -77,7 +77,9 @@ class Place:
     def _update(self, kind: str, values: object, options: Options) -> Tensor:
         values = _checked_values(values, self._x)
         if self._where.mask and tracing.current() is None and not self._is_one_for_all(values):
-            return Place(self._x, self._index, find_mask=True)._update(kind, values, options)
+            return IndexUpdateRef(self._x, self._index, find_mask=True)._update(
+                kind, values, options
+            )
         return Indexed(_unused, self._where, kind, _mode_of(options))(self._x, self._arrays, values)
 
     def set(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
@@ -100,12 +102,12 @@ class Place:
 
     def divide(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
         """``x[index] /= values``, each time that a position is repeated."""
-        by = Place._of(self, torch.ones_like(self._x))._update("mul", values, options)
+        by = self._of(torch.ones_like(self._x))._update("mul", values, options)
         return self._x.to(by.device) / by
 
     def power(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
         """``x[index] **= values``, each time that a position is repeated."""
-        by = Place._of(self, torch.ones_like(self._x))._update("mul", values, options)
+        by = self._of(torch.ones_like(self._x))._update("mul", values, options)
         return self._x.to(by.device) ** by
 
     def min(self, values: ArrayLike, **options: Unpack[Options]) -> Tensor:
@@ -134,14 +136,16 @@ class Place:
         """
         fill = _default_fill(self._x.dtype) if fill_value is None else fill_value
         if self._where.mask and tracing.current() is None:
-            return Place(self._x, self._index, find_mask=True).get(fill_value=fill_value, **options)
+            return IndexUpdateRef(self._x, self._index, find_mask=True).get(
+                fill_value=fill_value, **options
+            )
         kind = "get" if options.get("mode") in ("fill", "drop") else "get clipped"
         given = Indexed(_unused, self._where, kind, _mode_of(options))
         return given(self._x, self._arrays, _checked_values(fill, self._x))
 
-    def _of(self, x: Tensor) -> Place:
+    def _of(self, x: Tensor) -> IndexUpdateRef:
         """The same part of another array."""
-        other = object.__new__(Place)
+        other = object.__new__(IndexUpdateRef)
         other._x, other._index = x, self._index
         other._where, other._arrays = self._where, self._arrays
         return other
@@ -166,7 +170,7 @@ def _unused(x: Tensor) -> Tensor:
 class Indexed(Transform[..., Tensor]):
     """``(x, index arrays, values) -> the result``."""
 
-    def __init__(self, fun: Fun, where: Positions, kind: str, mode: str):
+    def __init__(self, fun: Fun, where: IndexPlan, kind: str, mode: str):
         self._where, self._kind, self._mode = where, kind, mode
         super().__init__(fun, (where, kind, mode), "at")
         self.__name__ = self.__qualname__ = f"at.{kind}"

@@ -1,4 +1,4 @@
-"""`optimization_barrier` and `reduce_precision`: values that the compiler may not treat freely."""
+"""`optimization_barrier` and `reduce_precision`: limits to what the compiler may rewrite."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def optimization_barrier(operand: T) -> T:
-    """The same tree, computed as a whole before anything that is computed from the result.
+    """The same tree, all of which is computed before anything that uses the result.
 
     XLA does not merge, move or fuse operations across it. Derivatives have a barrier too.
 

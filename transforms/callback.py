@@ -56,7 +56,7 @@ def pure_callback(
         vmap_method: how `vmap` calls it: once for each example (``"sequential"``), or once with
             arrays whose first axis is the batch; for unmapped arguments that axis has size 1
             (``"expand_dims"``) or the full size (``"broadcast_all"``). None: it cannot be batched.
-        kwargs: likewise.
+        kwargs: like `args`, by name.
 
     Returns:
         A tree like `result_shape_dtypes`, with tensors of those shapes and dtypes.
@@ -86,10 +86,8 @@ def io_callback(
 ) -> PyTree:
     """``callback(*args, **kwargs)``, which has effects, called once while the program runs.
 
-    In a `shard_map`, each device calls it once.
-
     On several devices it gets whole arrays, and the first device calls it, in its own process; the
-    others get the results.
+    others get the results. In a `shard_map`, each device calls it once.
     Several callbacks are called in the order of their data dependencies, otherwise in any order. It
     cannot be differentiated or batched, and is allowed wherever `xfunc.debug.callback` is.
 
@@ -98,13 +96,14 @@ def io_callback(
         result_shape_dtypes: see `pure_callback`; it has at least one array.
         args: trees of tensors and numbers.
         ordered: must be False.
-        kwargs: likewise.
+        kwargs: like `args`, by name.
 
     Returns:
         A tree like `result_shape_dtypes`, with tensors of those shapes and dtypes.
 
     Raises:
-        UnsupportedOpError: see above.
+        UnsupportedOpError: it is ordered, differentiated or batched, or is where
+            `xfunc.debug.callback` is not allowed; or programs of the device cannot call the host.
 
     Source: ``jax.experimental.io_callback``.
     """
@@ -166,7 +165,7 @@ def _seen(_: Tensor) -> None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Call(Primitive):
-    """The primitive; see `Primitive`."""
+    """The primitive of a callback to the host."""
 
     callback: Fun
     structure: tree.Structure
@@ -227,7 +226,7 @@ class _Call(Primitive):
         call = host_calls.host_call
         return list(instruction(call, *args, name=name, result=result, side_effect=effect))
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule:
         self._no_derivative()
 
     def vjp(

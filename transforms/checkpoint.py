@@ -14,7 +14,7 @@ from xfunc.remat.policies import Policy, check_policy, nothing_saveable
 from xfunc.stages.checks import Fun, not_chosen, select
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged, call_in_trace
-from xfunc.stages.transformed import Transform
+from xfunc.stages.transformed import CallableOrLambda, Transform
 from xfunc.torchlib.eager import is_eager
 
 P = ParamSpec("P")
@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 def checkpoint(
-    fun: Callable[P, R],
+    fun: CallableOrLambda[P, R],
     policy: Policy | None = None,
     *,
     prevent_cse: bool = True,
@@ -36,8 +36,8 @@ def checkpoint(
             such as those in `xfunc.checkpoint_policies`; None keeps only the arguments.
         prevent_cse: whether to prevent the compiler from merging the recomputation with the first
             computation. Use False for the body of a loop, where it cannot merge them.
-        static_argnums: positions of arguments that count by value, and may be anything. At other
-            positions Python numbers become 0-d tensors.
+        static_argnums: positions of arguments that are compared by value, and may be any objects.
+            At other positions Python numbers become 0-d tensors.
 
     Returns:
         A function of the same arguments, with the results and the derivatives of `fun`.
@@ -86,7 +86,7 @@ class Checkpoint(Transform[P, R]):
 
 
 class _Static:
-    """An argument that is not an array."""
+    """A static argument."""
 
     def __init__(self, value: object):
         self.value = value

@@ -1,8 +1,4 @@
-"""The graph of a choice between programs that take some of the same inputs.
-
-An *arm* is one of the programs, with the positions of its inputs among those of the whole, and for
-each result of the whole the index of its own result; None stands for zeros.
-"""
+"""The graph of a choice between programs that take some of the same inputs."""
 
 from __future__ import annotations
 
@@ -32,23 +28,23 @@ class Branch:
 
 
 def conditional(
-    name: str, avals: Sequence[Aval], outputs: Sequence[Aval], arms: Sequence[Branch]
+    name: str, avals: Sequence[Aval], outputs: Sequence[Aval], branches: Sequence[Branch]
 ) -> HloProgram:
-    """``(index, *inputs) -> arms[index](...)``; the index is an int32 scalar in range."""
+    """``(index, *inputs) -> branches[index](...)``; the index is an int32 scalar in range."""
     with unattributed():
         given = build.parameters([array_of(a) for a in avals])
-        branches: list[Graph] = []
+        graphs: list[Graph] = []
         operands: list[list[Node]] = []
-        for k, arm in enumerate(arms):
-            own = arm.lowering
-            fed = [arm.inputs[i] for i in own.inputs]
-            used = sorted(set(fed))
+        for k, branch in enumerate(branches):
+            own = branch.lowering
+            sources = [branch.inputs[i] for i in own.inputs]
+            used = sorted(set(sources))
             values = build.parameters([given[i].type for i in used])
             of = dict(zip(used, values, strict=True))
-            results = build.call(own.graph, [of[i] for i in fed]) if own.outputs else []
-            pairs = zip(outputs, arm.results, strict=True)
+            results = build.call(own.graph, [of[i] for i in sources]) if own.outputs else []
+            pairs = zip(outputs, branch.results, strict=True)
             picked = [build.zeros(array_of(a)) if j is None else results[j] for a, j in pairs]
-            branches.append(Graph(f"{name}.branch{k}", values, picked))
+            graphs.append(Graph(f"{name}.branch{k}", values, picked))
             operands.append([given[i] for i in used])
-        chosen = build.conditional(given[0], branches, operands)
+        chosen = build.conditional(given[0], graphs, operands)
         return HloProgram.of(name, Graph(name, given, chosen), avals, outputs)

@@ -114,8 +114,8 @@ class CustomFunction(Transform[P, R]):
     def _primal(self, nondiff: Sequence[object]) -> Callable[..., PyTree]:
         """The function of the arguments that are differentiated.
 
-        A program that is kept holds it: it must not lead to the rules, which may hold values of a
-        trace.
+        The cached program refers to it, so it must not refer to the rules, which may hold values
+        of a trace.
         """
         fun, places = self._primal_fun, self._nondiff
         return lambda *diff: fun(*_together(diff, nondiff, places))

@@ -47,7 +47,7 @@ def custom_gradient(fun: Callable[P, tuple[R, object]]) -> CustomVjp[P, R]:
     Raises:
         TreeMismatchError: `fun` does not return a pair with a function, or the result of the rule
             does not fit the arguments.
-        UnsupportedOpError: forward mode is asked for.
+        UnsupportedOpError: it is differentiated in forward mode.
 
     Source: ``jax.custom_gradient``.
     """

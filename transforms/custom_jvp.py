@@ -270,10 +270,10 @@ class JvpRule(Primitive):
         """Where the tangents are among the inputs of `push`."""
         return range(self.n_args, self.n_args + len(self.smooth))
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule:
         marked = tuple(i in self._dots for i in range(len(self.push.avals)))
-        pair = CallReverseRule(self.push.joint(marked), everything_saveable, False)
-        return _ReverseRule(self, pair)
+        rule = CallReverseRule(self.push.joint(marked), everything_saveable, False)
+        return _ReverseRule(self, rule)
 
     def jvp(self, args: Sequence[Tensor], tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         outs = bind(Call(self.push), self.of_push(args, tangents))

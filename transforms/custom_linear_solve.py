@@ -199,12 +199,12 @@ class Solve(Primitive):
         uses = self.uses[0], self.uses[2], self.uses[1]
         return dataclasses.replace(self, programs=programs, uses=uses)
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule | None:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule | None:
         if len(self.programs) < 3:
             return None
         own = tuple(i for i, w in enumerate(wrt) if w and i < self.n)
         held = tuple(i for i in dict.fromkeys(self.held) if wrt[i])
-        return _SolvePair(self, own, held, self.through(held) if held else None)
+        return _SolveReverseRule(self, own, held, self.through(held) if held else None)
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
@@ -266,7 +266,7 @@ def _transpose(matvec: TracedProgram, n: int) -> TracedProgram:
 
 
 @dataclasses.dataclass(eq=False)
-class _SolvePair:
+class _SolveReverseRule:
     """First-order reverse mode, which keeps `x`; see `ReverseRule` for its methods."""
 
     primitive: Solve
@@ -302,5 +302,5 @@ class _SolvePair:
         if through is not None:  # per-example gradients, even for shared values
             each = (0,) * p.n
             through = through.batched((*each, *(dims[i] for i in p.held), *each), n)
-        inner = _SolvePair(p.batched(wanted, n), self.own, self.held, through)
+        inner = _SolveReverseRule(p.batched(wanted, n), self.own, self.held, through)
         return inner, wanted, (0,) * self.n_outputs, (0,) * len(self.wrt)

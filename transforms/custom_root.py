@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TypeVar, cast
 
@@ -83,7 +84,7 @@ def custom_root(
     def rule(primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[PyTree, PyTree]:
         values, dots = primals[1:n], tangents[1:n]
         x, aux = root(*primals)
-        along = jvp(lambda *c: converted(x, *c), values, dots)[1]
+        along = jvp(functools.partial(converted, x), values, dots)[1]
 
         def value_at(at: PyTree) -> PyTree:
             return converted(at, *values)

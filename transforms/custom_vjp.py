@@ -69,7 +69,7 @@ def custom_vjp(
     Raises:
         TypeError: it is called without a rule, or closes over a value being differentiated.
         TreeMismatchError: the rule's results do not fit those of `fun`, or its arguments.
-        UnsupportedOpError: forward mode is asked for.
+        UnsupportedOpError: it is differentiated in forward mode.
 
     Source: ``jax.custom_vjp``.
     """
@@ -210,8 +210,8 @@ class VjpRule(Primitive):
         fwd: returns the outputs, then the residuals.
         bwd: from residuals and cotangents of all outputs to gradients of the floating arguments.
         primal_uses: the flat input that feeds each input of `primal`.
-        fwd_uses: likewise of `fwd`.
-        bwd_uses: the same for the inputs of `bwd` after residuals and cotangents.
+        fwd_uses: the flat input that feeds each input of `fwd`.
+        bwd_uses: the flat input that feeds each input of `bwd` after residuals and cotangents.
         n_args: how many flat inputs are arguments; the rest are captures, without gradient.
         avals: of the flat inputs.
     """
@@ -238,7 +238,7 @@ class VjpRule(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return self.primal.lowering.apply([args[i] for i in self.primal_uses])
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule:
         return _ReverseRule(self)
 
     @property

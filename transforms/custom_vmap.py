@@ -15,6 +15,7 @@ from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun
 from xfunc.stages.options import Options
 from xfunc.stages.staging import call_in_trace
+from xfunc.stages.transformed import CallableOrLambda
 from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import disable_jit, is_eager
 from xfunc.torchlib.values import is_tracked
@@ -59,14 +60,14 @@ def custom_vmap(fun: Callable[P, R]) -> CustomVmap[P, R]:
     Raises:
         TypeError: the function is called without a rule, or closes over a value that `vmap` maps.
         TreeMismatchError: the result of the rule does not fit that of `fun`.
-        UnsupportedOpError: reverse mode is asked for where `vmap` has not replaced the function.
+        UnsupportedOpError: reverse mode differentiates it where `vmap` has not replaced it.
 
     Source: ``jax.custom_batching.custom_vmap``.
     """
     return CustomVmap(fun)
 
 
-def sequential_vmap(f: Callable[P, R]) -> CustomVmap[P, R]:
+def sequential_vmap(f: CallableOrLambda[P, R]) -> CustomVmap[P, R]:
     """`f`, which `vmap` calls for one example after another, in a loop.
 
     For functions without a batching rule, or that need too much memory for all examples at once.
@@ -79,7 +80,7 @@ def sequential_vmap(f: Callable[P, R]) -> CustomVmap[P, R]:
 
     Source: ``jax.custom_batching.sequential_vmap``.
     """
-    one = custom_vmap(f)
+    one = custom_vmap(cast("Callable[P, R]", f))
 
     function = cast("Callable[..., R]", one)
 

@@ -230,7 +230,7 @@ class Mapped(Primitive):
         return [found[i] for i in places], [0 if i in own else None for i in places]
 
     def _check_captures(self, captures: Sequence[Tensor]) -> None:
-        """Values that a rule closes over must be known where it is called: outside the vmap."""
+        """Raise if a value that the rule closes over belongs to a transform inside the vmap."""
         known = set(functorch.level_numbers())
         for c in captures:
             if not functorch.levels_of(c) <= known:

@@ -68,8 +68,7 @@ def fwd_and_bwd(
 
 @dataclasses.dataclass(eq=False)
 class How:
-    """The backward pass's data other than tensors; one object per program, which identifies the
-    program.
+    """The static part of the residuals: one object per program, compared by identity.
 
     Attributes:
         program: of the function.
@@ -86,8 +85,10 @@ class How:
     kept: bool
 
     @property
-    def pair(self) -> ReverseRule:
-        return Call(self.program).pair(tuple(i in self.wrt for i in range(len(self.program.avals))))
+    def reverse_rule(self) -> ReverseRule:
+        return Call(self.program).reverse_rule(
+            tuple(i in self.wrt for i in range(len(self.program.avals)))
+        )
 
 
 class Residuals:
@@ -101,7 +102,7 @@ tree.register(Residuals, lambda r: (r.tensors, r.how), lambda how, tensors: Resi
 
 
 class _Pass(Transform[..., PyTree]):
-    """One of the two functions, for one pass."""
+    """The function of one of the two passes."""
 
     def __init__(self, fun: Fun, argnums: int | tuple[int, ...], has_aux: bool, name: str):
         self._argnums, self._has_aux = argnums, has_aux
@@ -139,7 +140,7 @@ class Forward(_Pass):
             ("both passes", wrt, kept),
             lambda: How(program, wrt, like, tree.map(aval_of, chosen), kept),
         )
-        found = how.pair.forward(inputs) if kept else bind(entry.call, inputs)
+        found = how.reverse_rule.forward(inputs) if kept else bind(entry.call, inputs)
         out, aux = tree.unflatten(out_tree, found[:n]), tree.unflatten(aux_tree, found[n:m])
         res = Residuals([*inputs, *found[m:]], how)
         return (out, res, aux) if self._has_aux else (out, res)
@@ -179,9 +180,15 @@ class Backward(_Pass):
         cts, n = tree.leaves(ct), len(how.program.avals)
         inputs, kept = tensors[:n], tensors[n:]
         if how.kept and ad_depth([*tensors, *cts]) == 0:
-            pair = how.pair
-            rest: tuple[None, ...] = (None,) * (pair.n_outputs - len(cts))
-            found = dict(zip(pair.wrt, pair.backward(inputs, kept, (*cts, *rest)), strict=True))
+            rule = how.reverse_rule
+            rest: tuple[None, ...] = (None,) * (rule.n_outputs - len(cts))
+            found = dict(
+                zip(
+                    rule.wrt,
+                    rule.backward(inputs, kept, (*cts, *rest)),
+                    strict=True,
+                )
+            )
             grads_of = ((inputs[i], found.get(i)) for i in how.wrt)
             flat = [torch.zeros_like(x) if g is None else g for x, g in grads_of]
         else:  # Half programs cannot be differentiated or batched, so recompute from the arguments.

@@ -23,7 +23,7 @@ from xfunc.stages.checks import (
     not_chosen,
     split_aux,
 )
-from xfunc.stages.transformed import Transform
+from xfunc.stages.transformed import CallableOrLambda, Transform
 from xfunc.torchlib import functorch
 from xfunc.trace import tracing
 from xfunc.transforms.checkpoint import checkpoint
@@ -32,22 +32,24 @@ from xfunc.tree import PyTree
 P = ParamSpec("P")
 Q = ParamSpec("Q")
 R = TypeVar("R")
-T = TypeVar("T", bound=Any)  # In a lambda without annotations, anything may be done with it.
+T = TypeVar("T")
 
 
 @overload
 def grad(
-    fun: Callable[Concatenate[T, Q], object],
+    fun: CallableOrLambda[Concatenate[T, Q], object],
     argnums: Literal[0] = 0,
     has_aux: Literal[False] = False,
 ) -> Transform[Concatenate[T, Q], T]: ...
 @overload
 def grad(
-    fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
+    fun: CallableOrLambda[P, object],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
 ) -> Transform[P, PyTree]: ...
 def grad(
-    fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Transform[P, PyTree]:
+    fun: Callable[..., object], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Transform[..., PyTree]:
     """The gradient of a scalar function.
 
     Args:
@@ -71,15 +73,19 @@ def grad(
 
 @overload
 def value_and_grad(
-    fun: Callable[Concatenate[T, Q], R], argnums: Literal[0] = 0, has_aux: Literal[False] = False
+    fun: CallableOrLambda[Concatenate[T, Q], R],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
 ) -> Transform[Concatenate[T, Q], tuple[R, T]]: ...
 @overload
 def value_and_grad(
-    fun: Callable[P, R], argnums: int | Sequence[int] = 0, has_aux: bool = False
+    fun: CallableOrLambda[P, R],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
 ) -> Transform[P, tuple[R, PyTree]]: ...
 def value_and_grad(
-    fun: Callable[P, R], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Transform[P, tuple[R, PyTree]]:
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Transform[..., tuple[Any, PyTree]]:
     """Like `grad`, but returns ``(value, gradient)``, or ``((value, aux), gradient)``.
 
     Args:

@@ -10,13 +10,14 @@ from xfunc.core.wrappers import Part
 from xfunc.hlo import Module
 from xfunc.stages import stages
 from xfunc.stages.staging import Staged
+from xfunc.stages.transformed import CallableOrLambda
 from xfunc.symbolic.abstract import is_symbolic, symbolic_hlo, symbolic_result
 from xfunc.symbolic.interpolation import SymbolicModule
 from xfunc.transforms.jit import Jit
 from xfunc.tree import PyTree
 
 
-def eval_shape(fun: Callable[..., object], *args: object, **kwargs: object) -> PyTree:
+def eval_shape(fun: CallableOrLambda[..., object], *args: object, **kwargs: object) -> PyTree:
     """The result of ``fun(*args, **kwargs)`` as a tree of `ShapeDtypeStruct`.
 
     Arguments may be tensors or `ShapeDtypeStruct`; no data is allocated. Python numbers stand for
@@ -43,7 +44,7 @@ def eval_shape(fun: Callable[..., object], *args: object, **kwargs: object) -> P
     return stages.trace(staged, args, kwargs).out_info
 
 
-def make_hlo(fun: Callable[..., object]) -> Callable[..., Any]:
+def make_hlo(fun: CallableOrLambda[..., object]) -> Callable[..., Any]:
     """A function that returns the HLO of `fun` for given arguments; ``print`` shows it.
 
     Arguments with a `Dim` in their shapes give the HLO for all sizes: ``f32[B,S-1,4096]``.

@@ -19,7 +19,7 @@ from xfunc.stages.checks import (
     not_chosen,
     split_results,
 )
-from xfunc.stages.transformed import Transform
+from xfunc.stages.transformed import CallableOrLambda, Transform
 from xfunc.torchlib import functorch
 from xfunc.tree import Function, PyTree
 
@@ -28,7 +28,9 @@ Flat: TypeAlias = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # outputs and a
 
 
 def jacfwd(
-    fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
+    fun: CallableOrLambda[P, object],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
 ) -> Transform[P, PyTree]:
     """The Jacobian of `fun`, column by column, in forward mode.
 
@@ -48,7 +50,9 @@ def jacfwd(
 
 
 def jacrev(
-    fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
+    fun: CallableOrLambda[P, object],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
 ) -> Transform[P, PyTree]:
     """The Jacobian of `fun`, row by row, in reverse mode; see `jacfwd`.
 
@@ -71,7 +75,9 @@ jacobian = jacrev
 
 
 def hessian(
-    fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False
+    fun: CallableOrLambda[P, object],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
 ) -> Transform[P, PyTree]:
     """The matrix of second derivatives: ``jacfwd(jacrev(fun))``.
 

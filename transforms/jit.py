@@ -23,7 +23,7 @@ from xfunc.stages.compiler_options import Option, refuse_inside
 from xfunc.stages.compiler_options import compiler_options as checked_options
 from xfunc.stages.options import PLAIN, Options
 from xfunc.stages.staging import Staged, call_in_trace, run_staged
-from xfunc.stages.transformed import Transform
+from xfunc.stages.transformed import CallableOrLambda, Transform
 from xfunc.symbolic import budget, lowered
 from xfunc.symbolic.abstract import is_symbolic
 from xfunc.symbolic.dynamic import Dynamic
@@ -52,7 +52,7 @@ class _Settings(TypedDict, total=False):
 
 
 @overload
-def jit(fun: Callable[P, R], **settings: Unpack[_Settings]) -> Jit[P, R]: ...
+def jit(fun: CallableOrLambda[P, R], **settings: Unpack[_Settings]) -> Jit[P, R]: ...
 @overload
 def jit(**settings: Unpack[_Settings]) -> _Decorator: ...
 def jit(
@@ -194,12 +194,12 @@ class Jit(Transform[P, R]):
             )
         if self._static != ((), ()) or self._is_sharded or shapes is not None or memory_limit:
             self._staged.repeats = False
-        self._dynamic = self._limit = None
+        self._dynamic = self._memory_budget = None
         self._buckets, self._bytes = buckets, memory_limit
         if shapes is not None:
             self._dynamic = Dynamic(self._staged, shapes, buckets, memory_limit)
         elif memory_limit is not None:
-            self._limit = budget.Limit(self._staged, memory_limit)
+            self._memory_budget = budget.Limit(self._staged, memory_limit)
 
     def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if is_eager():
@@ -219,20 +219,20 @@ class Jit(Transform[P, R]):
         given, named, options = self._split(args, kwargs)
         if self._in is not None and self._dynamic is None:
             given = self._divided(given, named)
-        result = self._run_in_limits(given, named, options)
+        result = self._run_within_budget(given, named, options)
         return result if self._out is None else self._noted(result)
 
-    def _run_in_limits(
+    def _run_within_budget(
         self, args: tuple[object, ...], kwargs: dict[str, object], options: Options
     ) -> PyTree:
         if self._dynamic is not None:
             divide = None if self._in is None else self._divided
             wanted = () if self._in is None else self._wanted_by_all(args, kwargs)
             return self._dynamic.run(args, kwargs, options, divide, wanted)
-        if self._limit is None:
+        if self._memory_budget is None:
             return run_staged(self._staged, args, kwargs, options)
         call = budget.Call(args, kwargs, options, self._wanted_by_all(args, kwargs))
-        with ambient.overridden(self._limit.override(call)):
+        with ambient.overridden(self._memory_budget.override(call)):
             return run_staged(self._staged, args, kwargs, options)
 
     def _split(
@@ -356,9 +356,9 @@ class Jit(Transform[P, R]):
             lowered.refuse_trace(self._staged.name)
         given, named, options = self._split(args, kwargs)
         call = budget.Call(given, named, options, self._wanted_by_all(given, named))
-        if self._limit is None:
+        if self._memory_budget is None:
             return call.trace(self._staged)
-        with ambient.overridden(self._limit.override(call)):
+        with ambient.overridden(self._memory_budget.override(call)):
             return call.trace(self._staged)
 
     def lower(self, *args: object, **kwargs: object) -> stages.Lowered:
@@ -375,19 +375,19 @@ class Jit(Transform[P, R]):
             wanted = self._wanted_by_all(given, named)
             # A `LoweredRange`, which few callers ask for: as `Lowered | LoweredRange`, the result
             # would have no method that a type checker lets the others use.
-            planned = None
+            planning = None
             if self._bytes is not None:
-                plans = self._dynamic or self._limit
-                assert plans is not None
-                planned = budget.Planning(self._bytes, plans.note)
+                chooser = self._dynamic or self._memory_budget
+                assert chooser is not None
+                planning = budget.Planning(self._bytes, chooser.note)
             result: Any = lowered.lower(
-                self._staged, given, named, options, self._buckets, wanted, planned
+                self._staged, given, named, options, self._buckets, wanted, planning
             )
             return result
-        if self._limit is not None:
+        if self._memory_budget is not None:
             given, named, options = self._split(args, kwargs)
             wanted = self._wanted_by_all(given, named)
-            return self._limit.lowered(budget.Call(given, named, options, wanted))
+            return self._memory_budget.lowered(budget.Call(given, named, options, wanted))
         return self.trace(*args, **kwargs).lower()
 
     def cache_info(self) -> CacheInfo:
@@ -400,10 +400,10 @@ class Jit(Transform[P, R]):
 
     def explain(self) -> str:
         """Hits, misses, the last miss, and the buckets used so far."""
-        limits = self._dynamic or self._limit
+        chooser = self._dynamic or self._memory_budget
         info, why = self.cache_info(), self._staged.cache.explained()
         counts = ", ".join(f"{v} {k}" for k, v in info._asdict().items())
         text = f"{self._staged.name}: {counts}\n{why}"
-        if limits is not None:
-            text = f"{text}\n{limits.explain()}"
+        if chooser is not None:
+            text = f"{text}\n{chooser.explain()}"
         return text.rstrip()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, TypeVar, overload
 
 import torch
 
 from xfunc import tree
 from xfunc.errors import fail
+from xfunc.program.program import differentiable
 from xfunc.stages.checks import (
     Fun,
     Tensor,
@@ -19,7 +20,7 @@ from xfunc.stages.checks import (
     labels_in,
     split_results,
 )
-from xfunc.stages.transformed import Transform
+from xfunc.stages.transformed import CallableOrLambda, Transform
 from xfunc.torchlib import functorch
 from xfunc.tree import PyTree
 
@@ -29,14 +30,14 @@ Aux = TypeVar("Aux")
 
 @overload
 def jvp(
-    fun: Callable[..., R],
+    fun: CallableOrLambda[..., R],
     primals: Sequence[object],
     tangents: Sequence[object],
     has_aux: Literal[False] = False,
 ) -> tuple[R, R]: ...
 @overload
 def jvp(
-    fun: Callable[..., tuple[R, Aux]],
+    fun: CallableOrLambda[..., tuple[R, Aux]],
     primals: Sequence[object],
     tangents: Sequence[object],
     has_aux: Literal[True],
@@ -105,7 +106,7 @@ def push(
         outs, out_tree = tree.flatten(out)
         aux_leaves, aux_tree = tree.flatten(aux)
         out_trees[:] = [out_tree, aux_tree]
-        picks[:] = [_has_tangent(o) for o in outs]
+        picks[:] = map(differentiable, outs)
         smooth = tuple(o for o, p in zip(outs, picks, strict=True) if p)
         rest = (o for o, p in zip(outs, picks, strict=True) if not p)
         return smooth, (*rest, *aux_leaves)
@@ -132,10 +133,6 @@ def push(
     )
 
 
-def _has_tangent(x: Tensor) -> bool:
-    return x.dtype.is_floating_point or x.dtype.is_complex
-
-
 def tangents_of(
     leaves: list[Tensor], structure: tree.Structure, tangents: object, name: str
 ) -> list[Tensor | None]:
@@ -148,12 +145,8 @@ def tangents_of(
             name=name,
             hint="give a tangent for each leaf of the primals.",
         )
-    result: list[Tensor | None] = []
-    for x, t in zip(leaves, tree.leaves(tangents), strict=True):
-        if not _has_tangent(x):
-            result.append(None)
-            continue
-        result.append(t)
+    pairs = zip(leaves, tree.leaves(tangents), strict=True)
+    result: list[Tensor | None] = [t if differentiable(x) else None for x, t in pairs]
     smooth = [t if t is not None else x for t, x in zip(result, leaves, strict=True)]
     check_same(
         tree.unflatten(structure, smooth),

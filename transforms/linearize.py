@@ -17,15 +17,15 @@ from xfunc.program.program import TracedProgram, differentiable
 from xfunc.remat.partition import Partition, split
 from xfunc.remat.policies import everything_saveable
 from xfunc.stages.arguments import avals_of, prepare
-from xfunc.stages.checks import Fun, arrays, as_tensors, check_callable, labels_of
+from xfunc.stages.checks import Fun, arrays, as_tensors, check_callable, labels_of, split_results
 from xfunc.stages.staging import Staged
-from xfunc.stages.transformed import Transform
+from xfunc.stages.transformed import CallableOrLambda
 from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.storageless import check_surroundings
 from xfunc.trace import tracing
 from xfunc.transforms.jvp import push, tangents_of
-from xfunc.transforms.vjp import split_results
+from xfunc.transforms.vjp import WithAux
 from xfunc.tree import PyTree
 
 R = TypeVar("R")
@@ -34,19 +34,19 @@ Aux = TypeVar("Aux")
 
 @overload
 def linearize(
-    fun: Callable[..., R], *primals: object, has_aux: Literal[False] = False
+    fun: CallableOrLambda[..., R], *primals: object, has_aux: Literal[False] = False
 ) -> tuple[R, Callable[..., R]]: ...
 @overload
 def linearize(
-    fun: Callable[..., tuple[R, Aux]], *primals: object, has_aux: Literal[True]
+    fun: CallableOrLambda[..., tuple[R, Aux]], *primals: object, has_aux: Literal[True]
 ) -> tuple[R, Callable[..., R], Aux]: ...
 @overload
 def linearize(fun: Fun, *primals: object, has_aux: bool) -> tuple[PyTree, ...]: ...
 def linearize(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]:
     """The value of `fun`, and its derivative there as a linear function.
 
-    Like `jvp` without the tangents: whatever does not depend on them is computed once. At top level
-    this part has been run, and the returned function keeps its results.
+    Like `jvp` without the tangents: what does not depend on them is computed once. At top level
+    this part has run when `linearize` returns, and the linear function keeps its results.
 
     Args:
         fun: a function of trees of tensors.
@@ -67,7 +67,7 @@ def linearize(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree
         return (out, linear, aux) if has_aux else (out, linear)
     args = primals if tracing.current() is None else as_tensors(primals)
     leaves, structure = tree.flatten((args, {}))
-    staged = _Flat(fun, has_aux, name).staged
+    staged = WithAux(fun, has_aux, "linearize").staged
     leaves, _ = prepare(Staged(fun, arrays_only=True), leaves, structure)
     leaves = arrays(leaves, name, labels_of(fun, args, range(len(args))))
     entry, held = staged.find(structure, avals_of(leaves))
@@ -79,17 +79,6 @@ def linearize(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree
     n = out_tree.num_leaves
     out = tree.unflatten(out_tree, outs[:n])
     return (out, linear, tree.unflatten(aux_tree, outs[n:])) if has_aux else (out, linear)
-
-
-class _Flat(Transform[..., PyTree]):
-    """``fun`` with aux normalised; carries the identity of `fun` in the cache."""
-
-    def __init__(self, fun: Fun, has_aux: bool, name: str):
-        self._has_aux, self._name = has_aux, name
-        super().__init__(fun, has_aux, "linearize")
-
-    def apply(self, *args: object) -> tuple[PyTree, PyTree]:
-        return split_results(self.fun(*args), self.fun, self._has_aux, self._name)
 
 
 class Linear:

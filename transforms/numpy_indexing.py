@@ -1,4 +1,4 @@
-"""Indices with NumPy's meaning: which parts are static, and which are data."""
+"""Indices with NumPy's meaning, split into a static part and arrays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Entry: TypeAlias = int | slice | Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Positions:
+class IndexPlan:
     """The static part of an index into an array.
 
     Attributes:
@@ -45,7 +45,7 @@ class Positions:
 
 def positions(
     index: object, shape: tuple[int, ...], find_mask: bool
-) -> tuple[Positions, list[Tensor]]:
+) -> tuple[IndexPlan, list[Tensor]]:
     """The static part of an index into an array of a shape, and its arrays.
 
     A lone mask stays a mask, unless its positions are needed.
@@ -54,7 +54,7 @@ def positions(
     if len(given) == 1 and _is_mask(given[0]):
         _check_mask(given[0], shape)
         if not find_mask:
-            return Positions(mask=True), [given[0]]
+            return IndexPlan(mask=True), [given[0]]
     entries = _expanded(given, shape)
     slices: list[tuple[int, int, int, int]] = []
     arrays: list[int] = []
@@ -103,7 +103,7 @@ def positions(
             arrays.append(dim)
             found.append(torch.tensor(e) if isinstance(e, int) else e)
         dim += 1
-    return Positions(
+    return IndexPlan(
         tuple(slices), tuple(arrays), batch, tuple(dims), tuple(axes), tuple(flipped)
     ), found
 

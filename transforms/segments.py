@@ -31,8 +31,8 @@ def segment_sum(data: ArrayLike, segment_ids: ArrayLike, num_segments: int | Non
         ``[num_segments, ...]``; 0 for a segment without rows.
 
     Raises:
-        TypeError: `segment_ids` are not integers, one for each row.
-        TypeError: or `num_segments` is not given in a traced function.
+        TypeError: `segment_ids` are not integers, one for each row; or `num_segments` is missing in
+            a traced function.
 
     Example::
 

@@ -89,12 +89,12 @@ class Select(Primitive):
         pairs = zip(self.branches, self.source.uses, strict=True)
         return select(args[0], [b.lowering.apply([args[i] for i in u]) for b, u in pairs])
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
-        pair: ReverseRule = self.source.pair(wrt)
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule:
+        rule: ReverseRule = self.source.reverse_rule(wrt)
         for level in self.levels:
-            pair = pair.batched(level.dims, level.n)[0]
-        assert isinstance(pair, SelectPair)
-        return dataclasses.replace(pair, sums=tuple(map(self._unmapped, pair.wrt)))
+            rule = rule.batched(level.dims, level.n)[0]
+        assert isinstance(rule, SelectReverseRule)
+        return dataclasses.replace(rule, sums=tuple(map(self._unmapped, rule.wrt)))
 
     def _unmapped(self, i: int) -> tuple[int, ...]:
         """The batch dimensions that flat input `i` lacks."""
@@ -169,7 +169,7 @@ def masked(index: Tensor, k: int, cts: Sequence[Tensor | None]) -> list[Tensor |
 def constant_unless(moves: Tensor, x: Tensor) -> Tensor:
     """`x` for the examples that `moves` marks, and a constant of the same value for the others.
 
-    So `disable_jit` selects the derivatives with respect to operands: NOTE [selected derivatives].
+    This is how `disable_jit` selects derivatives: see NOTE [selected derivatives].
     """
     return torch.where(moves, x, x.detach()) if differentiable(x) else x
 
@@ -190,7 +190,7 @@ def select(index: Tensor, found: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 
 @dataclasses.dataclass(eq=False)
-class SelectPair:
+class SelectReverseRule:
     """A `SwitchReverseRule` with a batched index: all branches run, and each example selects.
 
     Attributes:
@@ -199,7 +199,7 @@ class SelectPair:
             NOTE [selected derivatives].
     """
 
-    pairs: tuple[CallReverseRule, ...]
+    rules: tuple[CallReverseRule, ...]
     uses: Uses
     wrt: tuple[int, ...]
     cts: tuple[int, ...]
@@ -209,8 +209,8 @@ class SelectPair:
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
         found, residuals = list[list[Tensor]](), list[Tensor]()
-        for pair, uses in zip(self.pairs, self.uses, strict=True):
-            values = pair.forward([args[i] for i in uses])
+        for rule, uses in zip(self.rules, self.uses, strict=True):
+            values = rule.forward([args[i] for i in uses])
             found.append(values[: self.n_outputs])
             residuals += values[self.n_outputs :]
         return [*select(args[0], found), *residuals]
@@ -220,11 +220,11 @@ class SelectPair:
     ) -> list[Tensor | None]:
         found: dict[int, Tensor] = {}
         kept = list(residuals)
-        for k, (pair, uses) in enumerate(zip(self.pairs, self.uses, strict=True)):
-            own, kept = kept[: pair.n_residuals], kept[pair.n_residuals :]
+        for k, (rule, uses) in enumerate(zip(self.rules, self.uses, strict=True)):
+            own, kept = kept[: rule.n_residuals], kept[rule.n_residuals :]
             mine = masked(args[0], k, cts) if self.joined else cts
-            grads = pair.backward([args[i] for i in uses], own, mine)
-            for i, g in zip((uses[i] for i in pair.wrt), grads, strict=True):
+            grads = rule.backward([args[i] for i in uses], own, mine)
+            for i, g in zip((uses[i] for i in rule.wrt), grads, strict=True):
                 if g is None:
                     continue
                 if self.joined:
@@ -236,12 +236,12 @@ class SelectPair:
         return [g if g is None else _summed(g, s) for g, s in zip(grads, self.sums, strict=True)]
 
     def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:
-        pairs = tuple(
+        rules = tuple(
             p.batched(tuple(dims[i] for i in u), n)[0]
-            for p, u in zip(self.pairs, self.uses, strict=True)
+            for p, u in zip(self.rules, self.uses, strict=True)
         )
         sums = tuple(tuple(k + 1 for k in s) for s in self.sums)
-        inner = dataclasses.replace(self, pairs=pairs, sums=sums)
+        inner = dataclasses.replace(self, rules=rules, sums=sums)
         # Examples of both batches need an index.
         arg_dims = (0, *dims[1:])
         return inner, arg_dims, (0,) * self.n_outputs, (0,) * len(self.wrt)

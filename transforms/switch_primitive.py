@@ -31,7 +31,7 @@ from xfunc.remat.partition import gathered
 from xfunc.remat.policies import everything_saveable
 from xfunc.trace.lowering import HloProgram
 from xfunc.transforms.conditional import Branch, conditional
-from xfunc.transforms.select_primitive import SelectPair, mapped, masked, reads, select
+from xfunc.transforms.select_primitive import SelectReverseRule, mapped, masked, reads, select
 
 Uses = tuple[tuple[int, ...], ...]
 
@@ -70,17 +70,17 @@ class Switch(Primitive):
         def make() -> HloProgram:
             own = tuple(range(len(self.outputs)))
             pairs = zip(self.branches, self.uses, strict=True)
-            arms = [Branch(b.lowering, u, own) for b, u in pairs]
-            return conditional(self.name, self.avals, self.outputs, arms)
+            branches = [Branch(b.lowering, u, own) for b, u in pairs]
+            return conditional(self.name, self.avals, self.outputs, branches)
 
         key = ("switch", self.branches[1:], self.uses, len(self.avals))
         return self.branches[0].memo(key, make).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> SwitchPair:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> SwitchReverseRule:
         joints = tuple(
             b.joint(tuple(wrt[i] for i in u)) for b, u in zip(self.branches, self.uses, strict=True)
         )
-        return SwitchPair(self.name, joints, self.uses, self.avals)
+        return SwitchReverseRule(self.name, joints, self.uses, self.avals)
 
     def vjp(
         self, args: Sequence[Tensor], cts: Sequence[Tensor | None], wrt: tuple[int, ...]
@@ -208,7 +208,7 @@ def _communicates(branch: TracedProgram) -> bool:
 
 
 @dataclasses.dataclass(eq=False)
-class SwitchPair:
+class SwitchReverseRule:
     """First-order reverse mode: see `ReverseRule` and NOTE [residuals of a switch]."""
 
     name: str
@@ -241,13 +241,13 @@ class SwitchPair:
 
     def forward(self, args: Sequence[Tensor]) -> list[Tensor]:
         def make() -> HloProgram:
-            arms: list[Branch] = []
+            branches: list[Branch] = []
             for h, u, slots in zip(self._partition, self.uses, self._slots_of, strict=True):
                 at = {s: self.n_outputs + k for k, s in enumerate(slots)}
                 kept = (at.get(s) for s in range(len(self._slots)))
-                arms.append(Branch(h.forward, u, (*range(self.n_outputs), *kept)))
+                branches.append(Branch(h.forward, u, (*range(self.n_outputs), *kept)))
             outputs = (*self.joints[0].outputs, *self._slots)
-            return conditional(f"{self.name}.forward", self.avals, outputs, arms)
+            return conditional(f"{self.name}.forward", self.avals, outputs, branches)
 
         return self.joints[0].memo(("switch forward", *self._key), make).apply(args)
 
@@ -278,7 +278,7 @@ class SwitchPair:
         ]
         found = [k for k, i in enumerate(self.wrt) if any(i in own for own in results)]
         wrt = [self.wrt[k] for k in found]
-        arms: list[Branch] = []
+        branches: list[Branch] = []
         for j, h, u, slots, own in zip(
             self.joints, partition, self.uses, self._slots_of, results, strict=True
         ):
@@ -286,9 +286,9 @@ class SwitchPair:
             cts = [place.get(i, -1) for i in j.cts]
             residuals = [n + s for s in slots]
             inputs = gathered(h.sources, u, residuals, cts.__getitem__)
-            arms.append(Branch(h.backward, tuple(inputs), tuple(own.get(i) for i in wrt)))
+            branches.append(Branch(h.backward, tuple(inputs), tuple(own.get(i) for i in wrt)))
         gradients = [self.avals[i] for i in wrt]
-        return conditional(f"{self.name}.backward", avals, gradients, arms), found
+        return conditional(f"{self.name}.backward", avals, gradients, branches), found
 
     def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:
         out_dims, grad_dims = (0,) * self.n_outputs, (0,) * len(self.wrt)
@@ -296,12 +296,14 @@ class SwitchPair:
         joints = tuple(j.batched(d, n) for j, d in zip(self.joints, own, strict=True))
         if dims[0] is None:
             avals = batched(self.avals, dims, n)
-            inner: ReverseRule = SwitchPair(self.name, joints, self.uses, avals)
+            inner: ReverseRule = SwitchReverseRule(self.name, joints, self.uses, avals)
         else:
-            pairs = tuple(CallReverseRule(j, everything_saveable, False) for j in joints)
+            rules = tuple(CallReverseRule(j, everything_saveable, False) for j in joints)
             joined = any(_communicates(j.source) for j in self.joints)
             sums = tuple(() for _ in self.wrt)
-            inner = SelectPair(pairs, self.uses, self.wrt, self.cts, self.n_outputs, joined, sums)
+            inner = SelectReverseRule(
+                rules, self.uses, self.wrt, self.cts, self.n_outputs, joined, sums
+            )
         return inner, dims, out_dims, grad_dims
 
 

@@ -11,6 +11,7 @@ from xfunc import tree
 from xfunc.core.locations import function_name
 from xfunc.errors import TreeMismatchError, fail, shown
 from xfunc.stages.checks import Fun, Tensor, arrays, as_tensor, broadcast_shapes
+from xfunc.stages.transformed import CallableOrLambda
 from xfunc.transforms.vmap import vmap
 
 _DIMS = r"\([^(),]*(?:,[^(),]*)*\)"
@@ -22,9 +23,12 @@ Part: TypeAlias = tuple[str, ...]  # the names in one pair of parentheses
 
 
 def vectorize(
-    fun: Callable[P, R], *, excluded: Iterable[int | str] = (), signature: str | None = None
+    fun: CallableOrLambda[P, R],
+    *,
+    excluded: Iterable[int | str] = (),
+    signature: str | None = None,
 ) -> Callable[P, R]:
-    """Map `fun` over all axes of its arguments except the last ones, which it works on.
+    """Map `fun` over the leading axes of its arguments; it works on the last ones.
 
     Args:
         fun: takes arrays by position, and returns an array or a tuple of arrays. An argument that
@@ -46,7 +50,7 @@ def vectorize(
     skip, function = frozenset(excluded), cast("Callable[..., R]", fun)
     dims = _parsed(signature, fun) if signature is not None else None
 
-    @functools.wraps(fun)
+    @functools.wraps(cast("Callable[P, R]", fun))
     def vectorized(*args: P.args, **kwargs: P.kwargs) -> R:
         given = [i for i in range(len(args)) if i not in skip]
         inputs, outputs = dims if dims is not None else ([()] * len(given), None)

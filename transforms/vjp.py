@@ -42,7 +42,7 @@ from xfunc.stages.checks import (
     split_results,
 )
 from xfunc.stages.staging import Staged, call_in_trace
-from xfunc.stages.transformed import Transform, own
+from xfunc.stages.transformed import CallableOrLambda, Transform, own
 from xfunc.torchlib import functorch
 from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.storageless import check_surroundings
@@ -58,11 +58,11 @@ _Held: TypeAlias = tuple[Hashable, list[Tensor]]
 
 @overload
 def vjp(
-    fun: Callable[..., R], *primals: object, has_aux: Literal[False] = False
+    fun: CallableOrLambda[..., R], *primals: object, has_aux: Literal[False] = False
 ) -> tuple[R, Pullback]: ...
 @overload
 def vjp(
-    fun: Callable[..., tuple[R, Aux]], *primals: object, has_aux: Literal[True]
+    fun: CallableOrLambda[..., tuple[R, Aux]], *primals: object, has_aux: Literal[True]
 ) -> tuple[R, Pullback, Aux]: ...
 @overload
 def vjp(fun: Fun, *primals: object, has_aux: bool) -> tuple[PyTree, ...]: ...
@@ -103,7 +103,7 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
 
     parts: Parts | None = None
     if staged:
-        outs, pull, aux, parts = _run(_Flat(fun, has_aux, name), args, leaves, out_trees)
+        outs, pull, aux, parts = _run(WithAux(fun, has_aux, "vjp"), args, leaves, out_trees)
         check_differentiable(outs, out_trees[0], fun, name)
     else:
         outs, pull, aux = vma.vjp(flat, *leaves)
@@ -117,17 +117,17 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
     vjp_fn.parts = parts
     if tracing.current() is not None:
         bodies = vjp_fn.in_bodies = _InBodies(fun, args, has_aux)
-        vjp_fn.parts = lambda: bodies.as_tree(name, leaves)
+        vjp_fn.parts = lambda: bodies.as_tree(leaves)
     out = tree.unflatten(out_tree, outs)
     return (out, vjp_fn, tree.unflatten(aux_tree, aux)) if has_aux else (out, vjp_fn)
 
 
-class _Flat(Transform[..., PyTree]):
-    """``fun`` with aux normalised; carries the identity of `fun` in the cache."""
+class WithAux(Transform[..., PyTree]):
+    """``fun`` with the result ``(out, aux)``, where aux is None without `has_aux`."""
 
-    def __init__(self, fun: Fun, has_aux: bool, name: str):
-        self._has_aux, self._name = has_aux, name
-        super().__init__(fun, has_aux, "vjp")
+    def __init__(self, fun: Fun, has_aux: bool, kind: str):
+        self._has_aux, self._name = has_aux, f"{kind}({function_name(fun)})"
+        super().__init__(fun, has_aux, kind)
 
     def apply(self, *args: object, **kwargs: object) -> tuple[PyTree, PyTree]:
         out = self.fun(*args, **kwargs)
@@ -135,7 +135,7 @@ class _Flat(Transform[..., PyTree]):
 
 
 def _run(
-    flat: _Flat, args: tuple[object, ...], leaves: list[Tensor], out_trees: list[tree.Structure]
+    flat: WithAux, args: tuple[object, ...], leaves: list[Tensor], out_trees: list[tree.Structure]
 ) -> tuple[list[Tensor], Pull, list[Tensor], Parts]:
     """Run the forward pass on the device and keep its residuals."""
     structure = tree.structure((args, {}))
@@ -150,8 +150,8 @@ def _run(
     full = (*wrt, *(False for _ in inputs[n:]))
 
     with torch.no_grad():
-        pair = Call(program).pair(full)
-        values = pair.forward(inputs) if program.outputs else []
+        rule = Call(program).reverse_rule(full)
+        values = rule.forward(inputs) if program.outputs else []
     outs, residuals = values[: len(program.outputs)], values[len(program.outputs) :]
 
     def pull(cts: tuple[Tensor, ...]) -> list[Tensor]:
@@ -163,7 +163,7 @@ def _run(
             present = tuple(i for i in range(n_out) if differentiable(program.outputs[i]))
             pullback = Call(program.pullback(tuple(range(n)), present))
             return bind(pullback, [*inputs, *(cts[i] for i in present)])
-        for i, g in zip(pair.wrt, pair.backward(inputs, residuals, (*cts, *rest)), strict=True):
+        for i, g in zip(rule.wrt, rule.backward(inputs, residuals, (*cts, *rest)), strict=True):
             grads[i] = grads[i] if g is None else g
         return grads
 
@@ -199,11 +199,11 @@ class _InBodies:
                 "pass it as an argument, or call vjp inside the body.",
             )
 
-    def as_tree(self, name: str, leaves: list[Tensor]) -> tuple[TracedProgram, list[Tensor]]:
+    def as_tree(self, leaves: list[Tensor]) -> tuple[TracedProgram, list[Tensor]]:
         """See NOTE [pullbacks as trees]."""
         self._check()
         avals = tuple((tuple(x.shape), x.dtype) for x in leaves)
-        staged = _Flat(self._fun, self._has_aux, name).staged
+        staged = WithAux(self._fun, self._has_aux, "vjp").staged
         entry, held = staged.find(tree.structure((self._args, {})), avals)
         n_out = entry.out_tree.children()[0].num_leaves
         return _pullback(entry.program, len(leaves), n_out), entry.inputs(leaves, held)

@@ -16,7 +16,7 @@ from xfunc.errors import TreeMismatchError, fail, report, shown
 from xfunc.program.named_axes import named
 from xfunc.stages.arguments import as_outputs
 from xfunc.stages.checks import Tensor, arrays, as_arrays, as_tensor, is_sequence
-from xfunc.stages.transformed import Transform
+from xfunc.stages.transformed import CallableOrLambda, Transform
 from xfunc.torchlib import batching, functorch
 from xfunc.trace import tracing
 from xfunc.tree import PyTree
@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 
 def vmap(
-    fun: Callable[P, R],
+    fun: CallableOrLambda[P, R],
     in_axes: object = 0,
     out_axes: object = 0,
     axis_name: str | None = None,
@@ -130,14 +130,14 @@ class Vmap(Transform[P, R]):
 
         trace, axes = tracing.current(), self._mesh_axes
         if self._axis_name is not None or all(d is None for d in dims):
-            # torch.func.vmap needs something to map over, and a named axis its numbers.
-            numbers = torch.arange(size, device=leaves[0].device if leaves else None)
+            # torch.func.vmap needs something to map over, and a named axis its indices.
+            indices = torch.arange(size, device=leaves[0].device if leaves else None)
 
-            def numbered(number: Tensor, *xs: Tensor) -> tuple[Tensor, ...] | Tensor:
-                with self._named(size, number):
+            def with_index(index: Tensor, *xs: Tensor) -> tuple[Tensor, ...] | Tensor:
+                with self._named(size, index):
                     return flat(*xs)
 
-            outs = batching.vmap(trace, numbered, (0, *dims), (numbers, *leaves), axes)
+            outs = batching.vmap(trace, with_index, (0, *dims), (indices, *leaves), axes)
         else:
             outs = batching.vmap(trace, flat, dims, leaves, axes)
         for o, d in zip(outs, out_axes, strict=False):
@@ -152,14 +152,14 @@ class Vmap(Transform[P, R]):
         ]
         return tree.unflatten(out_trees[0], placed)
 
-    def _named(self, size: int, numbers: Tensor) -> contextlib.AbstractContextManager[None]:
+    def _named(self, size: int, index: Tensor) -> contextlib.AbstractContextManager[None]:
         """Make the axis known by its name in a block."""
         name = self._axis_name
         if name is None:
             return contextlib.nullcontext()
         if not isinstance(name, str):
             fail(TypeError, f"{self.__name__} was given axis_name={shown(name)}", "give a string.")
-        return named(name, size, numbers)
+        return named(name, size, index)
 
     def static_scalars(self, structure: tree.Structure) -> Sequence[bool]:
         return [d is None for d in self._dims(structure)]

@@ -1,4 +1,4 @@
-"""`while_loop`: a loop that ends when its condition says so.
+"""`while_loop`: a loop that runs as long as its condition holds.
 
 How it is differentiated and batched is in `while_primitive`.
 """
@@ -70,7 +70,7 @@ def while_loop(
     Raises:
         TypeError: `cond_fun` does not return a boolean scalar.
         TreeMismatchError: the body changes the value's structure, shapes or dtypes.
-        UnsupportedOpError: a gradient in reverse mode is asked for.
+        UnsupportedOpError: a gradient in reverse mode arrives.
 
     Source: ``jax.lax.while_loop``.
     """

@@ -96,7 +96,7 @@ class While(Primitive):
 
     # -- rules ----------------------------------------------------------------------------------
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule:
         marked = tuple(i for i, b in enumerate(wrt) if b)
         smooth = tuple(i for i, o in enumerate(self.outputs) if differentiable(o))
         return CustomReverseRule(self, marked, smooth, len(self.outputs))

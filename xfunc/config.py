@@ -1,9 +1,8 @@
 """Settings of the process, and when they take effect.
 
-`set_platform` and `set_cpu_devices` choose the device client and must come before the first
-trace or transfer starts it, or the choice of the backend ``"pjrt"``: later they raise. The
-environment variables ``PJRT_DEVICE`` and ``CPU_NUM_DEVICES`` set before the program starts mean the
-same.
+`set_platform` and `set_cpu_devices` configure the device client, which the first trace or transfer
+starts: later they raise. The environment variables ``PJRT_DEVICE`` and ``CPU_NUM_DEVICES``, set
+before the program starts, mean the same.
 """
 
 from __future__ import annotations
@@ -50,17 +49,22 @@ has jax and libtpu. The environment variable ``XFUNC_TPU_COMPILER`` means the sa
 """
 
 use_shardy_partitioner: bool = _has_new_jax()
-"""Whether programs are partitioned by Shardy, as by default with JAX 0.10 or newer; or by GSPMD.
+"""Whether Shardy partitions programs, as JAX 0.10 or newer does by default, rather than GSPMD.
 
-On the backend ``"pjrt"``, and where ``Lowered.compile(target=...)`` compiles ahead of time;
-torch_xla has GSPMD only.
+It applies to the backend ``"pjrt"`` and to ``Lowered.compile(target=...)``; torch_xla has GSPMD
+only.
 
 Source: ``jax_use_shardy_partitioner``.
 """
 
 
 def set_platform(platform: str) -> None:
-    """Run on ``"cpu"`` or ``"tpu"``."""
+    """Run on ``"cpu"`` or ``"tpu"``.
+
+    Raises:
+        ValueError: the platform is another.
+        RuntimeError: the device client has started.
+    """
     if platform not in ("cpu", "tpu"):
         fail(ValueError, f"config.set_platform was given {shown(platform)}", "pass 'cpu' or 'tpu'.")
     _check_not_started("set_platform")
@@ -70,9 +74,8 @@ def set_platform(platform: str) -> None:
 def set_backend(name: str) -> None:
     """Run programs by ``"pjrt"``, JAX's runtime (the default), or by ``"torch_xla"``.
 
-    ``xf.default_backend()`` tells the kind of devices.
-
-    At any time: data is moved where a program needs it, and programs are kept for each of the two.
+    It may be called at any time: data moves to where a program needs it, and compiled programs are
+    kept for each backend. ``xf.default_backend()`` returns the kind of devices.
     The environment variable ``XFUNC_BACKEND`` set before the program starts means the same.
 
     Raises:
@@ -102,7 +105,12 @@ def set_compilation_cache_dir(folder: str | os.PathLike[str] | None) -> None:
 
 
 def set_cpu_devices(n: int) -> None:
-    """Give the CPU `n` virtual devices (1 to 128), for sharded programs without an accelerator."""
+    """Give the CPU `n` virtual devices (1 to 128), for sharded programs without an accelerator.
+
+    Raises:
+        ValueError: the number is out of range.
+        RuntimeError: the device client has started.
+    """
     # 128: the device index of torch's autograd engine is a signed byte.
     if not 1 <= n <= 128:
         fail(

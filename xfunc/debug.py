@@ -27,9 +27,9 @@ def callback(fun: Callable[..., object], *args: object, **kwargs: object) -> Non
 
     `fun` receives tensors on the CPU in place of traced ones, and everything else unchanged; its
     result is ignored, and its exceptions are raised from the call of the compiled function. It is
-    called after the program has finished, once for each time the program reaches the callback, in
-    program order: inside `scan` step by step, under `vmap` example by example. Under `grad` it is
-    called for the forward pass.
+    called after the program has finished, once for each time that the program reaches the callback,
+    in program order: inside `scan` step by step, under `vmap` example by example. Under `grad` it
+    is called for the forward pass.
 
     Values are kept until the program ends: inside a loop, those of all its steps.
 
@@ -99,6 +99,7 @@ def check(pred: object, fmt: str, *args: object, **kwargs: object) -> None:
         >>> root(torch.tensor(-1.0))
         Traceback (most recent call last):
         xfunc.errors.ExecutionError: a check failed: root of -1.0
+          at ...
 
     Semantics: ``jax.experimental.checkify.check``, where the caller has to request the error.
     """
@@ -182,6 +183,7 @@ def infs(enable: bool = True) -> contextlib.AbstractContextManager[None]:
         ...     xf.jit(lambda x: 1 / x)(torch.zeros(()))
         Traceback (most recent call last):
         FloatingPointError: the result of <lambda> holds an infinity; reciprocal made the first
+          at ...
 
     Semantics: ``jax.debug_infs``, which looks at intermediate values, too.
     """

@@ -72,7 +72,7 @@ class Unknown:
 
 
 Leaf: TypeAlias = Any
-"""A leaf of such a tree: nearly always an array."""
+"""A leaf of a `PyTree`: nearly always an array."""
 Function: TypeAlias = Callable[..., PyTree]
 """A caller's function of trees."""
 IsLeaf: TypeAlias = Callable[[object], bool]
@@ -296,8 +296,7 @@ def map_with_path(
     *rest: object,
     is_leaf: IsLeaf | None = None,
 ) -> PyTree:
-    """Like `map`, with the leaf's key path (a string such as ``['layers'][0].wq``) as the first
-    argument.
+    """`map` with the leaf's key path, a string such as ``['layers'][0].wq``, as first argument.
 
     Args:
         fun: a function of a path, a leaf of `tree` and, for each tree of `rest`, the subtree there.
@@ -477,7 +476,7 @@ def register(
         >>> class Point:
         ...     def __init__(self, x, y):
         ...         self.x, self.y = x, y
-        >>> xf.tree.register(
+        >>> _ = xf.tree.register(
         ...     Point, lambda p: ((p.x, p.y), None), lambda _, xy: Point(*xy), names=("x", "y")
         ... )
         >>> xf.tree.leaves_with_path([Point(1, 2)])

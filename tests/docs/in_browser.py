@@ -25,7 +25,7 @@ PAGES = sorted(str(path.relative_to(SITE)) for path in SITE.rglob("*.html"))
 FOUND_FIRST = {
     "scan": "docs/scan.html",
     "segment_sum": "docs/reference/control-flow.html#xfunc.segment_sum",
-    "at[].set": "docs/reference/control-flow.html#xfunc.transforms.at.Place.set",
+    "at[].set": "docs/reference/control-flow.html#xfunc.transforms.at.IndexUpdateRef.set",
 }
 
 

@@ -71,7 +71,7 @@ def test_attention_dense_and_blockwise_match_torch(
     out = expected(*inputs)
     grads = torch.autograd.grad((out * weights).sum(), inputs)
     for function in (attention.dense, lambda *x: attention.blockwise(*x, block=block)):
-        found, pull = xf.vjp(lambda *x, f=function: f(*x, segments), q, k, v)
+        found, pull = xf.vjp(lambda q, k, v, f=function: f(q, k, v, segments), q, k, v)
         assert_close((found, pull(weights)), (out.detach(), grads), rtol=1e-10, atol=1e-12)
 
 

@@ -1,8 +1,5 @@
 """The parts of `xf.optim`: masks, accumulation, schedules, dtypes, and how transforms take them."""
 
-import doctest
-import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import Any
 
@@ -411,11 +408,3 @@ def test_misuse_raises(name: str) -> None:
     call, kind, match = ERRORS[name]
     with pytest.raises(kind, match=match):
         call()
-
-
-@pytest.mark.parametrize("name", [m.name for m in pkgutil.iter_modules(optim.__path__)])
-def test_examples_in_docstrings(name: str) -> None:
-    module = importlib.import_module(f"xfunc.optim.{name}")
-    results = doctest.testmod(module, extraglobs={"xf": xf, "torch": torch})
-    assert results.failed == 0
-    assert results.attempted >= 4

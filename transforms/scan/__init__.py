@@ -1,1 +1,1 @@
-"""`scan` and its gradient. Read `scan`, `primitive`, `pair`, `loop`, `counted`, in this order."""
+"""`scan` and its gradient: read `scan`, `primitive`, `reverse_rule`, `loop`, then `loop_graph`."""

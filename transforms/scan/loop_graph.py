@@ -133,16 +133,16 @@ class _Loop:
         slices = {i: _slice(x, k) for i, x in zip(self._used_xs, fixed[:n_xs], strict=True)}
         consts = dict(zip(self._used_consts, fixed[n_xs:], strict=True))
 
-        def fed(role: Param) -> Node:
+        def operand_for(role: Param) -> Node:
             if role[0] == "carry":
                 return state[role[1]]
             return slices[role[1]] if role[0] == "xs" else consts[role[1]]
 
-        out = build.call(self._body, [fed(role) for role in spec.params])
+        out = build.call(self._body, [operand_for(role) for role in spec.params])
         new, position = list(state), len(spec.carries)
         for value, role, like in zip(out, spec.results, self._ties, strict=True):
             if like is not None:
-                value = tie(value, fed(like), automatic=True)[0]
+                value = tie(value, operand_for(like), automatic=True)[0]
             if role[0] == "carry":
                 new[role[1]] = value
                 continue

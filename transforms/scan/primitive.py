@@ -74,7 +74,7 @@ class Scan(Primitive):
 
     # -- rules ----------------------------------------------------------------------------------
 
-    def pair(self, wrt: tuple[bool, ...]) -> ScanReverseRule:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ScanReverseRule:
         carries = range(self.n_carry)
         smooth = frozenset(i for i in carries if differentiable(self.body.avals[i]))
         full = tuple(b or i in smooth for i, b in enumerate(wrt))

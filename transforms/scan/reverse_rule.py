@@ -110,7 +110,7 @@ class ScanReverseRule:
             "const": [],
         }
 
-        def fed(role: Fed, source: Source, aval: Aval) -> Param:
+        def operand_for(role: Fed, source: Source, aval: Aval) -> Param:
             sources[role].append(source)
             avals[role].append(stacked(aval, scan.length) if role == "xs" else aval)
             return (role, len(sources[role]) - 1)
@@ -119,15 +119,17 @@ class ScanReverseRule:
         for (kind, k), aval in zip(partition.sources, partition.backward.avals, strict=True):
             if kind == "ct":
                 i = joint.cts[k]
-                params.append(("carry", carried.index(i)) if i < c else fed("xs", ("ct", i), aval))
+                params.append(
+                    ("carry", carried.index(i)) if i < c else operand_for("xs", ("ct", i), aval)
+                )
             elif kind == "input":
-                params.append(fed("xs" if k < x else "const", (kind, k), aval))
+                params.append(operand_for("xs" if k < x else "const", (kind, k), aval))
             else:
-                params.append(fed("xs", (kind, k), aval))
+                params.append(operand_for("xs", (kind, k), aval))
         results: list[Result] = []
         outputs: list[Aval] = []
         ties: list[Param | None] = []
-        behind: list[tuple[int, int]] = []
+        post_loop_ties: list[tuple[int, int]] = []
         carries = self._residual_carries()
         wrt = [joint.wrt[g] for g in partition.gradients]
         for k, (i, aval) in enumerate(zip(wrt, partition.backward.outputs, strict=True)):
@@ -144,7 +146,7 @@ class ScanReverseRule:
             )  # Under vmap, gradients are per example.
             ties.append((role, sources[role].index(source)) if role and same else None)
             if same and role is None:
-                behind.append((k, i))
+                post_loop_ties.append((k, i))
         spec = LoopSpec(
             tuple(params),
             tuple(results),
@@ -163,7 +165,7 @@ class ScanReverseRule:
         graph = loop_graph(name, partition.backward.graph, spec)
         loop = HloProgram.of(name, graph, flat, outputs)
         flat_sources = [*sources["carry"], *sources["xs"], *sources["const"]]
-        return loop, flat_sources, [*partition.gradients], behind
+        return loop, flat_sources, [*partition.gradients], post_loop_ties
 
     def _residual_carries(self) -> dict[int, Source]:
         """The carries that are themselves residuals, and which residual each one is."""

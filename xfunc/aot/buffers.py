@@ -115,7 +115,7 @@ def _values(
 
 
 def _with_a_line(makers: Iterable[Instruction]) -> Iterator[Instruction]:
-    """Those of the given instructions, then of their neighbours, that have a known line."""
+    """The given instructions with a known line, then their neighbours with one."""
     makers = list(makers)
     near = [j for i in makers for j in (*i.users, *i.operands)]
     return (i for i in (*makers, *near) if i.proto.metadata.source_file)

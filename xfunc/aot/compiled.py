@@ -129,7 +129,7 @@ def _refusal(name: str, result: Result) -> CompileError:
 
 def _device(target: str) -> Device:
     topology = topology_of(target)
-    chip = topology.kind if topology.kind in CHIPS else "v4"  # An old one is more like that.
+    chip = topology.kind if topology.kind in CHIPS else "v4"  # the oldest with a cost model
     return Device(topology.name, chip, topology.memory)
 
 

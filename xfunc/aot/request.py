@@ -36,8 +36,8 @@ class Request:
         donated: parameters with buffers that the program may reuse.
         topology: the target.
         options: the compiler's.
-        shardy: whether shardings are written for Shardy, which then partitions the program, and
-            not GSPMD.
+        shardy: whether shardings are written for Shardy, which then partitions the program in place
+            of GSPMD.
     """
 
     module: bytes

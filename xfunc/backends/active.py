@@ -69,7 +69,7 @@ def _unchosen() -> str:
 
 
 def use(name: str) -> Runtime:
-    """Run programs on another runtime from here on.
+    """Run programs on the runtime of this name from now on.
 
     Raises:
         ValueError: there is none with that name.
@@ -119,7 +119,7 @@ def _is_in_call() -> bool:
 
 
 def _cut_off() -> None:
-    """Forget the runtime: asked for again, it is an error."""
+    """Forget the runtime in a fork, where choosing one again raises."""
     global _runtime
     _runtime = None
     _kept.clear()

@@ -73,12 +73,12 @@ class Calls:
             return before
 
     def begin(self) -> None:
-        """The last one begins after a meeting."""
+        """Mark the last run as begun: its meeting has succeeded."""
         with self._lock:
             self.last = self._recent[-1] = self.last._replace(meets=False)
 
     def fail(self, before: Call) -> None:
-        """The last one does not begin: a meeting has failed, in all processes.
+        """Mark the last run as never begun: its meeting has failed, in all processes.
 
         It keeps its number, as a report of another process's next run may arrive later.
         """

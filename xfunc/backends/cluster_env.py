@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 
-from xfunc.backends.rendezvous import Place
+from xfunc.backends.rendezvous import MeetingPoint
 from xfunc.errors import fail, shown
 
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
@@ -18,7 +18,7 @@ def find(
     index: int | None,
     devices: int | Sequence[int] | None,
     timeout: int,
-) -> tuple[Place, Sequence[int] | None]:
+) -> tuple[MeetingPoint, Sequence[int] | None]:
     """Where this process meets the others, and which GPUs are its own (None: all)."""
     from xfunc.backends.pjrt import client
 
@@ -41,7 +41,7 @@ def find(
     if own is None and found is not None:
         # JAX takes the process's number on its host, if it is alone there too.
         found = None if _is_alone() else [_as_visible(k) for k in found]
-    return Place(address, count, index), found
+    return MeetingPoint(address, count, index), found
 
 
 def _own_devices(given: int | Sequence[int] | None) -> Sequence[int] | None:
@@ -80,7 +80,7 @@ def _as_visible(number: int) -> int:
     return 0 if names and "," not in names else number
 
 
-def _of_torchrun(given_count: int | None, given_index: int | None) -> Place:
+def _of_torchrun(given_count: int | None, given_index: int | None) -> MeetingPoint:
     host, port, index, count = (os.environ[name] for name in _TORCHRUN)
     for name in _TORCHRUN[1:]:
         if not os.environ[name].isdecimal():
@@ -91,14 +91,14 @@ def _of_torchrun(given_count: int | None, given_index: int | None) -> Place:
                 "start the program by torchrun, which sets it, or unset it and pass "
                 'coordinator_address="host:port", num_processes and process_id.',
             )
-    place = (
+    point = (
         f"{host}:{port}",
         int(count) if given_count is None else given_count,
         int(index) if given_index is None else given_index,
     )
-    check(*place)
-    return Place(
-        *place,
+    check(*point)
+    return MeetingPoint(
+        *point,
         # After a restart, its store still has the entries of the old processes.
         attempt=os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         is_kept=os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",

@@ -32,7 +32,7 @@ def begin() -> None:
 
 
 def end() -> None:
-    """Let `sys.exit` be as it was."""
+    """Restore `sys.exit`."""
     if sys.exit is _exit:
         sys.exit = _before
 
@@ -47,7 +47,7 @@ def _exit(status: object = None, /) -> NoReturn:
 
 
 def _number(code: object) -> int:
-    """As Python understands the argument of `sys.exit`."""
+    """The exit status for an argument of `sys.exit`."""
     if code is None:
         return 0
     return code & 0xFF if isinstance(code, int) else 1

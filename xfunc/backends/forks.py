@@ -2,7 +2,7 @@
 
 A fork has one thread. Those of the device's client, which compile programs, run them and move data,
 are missing: whatever waits for them would wait forever. So in a fork the runtime is replaced by an
-error, and nothing can be traced; nothing asks on the way of an ordinary call whether this is one.
+error, and nothing can be traced; the normal call path has no fork check.
 
 Without devices, a fork can only compute with torch or NumPy, and end.
 """

@@ -149,14 +149,14 @@ def become_host_call(proto: pb.HloInstructionProto, name: str) -> None:
 def call_once(proto: pb.HloModuleProto, *, every: bool = False) -> None:
     """Let only the first of several devices make the calls that have effects, in place.
 
-    Those in a `shard_map` each device makes.
+    Each device makes those in a `shard_map`.
 
     The partitioner refuses calls without a device. Their arguments are gathered explicitly, since
     it warns when it gathers them itself.
 
     Args:
         proto: the module.
-        every: say so of the calls without effects too.
+        every: whether the calls without effects are made by the first device too.
     """
     chosen_of = [
         (c, [i for i in c.instructions if _is_call(i) and (every or _has_effects(i))])
@@ -257,7 +257,7 @@ def handler(pointer: ctypes._Pointer[ffi.Frame]) -> int:
 
 
 def ends_program(error: BaseException) -> bool:
-    """Keep an error of a call for the run; whether the program must end with an error."""
+    """Record the error of a call, for the run to raise; returns whether the program must end."""
     known = isinstance(error, Exception)
     failures.append(error if known else RuntimeError(f"a host call ended in {error!r}"))
     return runtime().device_count() == 1

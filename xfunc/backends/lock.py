@@ -152,7 +152,7 @@ of programs that call Python.
 
 
 class _Turn:
-    """That a thread makes something."""
+    """A thread that makes a value, and the event of its end."""
 
     def __init__(self) -> None:
         self.thread, self.done = threading.get_ident(), threading.Event()
@@ -167,7 +167,7 @@ class _Turns:
         self._awaited: dict[int, _Turn] = {}  # by the thread that waits
 
     def take(self, what: Hashable, alone: bool) -> _Turn:
-        """Wait for the turn to make something; `alone`: only one thread ever can."""
+        """Wait for the turn to make a value; with `alone`, it must not be made twice at once."""
         own = _Turn()
         with self._guard:
             if what not in self._taken:
@@ -192,7 +192,7 @@ class _Turns:
                     del self._awaited[own.thread]
 
     def give(self, what: Hashable, own: _Turn) -> None:
-        """It is made, or could not be."""
+        """End a turn, whether or not the value was made."""
         with self._guard:
             makers = self._taken.pop(what)
             if len(makers) > 1:

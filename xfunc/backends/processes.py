@@ -54,7 +54,7 @@ def start(
     where = f"{socket.gethostname()}, pid {os.getpid()}"
     own = Member(index, count, client.kind_of_devices(), where)
     is_ours = not distributed.is_initialized()
-    store = meet(place, own, timeout) if is_ours else _store_beside_group(own, place.host)
+    store = meet(place, own, timeout) if is_ours else _store_of_group(own, place.host)
     try:
         if is_ours:
             group = PrefixStore("group", store)
@@ -91,15 +91,11 @@ def _start_on_pod() -> None:
     host = socket.gethostname()
     own = Member(where.process_index(), where.process_count(), "accelerators", host)
     first = _from_first(socket.gethostbyname(host))
-    failures.begin(_store_beside_group(own, first), own.index, own.count)
+    failures.begin(_store_of_group(own, first), own.index, own.count)
 
 
-def _store_beside_group(own: Member, host: str) -> Store:
-    """A store of the processes of torch's process group, which exists.
-
-    Args:
-        host: that of process 0.
-    """
+def _store_of_group(own: Member, host: str) -> Store:
+    """A store that the processes of torch's process group share; `host` is that of process 0."""
     members: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(members, own)
     for k, each in enumerate(members):
@@ -147,8 +143,7 @@ def stop() -> None:
 def gathered(value: object, count: int | None = None) -> list[object]:
     """The value of each process, in the order of processes.
 
-    Args:
-        count: their number; by default that of the processes that run programs together.
+    `count` is their number; by default that of the processes that run programs together.
     """
     count = active.runtime().process_count() if count is None else count
     if count == 1:
@@ -178,7 +173,7 @@ def agreed(
     Args:
         name: of the user's function, for messages.
         prepare: returns a description, and a value.
-        count: as of `gathered`.
+        count: as for `gathered`.
         differ: raises if the descriptions differ, given the name, that of this process and that of
             another, and the number of the other; by default, as if they described arguments.
     """

@@ -25,9 +25,8 @@ class Executable(Protocol):
 
     Attributes:
         inputs: which of the flat inputs of the program it takes, in order.
-        rejects_aliased_donation: whether it raises an error itself if it is to take over a tensor
-        that it is
-            also given elsewhere.
+        rejects_aliased_donation: whether it raises an error itself if a donated tensor is also
+            another input.
     """
 
     inputs: tuple[int, ...]

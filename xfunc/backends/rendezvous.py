@@ -35,7 +35,7 @@ class Member:
         index: its number.
         count: how many processes it believes there are.
         platform: that of its devices.
-        where: its host and the number that it has there.
+        where: its host and its process id there.
     """
 
     index: int
@@ -48,15 +48,15 @@ class Member:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class MeetingPoint:
     """Where processes meet.
 
     Attributes:
         address: ``"host:port"``.
-        count: how many they are.
-        index: the number of this one.
-        attempt: of a launcher that starts them again.
-        is_kept: whether the launcher keeps a store there, and process 0 need not.
+        count: number of processes.
+        index: index of this process.
+        attempt: name of the launch, for launchers that start the processes again.
+        is_kept: whether the launcher keeps a store there, so that process 0 need not.
     """
 
     address: str
@@ -67,11 +67,11 @@ class Place:
 
     @property
     def host(self) -> str:
-        """That of process 0."""
+        """The host of process 0."""
         return self.address.rpartition(":")[0]
 
 
-def meet(place: Place, own: Member, timeout: float) -> Store:
+def meet(point: MeetingPoint, own: Member, timeout: float) -> Store:
     """A store that all processes share, once all have arrived and are consistent.
 
     Raises:
@@ -79,12 +79,12 @@ def meet(place: Place, own: Member, timeout: float) -> Store:
             inconsistent.
     """
     deadline = time.monotonic() + timeout
-    found, is_keeper = _store(place, own, deadline)
-    book = _Book(PrefixStore(f"xfunc/{place.attempt}", found))
+    found, is_keeper = _store(point, own, deadline)
+    book = _Book(PrefixStore(f"xfunc/{point.attempt}", found))
     try:
         number = book.write(dataclasses.asdict(own))
         try:
-            verdict = _verdict(book, number, place, own, deadline, timeout)
+            verdict = _verdict(book, number, point, own, deadline, timeout)
         except BaseException as error:
             book.write({"verdict": f"{own} ended while it waited ({type(error).__name__})"})
             raise
@@ -92,12 +92,12 @@ def meet(place: Place, own: Member, timeout: float) -> Store:
             book.close(number, is_keeper)
             _refuse(verdict)
     except DistNetworkError:
-        _refuse(f"process 0 has left {place.address}, before all had met there")
+        _refuse(f"process 0 has left {point.address}, before all had met there")
     return book.store
 
 
 def _verdict(
-    book: _Book, number: int, place: Place, own: Member, deadline: float, timeout: float
+    book: _Book, number: int, point: MeetingPoint, own: Member, deadline: float, timeout: float
 ) -> str | None:
     """Why the processes cannot run together; None: they can. It is the same in all of them."""
     members: list[Member] = []
@@ -106,7 +106,7 @@ def _verdict(
         if line is None:
             missing = sorted({*range(own.count)} - {m.index for m in members})
             verdict = (
-                f"of {own.count} processes, {_listed(missing)} did not come to {place.address} "
+                f"of {own.count} processes, {_listed(missing)} did not come to {point.address} "
                 f"within {timeout:g} seconds; there were {_listed(members)}"
             )
             book.write({"verdict": verdict})
@@ -144,9 +144,9 @@ def _refuse(what: str) -> NoReturn:
     )
 
 
-def _store(place: Place, own: Member, deadline: float) -> tuple[Store, bool]:
-    """The store at the place, and whether it is kept in this process."""
-    host, _, port = place.address.rpartition(":")
+def _store(point: MeetingPoint, own: Member, deadline: float) -> tuple[Store, bool]:
+    """The store of the meeting point, and whether it is kept in this process."""
+    host, _, port = point.address.rpartition(":")
     where = host.strip("[]"), int(port)
 
     def connected(is_keeper: bool) -> Store:
@@ -154,7 +154,7 @@ def _store(place: Place, own: Member, deadline: float) -> tuple[Store, bool]:
         return TCPStore(*where, is_master=is_keeper, wait_for_workers=False, timeout=left)
 
     taken = ""
-    if own.index == 0 and not place.is_kept:
+    if own.index == 0 and not point.is_kept:
         try:
             return _within(deadline, lambda: connected(True)), True
         except (RuntimeError, TimeoutError) as error:
@@ -165,7 +165,7 @@ def _store(place: Place, own: Member, deadline: float) -> tuple[Store, bool]:
         _reach(where, deadline)
         return _within(deadline, lambda: connected(False)), False
     except (RuntimeError, OSError) as error:
-        _refuse(f"no process 0 answers at {place.address} ({_short(error)}){taken}")
+        _refuse(f"no process 0 answers at {point.address} ({_short(error)}){taken}")
 
 
 def _reach(where: tuple[str, int], deadline: float) -> None:
@@ -235,7 +235,7 @@ class _Book:
         return json.loads(self.store.get(key)) if self._comes(key, deadline) else None
 
     def close(self, number: int, is_keeper: bool) -> None:
-        """Say that the reading is over; who keeps the store waits for all to say so."""
+        """Signal completion; the store's owner waits for every process."""
         self.store.set(f"read {number}", "")
         if is_keeper:
             deadline = time.monotonic() + _LINGER

@@ -111,7 +111,7 @@ def _list_devices(sharding: pb.OpSharding) -> None:
 
 
 UNUSED = Aval((), torch.bool)
-"""The additional parameters of a program, by `add_parameter`."""
+"""The aval of the parameter that `add_parameter` adds."""
 
 
 def add_parameter(proto: pb.HloModuleProto) -> None:

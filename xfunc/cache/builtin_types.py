@@ -1,4 +1,4 @@
-"""The parts of objects of Python's own classes, for `xfunc.cache.fingerprint`: a rule for each."""
+"""Rules of `xfunc.cache.fingerprint` for objects of Python's own classes and NumPy's arrays."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class ClassState:
     def __call__(self) -> State:
         """The state of the class, of the classes that it names, and of those of its values."""
         state = self._state
-        return state if state is not None and self._watch_all.same() else self._look()
+        return state if state is not None and self._watch_all.is_unchanged() else self._look()
 
     @property
     def everything(self) -> list[ClassState]:
@@ -77,24 +77,24 @@ class ClassState:
 
     @property
     def functions(self) -> list[types.FunctionType]:
-        """Those that the class holds."""
+        """The functions that the class holds."""
         self.own()
         return self._walk.functions
 
     @property
     def modules(self) -> list[types.ModuleType]:
-        """Those that the class holds."""
+        """The modules that the class holds."""
         self.own()
         return self._walk.modules
 
     @property
-    def things(self) -> list[object]:
+    def mutables(self) -> list[object]:
         """The mutable objects that the class holds."""
         self.own()
-        return self._walk.things
+        return self._walk.mutables
 
     @property
-    def kinds(self) -> list[type]:
+    def types(self) -> list[type]:
         """The class, and its own class if that can change."""
         return [c for c in (self.cls, type(self.cls)) if can_change(c)]
 
@@ -104,7 +104,7 @@ class ClassState:
         return self._contents
 
     def note_changes(self, before: dict[tuple[type, str], Hashable]) -> Changed:
-        """Ignore the places changed since then from now on; returns the kinds of changes."""
+        """Mark the places changed since `before` as volatile; returns the kinds of changes."""
         now = self.contents()
         if now is before:
             return Changed.NOTHING
@@ -134,14 +134,14 @@ class ClassState:
                     self._contents[c, n] = _value_in(walk, c, v)
             walk.follow(beside)
             for c in filter(is_abstract, self.cls.__mro__):
-                self._contents[c, "registered"] = tuple(map(walk.same, registered(c)))
+                self._contents[c, "registered"] = tuple(map(walk.by_identity, registered(c)))
             self._walk = walk
             self._own = _kept(self._own_states, tuple(self._contents.items()))
-            self._watch = MutationGuard(walk.things, self.kinds)
+            self._watch = MutationGuard(walk.mutables, self.types)
         return self._own
 
     def _same(self) -> bool:
-        return self._own is not None and self._watch.same()
+        return self._own is not None and self._watch.is_unchanged()
 
     def _look(self) -> State:
         everything: dict[ClassState, None] = {self: None}
@@ -155,15 +155,15 @@ class ClassState:
         self._all = list(everything)
         self._watch_all = self._watch
         if len(everything) > 1:
-            things = [t for c in everything for t in c._walk.things]
-            self._watch_all = MutationGuard(things, [k for c in everything for k in c.kinds])
+            mutables = [t for c in everything for t in c._walk.mutables]
+            self._watch_all = MutationGuard(mutables, [k for c in everything for k in c.types])
         self._state = _kept(self._states, tuple([c.own() for c in self._all]))
         return self._state
 
     def _attributes(self) -> list[tuple[type, str, object]]:
         return [
             (c, n, v)
-            for kind in self.kinds
+            for kind in self.types
             for c in kind.__mro__
             if can_change(c)
             for n, v in vars(c).items()
@@ -193,14 +193,14 @@ def _content_walk() -> ContentWalk:
 def _value_in(walk: ContentWalk, cls: type, x: object) -> Hashable:
     """The value of an attribute of a class."""
     if not is_of_user(cls):
-        return walk.same(x)
+        return walk.by_identity(x)
     if isinstance(x, property):
         inside = tuple([_value_in(walk, cls, g) for g in (x.fget, x.fset, x.fdel)])
         return ("property", inside, _own(walk, x, property))
     if isinstance(x, (staticmethod, classmethod)):
         return ("method", walk.value_apart(x.__func__), _own(walk, x, staticmethod, classmethod))
     if isinstance(x, (types.MemberDescriptorType, types.GetSetDescriptorType)):
-        return walk.same(x)
+        return walk.by_identity(x)
     return walk.value_apart(x)
 
 
@@ -208,7 +208,7 @@ def _own(walk: ContentWalk, x: object, *built_in: type) -> Hashable:
     """The class of a descriptor, and its own attributes if the class is not one of these."""
     if type(x) in built_in:
         return type(x)
-    walk.things.append(x)
+    walk.mutables.append(x)
     return (walk.class_state(type(x)), walk.state(x))
 
 

@@ -71,7 +71,7 @@ def watching(
     mentioned: Collection[str],
     held: Iterable[object],
 ) -> Draws | None:
-    """The observer of a function's calls while it is traced; None if it names no such function.
+    """The observer of a function's calls while it is traced; None if it names no draw or clock.
 
     Args:
         name: of the function.
@@ -115,7 +115,7 @@ def refused(draws: Draws | None) -> Iterator[None]:
 
 
 class Draws:
-    """Observes the calls of the program's code in this thread, and refuses such calls.
+    """Observes the calls of the program's code in this thread, and refuses draws and clocks.
 
     Args:
         name: of the function that is traced.
@@ -194,7 +194,7 @@ class Draws:
 
 
 def _is_without_seed(frame: types.FrameType) -> bool:
-    """Whether the system is to seed a generator of Python's."""
+    """Whether a generator of Python's is made or seeded without a seed, so by the system."""
     name, given = frame.f_code.co_name, frame.f_locals
     if isinstance(given.get("self"), random.SystemRandom):  # Its draws are refused.
         return False
@@ -233,8 +233,9 @@ def _is_of_program(frame: types.FrameType) -> bool:
 
 
 def _unseen_call(frame: types.FrameType, last: int) -> tuple[int | None, frozenset[str]]:
-    """The first call between the last one that was seen and now, that was not; calls in Cython are
-    not. Returns its line, and the names that were looked up for it.
+    """The first call since `last` that the hook did not see, such as one in Cython.
+
+    Returns its line, and the names that were looked up for it.
     """
     steps, now = _steps(frame.f_code), frame.f_lasti
     between = [s for s in steps if last < s.offset < now]

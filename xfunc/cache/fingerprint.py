@@ -53,12 +53,12 @@ class Fingerprinter:
     """One visit to everything that a function holds.
 
     Attributes:
-        tensors: those found, each once.
-        functions: those found.
+        tensors: the tensors found, each once.
+        functions: the functions found.
         classes: the user's classes that were found, directly or through an instance, and the
             states in which they count.
         modules: the Python modules found.
-        things: the mutable objects found; see `xfunc.cache.mutation_guard`.
+        mutables: the mutable objects found; see `xfunc.cache.mutation_guard`.
         skipped: whether a place was found that does not count; see NOTE [volatile places].
         places: for each mutable place, its owner and its current content.
         refuses: whether to refuse objects that cannot be compared, as for the values of a user's
@@ -72,7 +72,7 @@ class Fingerprinter:
         self.functions: list[types.FunctionType] = []
         self.classes: dict[type, State | None] = {}
         self.modules: list[types.ModuleType] = []
-        self.things: list[object] = []
+        self.mutables: list[object] = []
         self.skipped = False
         self._seen: dict[int, int] = {}
         self._slots: dict[int, int] = {}
@@ -100,7 +100,7 @@ class Fingerprinter:
         self._seen[id(x)] = len(self._seen)
         self._alive.append(x)
         if kind not in _FIXED and not isinstance(x, Wrapper):
-            self.things.append(x)
+            self.mutables.append(x)
         return _rule_of(kind)(self, x)
 
     def tensor(self, x: torch.Tensor) -> Hashable:
@@ -140,9 +140,9 @@ class Fingerprinter:
     ) -> mutation_guard.MutationGuard:
         """A guard of all visited objects and of some namespaces."""
         states = {c: None for cls in self.classes for c in classes.known(cls).everything}
-        things = [t for state in states for t in state.things]
-        kinds = [k for c in states for k in c.kinds]
-        return mutation_guard.MutationGuard([*self.things, *things], kinds, namespaces)
+        mutables = [t for state in states for t in state.mutables]
+        kinds = [k for c in states for k in c.types]
+        return mutation_guard.MutationGuard([*self.mutables, *mutables], kinds, namespaces)
 
     def all(self, xs: Iterable[object]) -> tuple[Hashable, ...]:
         return tuple([self.value(x) for x in xs])
@@ -208,8 +208,8 @@ class ContentWalk(StateFingerprinter):
             self.classes[cls] = None
         return ById(cls)
 
-    def same(self, x: object) -> Hashable:
-        """The identity of something."""
+    def by_identity(self, x: object) -> Hashable:
+        """The identity of an object."""
         return ById(x)
 
 
@@ -335,7 +335,7 @@ def _attributes(walk: Fingerprinter, x: object) -> Hashable:
 
 
 def _is_marker(cls: type) -> bool:
-    """Whether all that an instance without attributes is good for is to be compared by ``is``."""
+    """Whether instances without attributes are sentinels: only compared, by ``is``."""
     own = {n for c in cls.__mro__[:-1] for n, v in vars(c).items() if callable(v)}
     return own <= _OF_MARKERS and cls.__eq__ is object.__eq__
 

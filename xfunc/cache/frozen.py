@@ -1,8 +1,8 @@
 """Snapshots of functions: copies that do not see later changes to captured values.
 
-A program runs its function again for each derived program, perhaps when the enclosing function has
-long given other values to the variables that it closes over, or to the entries of a dict; or when
-an equal function has found the program, and what the first one holds has changed since.
+A program runs its function again for each derived program. By then, the enclosing function may have
+assigned other values to the variables that it closes over, or to the entries of a dict; or an equal
+function has found the program, and the values that the first one holds have changed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def snapshot_closure(fun: T) -> T:
 
 
 def as_it_was(fun: Callable[..., T]) -> Callable[..., T]:
-    """A function that runs with the objects that `fun` holds as they are now.
+    """A function that runs with the objects that `fun` holds in their present state.
 
-    As long as they are unchanged it runs with themselves, and with copies of them afterwards.
+    It runs with the objects themselves while they are unchanged, afterwards with copies of them.
 
     Args:
         fun: a frozen function.
@@ -267,7 +267,7 @@ _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
 def _same(some: Collection[object], others: Collection[object]) -> bool:
-    """Whether as many things are the same ones."""
+    """Whether two collections hold the same objects, in the same order."""
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 

@@ -103,22 +103,26 @@ class Globals:
         return kinds
 
     def __call__(self) -> State:
-        if self._state is not None and self._watch.same():
+        if self._state is not None and self._watch.is_unchanged():
             return self._state
         return self._look()[1]
 
     def _now(self) -> _Reach:
         """The values reached now."""
-        return self._last if self._state is not None and self._watch.same() else self._look()[0]
+        return (
+            self._last
+            if self._state is not None and self._watch.is_unchanged()
+            else self._look()[0]
+        )
 
     def survives(self) -> bool:
         """Forget all states but the current one; returns whether that may be kept: it has no data.
 
         What `xfunc.clear_caches` leaves must not keep a tensor alive that a global names now.
         """
-        if self._state is None or self._volatile or not self._watch.same():
+        if self._state is None or self._volatile or not self._watch.is_unchanged():
             return False
-        if any(isinstance(x, _DATA) for x in self._last.walk.things):
+        if any(isinstance(x, _DATA) for x in self._last.walk.mutables):
             return False
         self._states = {self._state.value: self._state}
         return True
@@ -137,7 +141,9 @@ class Globals:
         state = self._states.setdefault(value, State(value))
         if len(self._states) > MAX_STATES:
             del self._states[next(iter(self._states))]
-        if not mutation_guard.lent:  # The current contents of modules on loan must not be kept.
+        if (
+            not mutation_guard.swapped_modules
+        ):  # The current contents of modules on loan must not be kept.
             self._keep(reach)
             self._state = state
         return reach, state
@@ -162,7 +168,7 @@ class Guards:
         self._known: dict[Hashable, Globals] = {}
 
     def clear(self) -> None:
-        """Forget what has changed since, or holds data; the rest need not be looked for again."""
+        """Forget the guards whose globals have changed or hold data; the others stay valid."""
         self._known = {key: g for key, g in self._known.items() if g.survives()}
 
     def of(self, fun: object, structure: Structure | None = None) -> Globals:
@@ -211,8 +217,8 @@ class _GlobalFingerprinter(StateFingerprinter):
             return ("again", self._seen[id(x)])
         self._seen[id(x)] = len(self._seen)
         self._alive.append(x)
-        self.things.append(x)
-        attributes = mutation_guard.lent.get(x) or vars(x)
+        self.mutables.append(x)
+        attributes = mutation_guard.swapped_modules.get(x) or vars(x)
         state = tuple([(n, self.value(v)) for n, v in attributes.items()])
         return ("module", ById(x), self.class_state(type(x)), state)
 
@@ -220,7 +226,7 @@ class _GlobalFingerprinter(StateFingerprinter):
         kind = type(x)
         if kind.__module__.startswith("xfunc."):
             return ById(x)
-        self.things.append(x)
+        self.mutables.append(x)
         form = (tuple(x.shape), x.dtype) if mutation_guard.has_shape(x) else None
         return (ById(x), kind, x.requires_grad, form, self.state(x) if x.__dict__ else None)
 
@@ -284,7 +290,7 @@ class _Reach:
     def aliases(self) -> tuple[int, ...]:
         """Which of the mutable objects found in several places are one and the same."""
         numbers: dict[int, int] = {}
-        return tuple([numbers.setdefault(id(x), k) for k, x in enumerate(self.walk.things)])
+        return tuple([numbers.setdefault(id(x), k) for k, x in enumerate(self.walk.mutables)])
 
     def _visit(self, code: types.CodeType, namespace: dict[str, object]) -> None:
         if (code, id(namespace)) in self._codes:

@@ -45,11 +45,11 @@ def places_of(fun: object) -> dict[tuple[int, str | None], tuple[object, Hashabl
     return walk.places
 
 
-def things_in(fun: object) -> list[object]:
+def mutables_in(fun: object) -> list[object]:
     """The mutable objects that a function holds."""
     walk = Fingerprinter()
     walk.value(fun)
-    return walk.things
+    return walk.mutables
 
 
 def class_contents(fun: object) -> dict[classes.ClassState, dict[tuple[type, str], Hashable]]:
@@ -65,11 +65,11 @@ def detached(
     """Captures, copied if they share memory with an array, which counts by its content.
 
     `torch.from_numpy` makes such tensors: an equal array finds the program even if this one has
-        been written to since. `others`: objects that the function reaches without holding them.
+    been written to since. `others` are objects that the function reaches without holding them.
     """
     if not any(t.device.type == "cpu" for t in captures):
         return captures
-    spans = [span for x in (*things_in(fun), *others) if (span := _memory_of(x)) is not None]
+    spans = [span for x in (*mutables_in(fun), *others) if (span := _memory_of(x)) is not None]
     if not spans:
         return captures
     with torch._C.DisableTorchFunction(), functorch.bottom_level():
@@ -131,7 +131,7 @@ def _walked(fun: object, walk: Fingerprinter) -> tuple[Hashable, list[torch.Tens
         ) from None
 
 
-def values_beside(
+def values_of_extra_deps(
     given: Iterable[tuple[Hashable, object]], held: list[torch.Tensor]
 ) -> tuple[tuple[tuple[Hashable, Hashable], ...], list[torch.Tensor]]:
     """The values of labelled objects that a program depends on in addition to its function.
@@ -159,22 +159,22 @@ class FunctionValue:
 
     def check(self) -> Callable[[], bool] | None:
         """A function that returns whether the value is unchanged; None if it must be computed."""
-        if self._found is None or self._watch is None or not self._watch.same():
+        if self._found is None or self._watch is None or not self._watch.is_unchanged():
             return None
-        return self._watch.same
+        return self._watch.is_unchanged
 
     def __call__(self) -> tuple[Hashable, list[torch.Tensor]]:
         """See `function_value`."""
         result = self._found
         if result is not None and self._watch is not None:
-            if self._watch.same():
+            if self._watch.is_unchanged():
                 return result
             self._found = self._watch = None
         walk = Fingerprinter()
         result = _walked(self._fun, walk)
         if walk.tensors or walk.skipped:
             return result
-        # A watch costs more than a look: it pays for functions that are called again, unchanged.
+        # Building a guard costs more than one walk, so wait until the function recurs unchanged.
         self._looks += 1
         if self._watch is None and self._looks > 1 and self._looks & (self._looks - 1) == 0:
             self._watch = walk.watch()
@@ -189,7 +189,7 @@ class Constants:
     def __init__(self, funs: list[types.FunctionType]):
         self._parts = [(f, f.__code__, f.__defaults__) for f in funs]
 
-    def same(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether they are unchanged."""
         for f, code, defaults in self._parts:
             if f.__code__ is not code or f.__defaults__ is not defaults or f.__dict__:

@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 # The attributes of modules on loan (`xfunc.tools.modules`), as they were before.
-lent: dict[torch.nn.Module, dict[str, Any]] = {}
+swapped_modules: dict[torch.nn.Module, dict[str, Any]] = {}
 
-_turns = 0  # how often all watches were ended
+_generation = 0  # bumped to invalidate every guard
 
 _dict_of = operator.attrgetter("__dict__")
 _mro_of = operator.attrgetter("__mro__")
@@ -37,8 +37,8 @@ _function_parts = operator.attrgetter("__code__", "__defaults__", "__kwdefaults_
 
 def end_watches() -> None:
     """Make every existing guard report a change: the set of observed places is different now."""
-    global _turns
-    _turns += 1
+    global _generation
+    _generation += 1
 
 
 class Namespace:
@@ -52,7 +52,7 @@ class Namespace:
         self._get = operator.itemgetter(*present, *present[:1]) if present else None
         self._held = tuple([names[n] for n in present])
 
-    def same(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether all are unchanged."""
         names = self._dict
         if self._lacking and not names.keys().isdisjoint(self._lacking):
@@ -67,28 +67,28 @@ class MutationGuard:
     """The current contents of mutable objects, to check later whether they have changed.
 
     Args:
-        things: containers, functions, objects with attributes, tensors.
+        mutables: containers, functions, objects with attributes, tensors.
         classes: classes to compare by their attributes, including those of their bases.
         namespaces: further namespaces that count.
     """
 
     def __init__(
         self,
-        things: Iterable[Any],
+        mutables: Iterable[Any],
         classes: Iterable[type] = (),
         namespaces: Iterable[Namespace] = (),
     ):
-        self._turn = _turns
-        things, self._classes = list({id(t): t for t in things}.values()), list(classes)
-        self._functions = [t for t in things if type(t) is types.FunctionType]
+        self._made_in = _generation
+        mutables, self._classes = list({id(t): t for t in mutables}.values()), list(classes)
+        self._functions = [t for t in mutables if type(t) is types.FunctionType]
         self._parts = _flat(map(_function_parts, self._functions))
-        own = [t for t in things if _has_attributes(t)]
+        own = [t for t in mutables if _has_attributes(t)]
         self._objects = [t for t in own if type(t) is not types.FunctionType]
         self._own_dicts = list(map(_dict_of, self._objects))
         self._kinds = list(map(type, self._objects))
-        dicts = [*map(_dict_of, own), *(t for t in things if _is_plain(t))]
+        dicts = [*map(_dict_of, own), *(t for t in mutables if _is_plain(t))]
         self._namespaces = list(namespaces)
-        tensors = [t for t in things if isinstance(t, torch.Tensor)]
+        tensors = [t for t in mutables if isinstance(t, torch.Tensor)]
         self._tensors = list(filter(has_shape, tensors))
         self._shapeless = [t for t in tensors if not has_shape(t)]
         self._avals = self._avals_now()
@@ -96,7 +96,7 @@ class MutationGuard:
         self._cells = [c for c in cells if content(c) is not MISSING]
         self._contained = list(map(content, self._cells))
         self._views: list[View] = [Look(_content_of, c) for c in cells if content(c) is MISSING]
-        for t in things:
+        for t in mutables:
             self._views += views(t)
         self._registrations = abc.get_cache_token()  # of classes, by `abc.ABC.register`
         self._lengths = list(map(len, self._views))
@@ -116,9 +116,9 @@ class MutationGuard:
         }
         self._checks = [check for check, what in rest.items() if what]
 
-    def same(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Whether all contents are unchanged."""
-        if self._turn != _turns:
+        if self._made_in != _generation:
             return False
         for check in self._checks:  # noqa: SIM110 (a generator would cost more than the checks)
             if not check():
@@ -129,7 +129,7 @@ class MutationGuard:
         for names, keys, held in self._whole:
             if tuple(names) != keys or not all(map(operator.is_, names.values(), held)):
                 return False
-        return all(n.same() for n in self._namespaces)
+        return all(n.is_unchanged() for n in self._namespaces)
 
     def _same_objects(self) -> bool:
         return all(map(operator.is_, map(_dict_of, self._objects), self._own_dicts)) and all(

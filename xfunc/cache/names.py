@@ -41,7 +41,7 @@ class Names(NamedTuple):
         attributes: of anything.
         by_text: strings that the code may look up as names, if it uses a function for that.
         imports: the modules that it imports.
-        mentioned: all of those names but the globals, each once.
+        mentioned: attributes and `by_text` together, each once.
     """
 
     looked_up: tuple[str, ...]

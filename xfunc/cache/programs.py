@@ -45,14 +45,14 @@ class LastHit:
     Attributes:
         key: its key.
         entry: the program, or several (`Guarded`).
-        again: how to find and run it again (`xfunc.stages.fast_path`).
+        fast_path: the parts of its call to compare with: see `xfunc.stages.fast_path`.
     """
 
-    __slots__ = ("again", "entry", "key")
+    __slots__ = ("entry", "fast_path", "key")
 
     def __init__(self, key: Hashable, entry: Any):
         self.key, self.entry = key, entry
-        self.again: Any = None
+        self.fast_path: Any = None
 
 
 class FunctionCache:
@@ -74,7 +74,7 @@ class FunctionCache:
 
     def find(self, key: Hashable) -> Any:
         """The entry of a key, or None; counts."""
-        if key == self.latest.key:  # It is faster than to hash.
+        if key == self.latest.key:  # Comparing with the last key avoids hashing it.
             entry = self.latest.entry
         else:
             entry = self.entries.get(key)

@@ -62,7 +62,7 @@ def read_shardings_with(read: ReadShardings) -> None:
     _readers[:] = [read]
 
 
-class _Latest:
+class _LastHit:
     """The accepted leaves of an earlier call, so that equal ones are not checked again.
 
     See `xfunc.stages.fast_path`.
@@ -127,7 +127,7 @@ class Exported:
         self._kwargs = dict(sorted(kwargs.items()))
         # Structures of earlier calls; their named tuples are of the caller's classes.
         self._leaves_of: Callable[[PyTree], list[Leaf] | None] | None = None
-        self._latest: _Latest | None = None
+        self._latest: _LastHit | None = None
         self._labels = tuple(self._by_path(self._args, self._kwargs))
         if len(self._labels) != len(avals):
             raise ValueError(f"its static arguments {self._static} are arrays")
@@ -175,7 +175,7 @@ class Exported:
             self._leaves_of = matcher(structure)
         tensors = [self._tensor(x) for x in leaves]
         if tracing.current() is None:
-            self._latest = _Latest(tensors)
+            self._latest = _LastHit(tensors)
         return tensors
 
     def _is_right(self, x: object, want: Aval, label: str) -> bool:

@@ -115,12 +115,12 @@ def not_(x: Node) -> Node:
 
 
 def and_(x: Node, y: Node) -> Node:
-    """Of booleans or bits."""
+    """``x & y`` of booleans or bits."""
     return Node("and", x.type, (x, y))
 
 
 def or_(x: Node, y: Node) -> Node:
-    """Of booleans or bits."""
+    """``x | y`` of booleans or bits."""
     return Node("or", x.type, (x, y))
 
 
@@ -470,7 +470,7 @@ def while_(body: Any, condition: Any, init: Sequence[Node]) -> list[Node]:
 def conditional(
     index: Node, branches: Sequence[Any], operands: Sequence[Sequence[Node]]
 ) -> list[Node]:
-    """The results of the graph with an index; each graph has its own operands."""
+    """The results of the branch that the index selects; each branch has its own operands."""
     types = [n.type for n in branches[0].outputs]
     flat = (index, *[n for of in operands for n in of])
     return several("conditional", types, flat, tuple(map(len, operands)), tuple(branches))

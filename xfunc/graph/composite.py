@@ -31,15 +31,15 @@ def running_name(operation: str, dim: int) -> str:
 
 
 def running_of(name: str) -> str | None:
-    """The name of a computation without its number, if it is such a one."""
+    """The name of a computation of partial results, without its number; None for others."""
     return name.partition(".")[0] if name.startswith(_RUNNING) else None
 
 
 def is_running(operation: str) -> bool:
-    """Whether this is such a name."""
+    """Whether this is the name of a computation of partial results."""
     return operation.startswith(_RUNNING)
 
 
 def dimension_of(operation: str) -> int:
-    """The dimension in such a name."""
+    """The dimension in the name of a computation of partial results."""
     return int(operation.rpartition("_")[2])

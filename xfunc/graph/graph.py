@@ -64,7 +64,7 @@ class Graph:
     def between(
         cls, name: str, inputs: Sequence[Node], outputs: Sequence[Node]
     ) -> tuple[Graph, tuple[int, ...]]:
-        """The graph from those of some inputs that the outputs are computed from; which ones."""
+        """The graph of the outputs, and the positions of the inputs that they are computed from."""
         nodes = reached(outputs, inputs)
         among = set(map(id, nodes))
         taken = tuple([k for k, n in enumerate(inputs) if id(n) in among])
@@ -147,7 +147,7 @@ def _communicates(called: Any) -> bool:
 
 
 class Holding:
-    """Whether a node is wanted, or calls a graph that holds one that is."""
+    """A predicate: whether a node is wanted, or calls a graph that contains a wanted one."""
 
     def __init__(self, wanted: Callable[[Node], bool]) -> None:
         self._wanted = wanted

@@ -25,7 +25,7 @@ def inline(graph: Graph, keeps_call: Callable[[Node, Callee], bool]) -> Graph:
 
 class _Inliner:
     def __init__(self, keeps_call: Callable[[Node, Callee], bool]) -> None:
-        self._stays = keeps_call
+        self._keeps_call = keeps_call
         self._made: dict[Graph, Graph] = {}
 
     def flat(self, graph: Graph) -> Graph:
@@ -42,7 +42,7 @@ class _Inliner:
                 return results[n.operands[0]][n.params]
             if n.opcode == "call":
                 callee = n.calls[0].graph
-                if callee is not None and not self._stays(n, callee):
+                if callee is not None and not self._keeps_call(n, callee):
                     results[n], acting = self.flat(callee).applied(operands, n.operation)
                     effects.extend(acting)
                     return n  # which nothing uses

@@ -127,7 +127,7 @@ class Node:
             `xfunc.hlo.write`.
         calls: the computations it calls: reducers by opcode and dtype, graphs or modules.
         more: further data (a sharding, attributes), as serialised fields.
-        operation: it is a part of.
+        operation: the operation of the user's program that it is a part of.
         number: see NOTE [numbers of nodes].
     """
 
@@ -177,7 +177,7 @@ class Node:
 
 
 def reached(roots: Iterable[Node], ends: Iterable[Node]) -> list[Node]:
-    """The nodes that results are computed from, each after its operands, and from which `ends`."""
+    """The nodes that `roots` depend on, each after its operands, up to and including `ends`."""
     last = set(map(id, ends))
     found: dict[int, Node] = {}
     stack = [*roots]

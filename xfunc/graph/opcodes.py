@@ -58,7 +58,7 @@ COUNTED_PER_ELEMENT = ACCUMULATING | _set("map sort all-reduce reduce-scatter")
 
 COLLECTIVES = _set("all-reduce all-gather reduce-scatter all-to-all collective-permute")
 TRANSFERS = _set("send send-done recv recv-done infeed outfeed")
-"""Operations with side effects."""
+"""Operations that exchange data with other devices or the host, with side effects."""
 ONCE = _set(
     "rng rng-get-and-update-state ragged-all-to-all collective-broadcast all-reduce-start "
     "all-gather-start collective-permute-start send recv infeed outfeed"

@@ -16,13 +16,13 @@ from xfunc.graph.graph import Graph, moved
 from xfunc.graph.node import Node, TupleType, reached, unattributed
 
 
-def in_order(graph: Graph, steps: Sequence[Node], stays: bytes) -> Graph:
+def in_order(graph: Graph, steps: Sequence[Node], no_inline: bytes) -> Graph:
     """The graph with its steps in an order.
 
     Args:
         graph: it calls no functions.
         steps: nodes of it, operands first; those between them belong to the steps that use them.
-        stays: `Node.more` of a call that is not inlined.
+        no_inline: `Node.more` of a call that is not inlined.
     """
     groups = _groups(graph, steps)
     made_by = {n: k for k, group in enumerate(groups) for n in group}
@@ -50,7 +50,7 @@ def in_order(graph: Graph, steps: Sequence[Node], stays: bytes) -> Graph:
                 continue
             part = Graph(f"step_{k}", read, results)
             known.update(
-                zip(results, build.call(part, [known[n] for n in read], stays), strict=True)
+                zip(results, build.call(part, [known[n] for n in read], no_inline), strict=True)
             )
             token = min(results, key=lambda n: n.bytes)
         read = given(last, None)

@@ -39,7 +39,7 @@ class _Pass:
     def __init__(self, bodies: bool) -> None:
         self._bodies = bodies
         self._made: dict[Graph, Graph] = {}
-        self.same = _Same()
+        self.common = _CommonSubexpressions()
 
     def simpler(self, graph: Graph) -> Graph:
         if graph not in self._made:
@@ -53,7 +53,7 @@ class _Pass:
         return tuple(self.simpler(c.graph) for c in n.calls)
 
 
-class _Same:
+class _CommonSubexpressions:
     """Finds nodes that compute the same from equal operands, and graphs that do."""
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class _Simpler:
                 result.operation = n.operation
         if result.opcode not in opcodes.PURE:
             return result
-        return self._first.setdefault(self._pass.same.key(result, result.operands), result)
+        return self._first.setdefault(self._pass.common.key(result, result.operands), result)
 
     def _plain(self, n: Node) -> Node:
         rule = _RULES.get(n.opcode)

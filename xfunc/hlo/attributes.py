@@ -56,5 +56,5 @@ def acts(n: Node) -> bool:
 
 
 def has_sharding(n: Node) -> bool:
-    """Whether a node, but no custom call, carries a sharding."""
+    """Whether a node other than a custom call carries a sharding."""
     return bool(n.more) and _read(n.more).HasField("sharding")

@@ -101,7 +101,7 @@ def bypass(c: pb.HloComputationProto, stands_for: Mapping[int, int]) -> None:
 
 
 def unused(uses: dict[int, list[int]], root: int, candidates: Collection[int]) -> set[int]:
-    """Those of some instructions that neither the root nor any other instruction uses.
+    """The candidates that are neither the root nor used by an instruction that stays.
 
     Args:
         uses: by the id of each instruction, in order, the ids that it mentions.
@@ -117,19 +117,11 @@ def unused(uses: dict[int, list[int]], root: int, candidates: Collection[int]) -
     return result
 
 
-def remove(
-    c: pb.HloComputationProto, which: Collection[int], ids: Iterable[int] | None = None
-) -> None:
-    """Remove instructions from a computation.
-
-    Args:
-        c: the computation.
-        which: the ids of the instructions.
-        ids: those of all its instructions in order, if they are known.
-    """
+def remove(c: pb.HloComputationProto, which: Collection[int]) -> None:
+    """Remove instructions from a computation, by their ids."""
     if not which:
         return
-    gone = [k in which for k in ids or [i.id for i in c.instructions]]
+    gone = [i.id in which for i in c.instructions]
     each = iter(gone)
     c.instructions.sort(key=lambda _: next(each))  # They go to the end.
     del c.instructions[gone.count(False) :]

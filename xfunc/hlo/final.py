@@ -35,8 +35,8 @@ class WholeProgram(NamedTuple):
     """The parts of a whole program other than its graph.
 
     Attributes:
-        meaning: the origin for the stamped name of an operation: its name with its scopes, its file
-            and line.
+        meaning: returns, for the stamped name of an operation, its name with scopes, its file and
+            its line; None for a name without a stamp.
         lines: whether instructions carry the user's files and lines.
         tiles: how each parameter is sharded; None if unspecified.
         keeps_automatic: whether to keep the ties that xfunc made automatically.

@@ -41,7 +41,7 @@ def inline_calls(module: Module) -> Module:
 
 
 def flattened(module: Module) -> Module:
-    """The same, simplified, loops and branches included."""
+    """The module of `inline_calls`, simplified, loops and branches included."""
     graph = module.graph
     if graph is None:
         return module
@@ -49,5 +49,5 @@ def flattened(module: Module) -> Module:
 
 
 def flat(graph: Graph) -> Graph:
-    """The same of a graph."""
+    """The graph of `inlined`, simplified, loops and branches included."""
     return simplify(inlined(graph), bodies=True)

@@ -157,13 +157,13 @@ class _Checker:
                 _fail_of_twins(self.module)
             for name in names:
                 if not _is_numbered(name):
-                    _fail_of_name(name, f"instruction {name!r} in computation {c.name!r}")
+                    _fail_of_name(f"instruction {name!r} in computation {c.name!r}")
             self.signatures[c.id] = _Computation(c, instructions, self).signature()
         for name, n in Counter(c.name for c in self.module.computations).items():
             if n > 1:
                 raise InvalidHloError(f"there are {n} computations of the name {name!r}")
             if not _is_numbered(name):
-                _fail_of_name(name, f"computation {name!r}")
+                _fail_of_name(f"computation {name!r}")
         return self.signatures
 
 
@@ -260,7 +260,7 @@ def _is_numbered(name: str) -> bool:
     return bool(base and dot) and number.isascii() and number.isdigit()
 
 
-def _fail_of_name(name: str, where: str) -> NoReturn:
+def _fail_of_name(where: str) -> NoReturn:
     # XLA cuts the number off a name that it wants to make unique, and aborts the process if there
     # is none (xla/hlo/builder/xla_builder.cc: "Check failed: pos != npos").
     raise InvalidHloError(f"{where}: its name does not end in a number, as in 'add.7'")

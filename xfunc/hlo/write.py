@@ -82,7 +82,7 @@ def _slices(p: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]) -> byte
 
 
 def padding(p: Iterable[tuple[int, int, int]]) -> bytes:
-    """The field of a pad: before, behind and between the elements of each dimension."""
+    """The field of a pad: before, after and between the elements of each dimension."""
     edges = [
         integer_of(1, low) + integer_of(2, high) + integer_of(3, inner) for low, high, inner in p
     ]

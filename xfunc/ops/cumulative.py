@@ -29,7 +29,7 @@ def scan_along(combine: Combine, x: Tensors, dim: int) -> Tensors:
 
 
 def accumulated(combine: Combine, x: Tensors, dim: int) -> Tensors:
-    """Likewise in a kernel: see NOTE [running operations].
+    """`scan_along` for a kernel, without derivatives: see NOTE [running operations].
 
     Args:
         combine: a module-level function of two tuples of tensors, element by element.

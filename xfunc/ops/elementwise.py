@@ -34,7 +34,7 @@ def together(*xs: Tensor | complex) -> list[Tensor]:
 
 
 def floating(*xs: Tensor | complex) -> list[Tensor]:
-    """The same, in a floating or complex dtype."""
+    """As `together`, in a floating or complex dtype: that of the numbers, or else the default."""
     dtype = result_type(xs)
     if not dtype.is_floating_point and not dtype.is_complex:
         dtype = torch.get_default_dtype()

@@ -15,7 +15,7 @@ from xfunc.graph import build
 from xfunc.graph.composite import composite_name
 from xfunc.graph.graph import Graph
 from xfunc.graph.node import ArrayType, Node, unattributed
-from xfunc.ops.registry import below
+from xfunc.ops.registry import defunctionalized
 from xfunc.trace import recorder
 
 Results = ArrayType | Sequence[ArrayType]
@@ -42,7 +42,7 @@ def instruction(
         is_single = isinstance(found, torch.Tensor)
         return [found] if isinstance(found, torch.Tensor) else found
 
-    outputs = below(record, *inputs)
+    outputs = defunctionalized(record, *inputs)
     return outputs[0] if is_single else tuple(outputs)
 
 
@@ -109,7 +109,7 @@ def _looped(
         return state
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in (*state, *held))
     computation = _loop(step, length, halves, avals, len(state), tuple(options.items()))
-    outputs = below(recorder.apply, step.__name__, [*state, *held], computation)
+    outputs = defunctionalized(recorder.apply, step.__name__, [*state, *held], computation)
     return tuple(outputs)
 
 
@@ -165,7 +165,7 @@ def running(step: Combine, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ..
         xs: tensors of one size along the first axis.
     """
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in xs)
-    outputs = below(recorder.apply, step.__name__, list(xs), _running(step, avals))
+    outputs = defunctionalized(recorder.apply, step.__name__, list(xs), _running(step, avals))
     return tuple(outputs)
 
 
@@ -216,7 +216,7 @@ def called(
     """``step(*inputs, **options)``, as a call of a computation with a name; see `composite`."""
     avals = tuple(Aval(tuple(x.shape), x.dtype) for x in inputs)
     computation = _called(name, step, avals, tuple(options.items()))
-    return tuple(below(recorder.apply, step.__name__, list(inputs), computation))
+    return tuple(defunctionalized(recorder.apply, step.__name__, list(inputs), computation))
 
 
 @functools.lru_cache(4096)

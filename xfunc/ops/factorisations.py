@@ -85,7 +85,7 @@ def _lu_step(k: Tensor, a: Tensor, pivots: Tensor, *, pivot: bool) -> tuple[Tens
 
 
 def _pivot_size(x: Tensor) -> Tensor:
-    """What the largest of is the pivot: of complex numbers, what LAPACK (izamax) compares."""
+    """The size by which pivots are chosen; for complex numbers, that of LAPACK's izamax."""
     return x.real.abs() + x.imag.abs() if x.is_complex() else x.abs()
 
 

@@ -80,7 +80,7 @@ def _decomposed(func: Any) -> Callable[..., Any] | None:
     from torch._decomp import decomposition_table  # half a second of imports
 
     found = decomposition_table.get(func)
-    return None if found is None else functools.partial(registry.above, found)
+    return None if found is None else functools.partial(registry.functionalized, found)
 
 
 class _Active(threading.local):
@@ -102,7 +102,7 @@ def _once(func: Any, *args: Any, **kwargs: Any) -> Any:
         return _refuse(func) if run is None else run(*args, **kwargs)
     _active.operations.append(func)
     try:
-        return registry.above(_composite(func), *args, **kwargs)
+        return registry.functionalized(_composite(func), *args, **kwargs)
     finally:
         _active.operations.pop()
 

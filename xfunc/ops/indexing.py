@@ -10,7 +10,7 @@ import torch
 from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.emit import halvings
-from xfunc.ops.registry import batched, below, composition, kernel, original
+from xfunc.ops.registry import batched, composition, defunctionalized, kernel, original
 
 Tensor = torch.Tensor
 
@@ -115,7 +115,7 @@ def index_put(
             mask = mask.reshape(*mask.shape, *(1,) * after)
             values = values.reshape(values.shape[max(values.ndim - after, 0) :])
             return torch.where(mask, x + values if accumulate else values, x)
-    return below(_index_put, x, list(indices), values, accumulate)
+    return defunctionalized(_index_put, x, list(indices), values, accumulate)
 
 
 def _index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool) -> Tensor:

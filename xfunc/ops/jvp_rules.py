@@ -154,7 +154,8 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     still = x.detach()
     one = torch.where(x.isinf(), 0, x - still).exp()
     most, total = scan_along(_exp_added, (still, one), dim)
-    # Where all are -inf nothing changes; next to inf the change is unknown: 0 / 0, by this root.
+    # Where all are -inf nothing changes. Next to +inf the tangent is undefined: the derivative of
+    # sqrt at 0 yields the NaN.
     change = torch.where(most == torch.inf, total - total.detach(), 1)
     unknown = torch.where(most == torch.inf, (change * change).sqrt(), 0)
     return torch.where(most.isinf(), most + unknown, most + total.log())

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from xfunc.ops.reductions import first_place
-from xfunc.ops.registry import below, composition, kernel, original
-from xfunc.ops.single_evaluation import settled
+from xfunc.ops.registry import composition, defunctionalized, kernel, original
+from xfunc.ops.single_evaluation import materialize
 from xfunc.ops.windows import check_pool
 from xfunc.rules.operands import each
 from xfunc.rules.windows import pool_count
@@ -38,9 +38,9 @@ def _pool(x: Tensor, windows: Sequence[Windows]) -> tuple[Tensor, Tensor]:
     most = max(map(len, found), default=0)
     # A repeated position changes nothing.
     table = torch.tensor([[*r, *[r[0]] * (most - len(r))] for r in found], device="cpu")
-    table = below(literal, table.to(torch.int64))
+    table = defunctionalized(literal, table.to(torch.int64))
     flat = x.reshape(*x.shape[:-spatial], math.prod(sizes))
-    seen = settled(flat.index_select(-1, table.reshape(-1)).unflatten(-1, tuple(table.shape)))
+    seen = materialize(flat.index_select(-1, table.reshape(-1)).unflatten(-1, tuple(table.shape)))
     value = seen.amax(-1, keepdim=True)
     which = first_place(seen, value, seen.ndim - 1)
     place = table.expand(seen.shape).gather(-1, which)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from xfunc.ops.registry import composition, differentiable, is_twice, kernel
-from xfunc.ops.single_evaluation import settled
+from xfunc.ops.single_evaluation import materialize
 from xfunc.torchlib import functorch
 from xfunc.torchlib.functorch import is_watched_at_this_level
 
@@ -160,7 +160,7 @@ def _differentiated(name: str, composed: Callable[..., Tensor] | None, place: in
         order = 2 if order is None else order
         if any(map(is_watched_at_this_level, tensors)) and isinstance(order, (int, float)):
             if order in (math.inf, -math.inf):
-                args = tuple(settled(a) if isinstance(a, Tensor) else a for a in args)
+                args = tuple(materialize(a) if isinstance(a, Tensor) else a for a in args)
             elif composed and order > 1 and functorch.differentiates_twice(tensors):
                 return composed(*args, **named)
         return rule(*args, **named)

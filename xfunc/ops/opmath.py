@@ -111,4 +111,4 @@ def none_is_narrow(*args: object) -> bool:
 def add() -> None:
     """Make these operations compute in float32."""
     for name in " ".join((_REDUCTIONS, _LOSSES, _WINDOWS, _ELEMENTWISE)).split():
-        registry.surround(name, widened, none_is_narrow)
+        registry.wrap(name, widened, none_is_narrow)

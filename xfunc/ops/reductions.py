@@ -13,7 +13,7 @@ from xfunc.graph.node import Node
 from xfunc.ops.cumulative import accumulated
 from xfunc.ops.emit import instruction
 from xfunc.ops.registry import kernel
-from xfunc.ops.single_evaluation import settled
+from xfunc.ops.single_evaluation import materialize
 from xfunc.rules.reductions import highest, lowest
 
 Tensor = torch.Tensor
@@ -28,7 +28,7 @@ def _dims(x: Tensor, dim: Sequence[int]) -> tuple[int, ...]:
 
 
 def first_place(x: Tensor, value: Tensor, dim: int) -> Tensor:
-    """The first position of a value (of size 1 along `dim`) or of a NaN; `x` is `settled`."""
+    """The first position of a value (of size 1 along `dim`) or of a NaN; `x` is `materialize`."""
     hit = (x == value) | x.isnan() if x.is_floating_point() else x == value
     shape = [-1 if d == dim else 1 for d in range(x.ndim)]
     places = torch.arange(x.shape[dim], device=x.device).reshape(shape)
@@ -42,7 +42,7 @@ def _along(x: Tensor, dim: int, keepdim: bool, largest: bool) -> tuple[Tensor, T
     if x.dtype is torch.bool:
         value, place = _along(x.to(torch.int32), dim, keepdim, largest)
         return value.to(torch.bool), place
-    x = settled(x)
+    x = materialize(x)
     value = (torch.amax if largest else torch.amin)(x, dim, keepdim=True)
     place = first_place(x, value, dim)
     return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
@@ -116,7 +116,7 @@ def _extremes(x: Tensor, dim: int, largest: bool) -> tuple[Tensor, Tensor]:
     if not x.ndim or not x.numel():
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     dim %= x.ndim
-    keys = settled(x.to(torch.int32) if x.dtype is torch.bool else x)
+    keys = materialize(x.to(torch.int32) if x.dtype is torch.bool else x)
     start = (lowest if largest else highest)(keys.dtype)
     opcode = "maximum" if largest else "minimum"
     best = instruction(_prefixes, keys, dim=dim, opcode=opcode, start=start)

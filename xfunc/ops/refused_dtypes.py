@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from xfunc.errors import UnsupportedOpError, fail
-from xfunc.ops.registry import Kernel, surround
+from xfunc.ops.registry import Kernel, wrap
 from xfunc.rules.operands import dtype_of_number, is_inexact, scalar_type_name
 
 _ORDERING = """
@@ -60,12 +60,12 @@ _WRITTEN = ("huber_loss", "soft_margin_loss")  # in the dtype of their first ope
 def add() -> None:
     """Wrap the existing kernels in the refusals."""
     for name in _SAME:
-        surround(name, _of_one_dtype, _alike)
+        wrap(name, _of_one_dtype, _alike)
     for name in _WRITTEN:
-        surround(name, _written_to_first, _alike_and_inexact)
+        wrap(name, _written_to_first, _alike_and_inexact)
     for names, refused, why in _REFUSALS:
         for name in names.split():
-            surround(name, _refusing(refused, why), _allowing(refused))
+            wrap(name, _refusing(refused, why), _allowing(refused))
 
 
 def _dtypes(args: Sequence[object]) -> list[torch.dtype]:

@@ -125,8 +125,8 @@ def batched(*names: str) -> Callable[[K], K]:
 def differentiable(*names: str) -> Callable[[K], K]:
     """A decorator: this function wraps torch's own operations, with torch's own derivatives.
 
-    For those whose arguments must be `settled` for it. torch's own operation is the function's
-    first argument.
+    For operations whose arguments must pass `materialize` first. The function's first argument is
+    torch's own operation.
     """
 
     def put(function: K) -> K:
@@ -136,7 +136,7 @@ def differentiable(*names: str) -> Callable[[K], K]:
     return put
 
 
-def surround(
+def wrap(
     name: str, decorator: Callable[[str, Kernel], Kernel], unless: Callable[..., bool]
 ) -> None:
     """Wrap the kernel of an operation, whether ours or the device's own.
@@ -162,18 +162,18 @@ def original(name: str) -> Callable[..., Any]:
     """The device's own computation of an operation that has a kernel."""
 
     def call(*args: object, **kwargs: object) -> object:
-        return below(_found(name), *args, **kwargs)
+        return defunctionalized(_found(name), *args, **kwargs)
 
     return call
 
 
-def above(function: Callable[..., R], *args: object, **kwargs: object) -> R:
+def functionalized(function: Callable[..., R], *args: object, **kwargs: object) -> R:
     """Call a kernel written with views: see NOTE [kernels are written with views]."""
     with _level(excluded=False):
         return _unwrap(function(*_wrap(args), **{k: _wrap(v) for k, v in kwargs.items()}))
 
 
-def below(function: Callable[..., R], *args: object, **kwargs: object) -> R:
+def defunctionalized(function: Callable[..., R], *args: object, **kwargs: object) -> R:
     """Record something in a kernel: see NOTE [kernels are written with views]."""
     raw, kwraw = _unwrap(args), {k: _unwrap(v) for k, v in kwargs.items()}
     with _level(excluded=True):
@@ -286,7 +286,7 @@ def _functionalised(name: str, function: Kernel) -> Kernel:
     def run(*args: object, **kwargs: object) -> object:
         if unless is not None and unless(*args):
             return _found(name)(*args, **kwargs)
-        return above(function, *args, **kwargs)
+        return functionalized(function, *args, **kwargs)
 
     return run
 

@@ -15,7 +15,7 @@ from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.cumulative import scan_along
 from xfunc.ops.out_of_bounds import scattered
 from xfunc.ops.registry import composition, differentiable, is_pushed
-from xfunc.ops.single_evaluation import settled
+from xfunc.ops.single_evaluation import materialize
 from xfunc.torchlib import functorch
 from xfunc.torchlib.functorch import is_watched_at_this_level
 
@@ -48,7 +48,7 @@ def scatter_reduce(
                 left_out = torch.zeros_like(x, dtype=torch.bool).scatter(dim, index, True)
                 x = x.masked_fill(left_out, -math.inf if reduce == "amax" else math.inf)
                 include_self = True
-            x, src = settled(x), settled(src)
+            x, src = materialize(x), materialize(src)
     return rule(x, dim, index, src, reduce, include_self=include_self)
 
 
@@ -160,7 +160,7 @@ def embedding_bag(
         return found, bag.to(offsets.dtype), size.to(offsets.dtype), size.to(offsets.dtype)
     # The first of equal maxima gets the derivative.
     spread = bag[:, None].expand(rows.shape)
-    fixed = settled(torch.where(counts[:, None], rows.detach(), -torch.inf))
+    fixed = materialize(torch.where(counts[:, None], rows.detach(), -torch.inf))
     most = (zeros - torch.inf).scatter_reduce(0, spread, fixed, "amax")
     hit = (fixed == most.index_select(0, bag)) & counts[:, None]
     nowhere = torch.full_like(zeros, n, dtype=torch.int64)

@@ -2,9 +2,9 @@
 
 NOTE [values computed twice]: XLA computes a value again in each fusion that reads it, and each
 fusion may round in its own way: by fused multiplications and additions, or for another width of
-vectors. A value then differs from itself: ``x == x.amax()`` can hold nowhere. torch's derivatives
-of maxima were zero so, without a word, and the places of maxima out of range. XLA does not compute
-again what is behind a barrier (see also `xfunc.hlo.passes.barriers`).
+vectors. A value then differs from itself: ``x == x.amax()`` can hold nowhere. So torch's
+derivatives of maxima were silently zero, and the indices of maxima out of range. XLA does not
+compute a value again that is behind a barrier (see also `xfunc.hlo.passes.barriers`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Tensor = torch.Tensor
 _COMPARED = "amax amin max min median nanmedian".split()
 
 
-def settled(x: Tensor) -> Tensor:
+def materialize(x: Tensor) -> Tensor:
     """The same values, computed once: see NOTE [values computed twice]."""
     return torch.ops.aten.flip.default(x, [])  # whose derivative and batching rule are right here
 
@@ -34,12 +34,12 @@ def settled(x: Tensor) -> Tensor:
 @kernel("flip")
 def flip(x: Tensor, dims: Sequence[int]) -> Tensor:
     if not dims:
-        return instruction(_settled, x)
+        return instruction(_barrier_call, x)
     return original("flip")(x.reshape(x.shape or (1,)), dims).reshape(x.shape)
 
 
-def _settled(x: Node) -> Node:
-    # A function, which `hold_barriers` keeps one.
+def _barrier_call(x: Node) -> Node:
+    # A function with only the barrier, which `outline_barriers` keeps XLA from inlining.
     return build.call(_barrier(x.type), [x])[0]
 
 
@@ -47,19 +47,19 @@ def _settled(x: Node) -> Node:
 def _barrier(type: ArrayType) -> Graph:
     with unattributed():
         given = build.parameters([type])
-        return Graph("settled", given, build.several("opt-barrier", [type], tuple(given)))
+        return Graph("materialize", given, build.several("opt-barrier", [type], tuple(given)))
 
 
-def _settling(name: str) -> None:
-    """Let torch's derivative of an operation compare settled values."""
+def _materialize_operands(name: str) -> None:
+    """Let torch's derivative of an operation compare values that are computed once."""
 
     @differentiable(name)
     def run(rule: Callable[..., object], *args: object, **named: object) -> object:
         tensors = [a for a in args if isinstance(a, Tensor)]
         if any(map(is_watched_at_this_level, tensors)):
-            args = tuple(settled(a) if isinstance(a, Tensor) else a for a in args)
+            args = tuple(materialize(a) if isinstance(a, Tensor) else a for a in args)
         return rule(*args, **named)
 
 
 for _name in _COMPARED:
-    _settling(_name)
+    _materialize_operands(_name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from xfunc.ops.elementwise import as_bits
-from xfunc.ops.registry import Kernel, kernel, original, surround
+from xfunc.ops.registry import Kernel, kernel, original, wrap
 
 Tensor = torch.Tensor
 
@@ -51,4 +51,4 @@ def _ranked(name: str, function: Kernel) -> Kernel:
 
 
 for _name in ("topk", "kthvalue"):
-    surround(_name, _ranked, lambda x, *rest: not x.is_floating_point())
+    wrap(_name, _ranked, lambda x, *rest: not x.is_floating_point())

@@ -1,10 +1,10 @@
 """Pooling and resizing: each output is a weighted sum of a few inputs, one dimension at a time.
 
 NOTE [taps]: along a dimension, output k is ``sum(weights[t, k] * x[places[t, k]])``. Places and
-weights depend only on sizes. A read is a gather, and its derivative adds at the same places.
-They are computed on the device, from numbers that are polynomials or ratios of sizes: so with
-dynamic shapes they are those of the actual sizes. They are settled, because each output would
-compute its own again.
+weights depend only on sizes. A read is a gather, and its derivative adds at the same places. Both
+are computed on the device, from numbers that are polynomials or ratios of sizes, so that with
+dynamic shapes they are those of the actual sizes. Without `materialize`, each output would compute
+its own places and weights again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import kernel, original
-from xfunc.ops.single_evaluation import settled
+from xfunc.ops.single_evaluation import materialize
 from xfunc.rules.operands import each
 from xfunc.rules.windows import pool_count
 
@@ -51,8 +51,8 @@ class Taps:
     @classmethod
     def of(cls, places: Tensor, weights: Tensor | None, size: int, fewer: bool = False) -> Taps:
         """Places outside of a dimension become those of its ends."""
-        places = settled(places.clamp(0, size - 1))
-        return cls(places, None if weights is None else settled(weights), fewer)
+        places = materialize(places.clamp(0, size - 1))
+        return cls(places, None if weights is None else materialize(weights), fewer)
 
     def _weighted(self, x: Tensor, dim: int) -> Tensor:
         """The values times the weights, whose taps are at `dim`."""

@@ -55,7 +55,7 @@ class Annotation(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return _lowering(self).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule:
         marked = tuple(i for i, b in enumerate(wrt) if b)
         return CustomReverseRule(self, marked, marked, len(self.avals))
 

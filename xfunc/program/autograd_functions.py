@@ -3,11 +3,11 @@
 """Primitives as ``torch.autograd.Function``, for watched calls: see `xfunc.program.bind`.
 
 NOTE [vmap below grad]: with per-example gradients (vmap of grad) torch.func hands the forward pass
-of an `_Application` to the vmap rule. The rule runs the pair of the batched joint program instead,
-and records it, with the depth of its level, in the application. The residuals of that pair are
-opaque to the level above, so they are passed as unbatched. When the backward pass reaches its vmap
-rule, it finds the record; if there is none, only the pullback is batched (as in jacrev), and since
-residuals can't be batched, the gradients are computed from the inputs.
+of an `Application` to the vmap rule, which runs the reverse rule of the batched joint program
+instead, and records it, with the depth of its level, in the application. The residuals of that rule
+are opaque to the level above, so they are passed as unbatched. When the backward pass reaches its
+vmap rule, it finds the record; if there is none, only the pullback is batched (as in jacrev), and
+since residuals can't be batched, the gradients are computed from the inputs.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _PrimitiveContext(AutogradContext, Protocol):
     strides: list[tuple[int, ...]]
 
 
-class _PairContext(AutogradContext, Protocol):
+class _ReverseRuleContext(AutogradContext, Protocol):
     runtime: Runtime
     application: Application
     n_args: int
@@ -123,36 +123,36 @@ def _contiguous(tangent: Tensor, strides: tuple[int, ...]) -> Tensor:
 class Application:
     """One call of a primitive that is being differentiated; see NOTE [vmap below grad].
 
-    For a batched pair, the primitive is unknown.
+    For a batched rule, the primitive is unknown.
     """
 
     primitive: Primitive | None
-    pair: ReverseRule
+    reverse_rule: ReverseRule
     batched: tuple[int, Application, Dims, Dims, Dims] | None = None
 
 
-class PairFunction(torch.autograd.Function):
+class ReverseRuleFunction(torch.autograd.Function):
     """First-order reverse mode: outputs, then residuals."""
 
     @staticmethod
     def forward(application: Application, *args: Tensor) -> tuple[Tensor, ...]:
-        return tuple(application.pair.forward(args))
+        return tuple(application.reverse_rule.forward(args))
 
     @staticmethod
     def setup_context(
-        ctx: _PairContext, inputs: tuple[Leaf, ...], output: tuple[Tensor, ...]
+        ctx: _ReverseRuleContext, inputs: tuple[Leaf, ...], output: tuple[Tensor, ...]
     ) -> None:
         ctx.application, ctx.runtime, args = inputs[0], runtime(), inputs[1:]
-        pair = ctx.application.pair
-        n = pair.n_outputs
+        rule = ctx.application.reverse_rule
+        n = rule.n_outputs
         ctx.n_args = len(args)
         ctx.plain = functorch.top_level() is None
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(o for i, o in enumerate(output) if i not in pair.cts))
+        ctx.mark_non_differentiable(*(o for i, o in enumerate(output) if i not in rule.cts))
         ctx.save_for_backward(*args, *output[n:])
 
     @staticmethod
-    def backward(ctx: _PairContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _ReverseRuleContext, *cts: Tensor | None) -> tuple[Tensor | None, ...]:
         return using_runtime(ctx.runtime, _gradients, ctx, unwrap_dead(ctx.saved_tensors), cts)
 
     @staticmethod
@@ -161,29 +161,31 @@ class PairFunction(torch.autograd.Function):
     ) -> tuple[tuple[Tensor, ...], Dims]:
         # See NOTE [vmap below grad].
         n = _size(info)
-        pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(in_dims[1:]), n)
-        inner = Application(None, pair)
+        rule, arg_dims, out_dims, grad_dims = application.reverse_rule.batched(
+            tuple(in_dims[1:]), n
+        )
+        inner = Application(None, rule)
         application.batched = (_depth(), inner, arg_dims, out_dims, grad_dims)
-        outs = apply(PairFunction, inner, *_moved(args, in_dims[1:], arg_dims, n))
+        outs = apply(ReverseRuleFunction, inner, *_moved(args, in_dims[1:], arg_dims, n))
         return outs, (*out_dims, *(None for _ in outs[len(out_dims) :]))
 
 
 def _gradients(
-    ctx: _PairContext, saved: Sequence[Tensor], cts: Sequence[Tensor | None]
+    ctx: _ReverseRuleContext, saved: Sequence[Tensor], cts: Sequence[Tensor | None]
 ) -> tuple[Tensor | None, ...]:
-    """The backward pass of `PairFunction`."""
+    """The backward pass of `ReverseRuleFunction`."""
     application, n = ctx.application, ctx.n_args
-    pair = application.pair
-    args, residuals, given = saved[:n], saved[n:], unwrap_dead(cts[: pair.n_outputs])
+    rule = application.reverse_rule
+    args, residuals, given = saved[:n], saved[n:], unwrap_dead(cts[: rule.n_outputs])
     if torch.is_grad_enabled() and (ctx.plain or _watched_below(given)):
         # Plain autograd with create_graph=True; or the cotangents, but not the arguments,
         # depend on the variables of a gradient further down.
-        assert application.primitive is not None, "a batched pair is no leaf of a gradient"
+        assert application.primitive is not None, "a batched rule is no leaf of a gradient"
         return _differentiable_backward(ctx, application.primitive, args, given)
     if all(c is None for c in given):
         return (None,) * (n + 1)
     grads = apply(_BackwardFunction, application, n, len(residuals), *saved, *given)
-    return (None, *scatter_to_inputs(n, pair.wrt, grads))
+    return (None, *scatter_to_inputs(n, rule.wrt, grads))
 
 
 def _watched_below(cts: Sequence[Tensor | None]) -> bool:
@@ -191,7 +193,7 @@ def _watched_below(cts: Sequence[Tensor | None]) -> bool:
 
 
 class _BackwardFunction(torch.autograd.Function):
-    """The backward half of a pair."""
+    """The backward pass of a reverse rule."""
 
     @staticmethod
     def forward(
@@ -199,7 +201,7 @@ class _BackwardFunction(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         n = n_args + n_residuals
         args, residuals = (cast("tuple[Tensor, ...]", xs) for xs in (flat[:n_args], flat[n_args:n]))
-        return tuple(application.pair.backward(args, residuals, flat[n:]))
+        return tuple(application.reverse_rule.backward(args, residuals, flat[n:]))
 
     @staticmethod
     def setup_context(
@@ -250,7 +252,7 @@ def _batched_pullback(
     """Gradients of a batch of cotangents, computed from the inputs."""
     primitive = application.primitive
     assert primitive is not None
-    wrt = application.pair.wrt
+    wrt = application.reverse_rule.wrt
     used = [*range(n_args), *range(n_args + n_residuals, len(flat))]
     present = [i for i in used if flat[i] is not None]
     found: list[int] = []
@@ -279,12 +281,12 @@ def _batched_nested(
     n: int,
 ) -> tuple[Gradients, Dims]:
     """The same for a rule that was batched at an outer level: runs both of its passes."""
-    pair, arg_dims, out_dims, grad_dims = application.pair.batched(tuple(dims[:n_args]), n)
+    rule, arg_dims, out_dims, grad_dims = application.reverse_rule.batched(tuple(dims[:n_args]), n)
     cts_from = n_args + n_residuals
     args = _moved(flat[:n_args], dims[:n_args], arg_dims, n)
     cts = _moved(flat[cts_from:], dims[cts_from:], out_dims, n)
-    again = Application(None, pair)
-    kept = apply(PairFunction, again, *args)[len(out_dims) :]
+    again = Application(None, rule)
+    kept = apply(ReverseRuleFunction, again, *args)[len(out_dims) :]
     grads = apply(_BackwardFunction, again, n_args, len(kept), *args, *kept, *cts)
     return grads, _dims_of(grads, grad_dims)
 

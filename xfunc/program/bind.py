@@ -22,8 +22,8 @@ from xfunc.backends.active import runtime
 from xfunc.core.types import Shaped
 from xfunc.program.autograd_functions import (
     Application,
-    PairFunction,
     PrimitiveFunction,
+    ReverseRuleFunction,
     apply,
     unwrap_dead,
 )
@@ -60,9 +60,9 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
         return primitive.emit(args)
     if watched == 1:  # See NOTE [two ways to differentiate].
         wrt = tuple(differentiable(a) and values.is_tracked(a) for a in args)
-        if any(wrt) and (pair := primitive.pair(wrt)) is not None:
-            application = Application(primitive, pair)
-            return list(apply(PairFunction, application, *args))[: len(primitive.outputs)]
+        if any(wrt) and (rule := primitive.reverse_rule(wrt)) is not None:
+            application = Application(primitive, rule)
+            return list(apply(ReverseRuleFunction, application, *args))[: len(primitive.outputs)]
     rule = _rule_of(primitive)
     if rule is not None:
         # Levels below the innermost one that watches it see the operations of the rule, as in JAX.

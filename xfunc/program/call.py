@@ -52,7 +52,7 @@ class Call(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return self.program.lowering.apply(args, options=self._how[2])
 
-    def pair(self, wrt: tuple[bool, ...]) -> CallReverseRule:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> CallReverseRule:
         return CallReverseRule(self.program.joint(wrt), *self._how)
 
     def vjp(

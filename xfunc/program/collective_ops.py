@@ -1,19 +1,18 @@
-"""The operations in which devices, or the examples of a batch, combine their values: one class
-each.
+"""The operations by which devices, or the examples of a batch, combine their values.
 
-All but the maximum are linear in the values of all devices together, and are differentiated as
-such:
+There is a class for each. All but the maximum are linear in the values of all devices together, and
+are differentiated as such:
 
-===========  ======================================  ===========
-class        what a device gets                      its transpose
-===========  ======================================  ===========
-`Sum`        the sum                                 `Sum`
-`Gather`     all arrays, stacked on a new axis 0     `Scatter`
-`Scatter`    row k of the sum, k being its place     `Gather`
-`AllToAll`      row k of the array of each, stacked     `AllToAll`
-`CollectivePermute`    the array of another one, or zeros      `CollectivePermute` back
-`Maximum`    the elementwise maximum
-===========  ======================================  ===========
+===================  ========================================  ========================
+class                result on a device                        transpose
+===================  ========================================  ========================
+`Sum`                the sum                                   `Sum`
+`Gather`             all arrays, stacked on a new axis 0       `Scatter`
+`Scatter`            row k of the sum, k being its index       `Gather`
+`AllToAll`           row k of each device's array, stacked     `AllToAll`
+`CollectivePermute`  the array of another device, or zeros     `CollectivePermute` back
+`Maximum`            the elementwise maximum                   none: it is not linear
+===================  ========================================  ========================
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class CollectiveOp:
     Attributes:
         name: of the public function.
         before: the axis of the argument before which the batch of a vmap goes.
-        after: likewise of the result.
+        after: the axis of the result before which that batch goes.
         is_shared: whether all get the same result.
     """
 

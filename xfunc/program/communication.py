@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from xfunc.core.avals import Aval
-from xfunc.ops.single_evaluation import settled
+from xfunc.ops.single_evaluation import materialize
 from xfunc.program.bind import bind, or_zeros
 from xfunc.program.collective_ops import CollectiveOp, Sum
 from xfunc.program.primitive import Primitive, Tensor
@@ -70,6 +70,6 @@ class Communication(Primitive):
 
     def _share(self, args: Sequence[Tensor]) -> Tensor:
         """One over the number of maxima where the value is the maximum; else zero."""
-        x = settled(args[0])
+        x = materialize(args[0])
         is_max = (x == bind(self, [x, *args[1:]])[0]).to(x.dtype)
         return is_max / self._sum(is_max, args)

@@ -46,5 +46,5 @@ class CustomReverseRule:
 
     def batched(self, dims: Dims, n: int) -> tuple[CustomReverseRule, Dims, Dims, Dims]:
         inner, arg_dims, out_dims = self.primitive.mapped(dims, n)
-        pair = dataclasses.replace(self, primitive=inner)
-        return pair, arg_dims, out_dims, tuple(arg_dims[i] for i in self.wrt)
+        rule = dataclasses.replace(self, primitive=inner)
+        return rule, arg_dims, out_dims, tuple(arg_dims[i] for i in self.wrt)

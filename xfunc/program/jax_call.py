@@ -84,7 +84,7 @@ class JaxCall(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return self.lowering.apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule:
         self._refuse("differentiated", _RULE)
 
     def vjp(
@@ -147,7 +147,7 @@ def _lowered(
 
 
 def _library() -> Any:
-    """JAX; where torch_xla holds the TPU, it is not to start that, too."""
+    """JAX, which must not start the TPU if torch_xla holds it."""
     if active.runtime().name == active.NAMES[0] and not client.has_started():
         client.library().config.update("jax_platforms", "cpu")
     return client.jax()
@@ -159,10 +159,7 @@ def _imported(name: str) -> Callable[..., Any]:
 
 
 def _as_ours(hlo: bytes) -> Module:
-    """JAX's module with ids as any XLA reads them.
-
-    It refers no more to JAX's table of stack frames, which is no part of programs.
-    """
+    """JAX's module, with the ids that every XLA reads, and without its table of stack frames."""
     module = Module.from_bytes(hlo)
     renumber(module.proto)
     for computation in module.proto.computations:

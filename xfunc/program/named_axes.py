@@ -1,8 +1,8 @@
 """Named `vmap` axes, and the primitives by which the examples of a batch communicate.
 
-NOTE [which vmap it is]: a vmap with a named axis also maps over the numbers of its examples, and
-each primitive takes them as an operand. So its rule knows at each level of vmap whether the axis
-belongs to it: only there are the numbers batched. This holds wherever the call is written, in a
+NOTE [which vmap it is]: a vmap with a named axis also maps over the indices of its examples, and
+each primitive takes the index as an operand. So its rule knows at each level of vmap whether the
+axis belongs to it: only there is the index batched. This holds wherever the call is written, in a
 loop, a branch or a custom rule inside the vmap, since values these close over become arguments.
 They are first traced for one example, where only the shape of the result is used.
 """
@@ -43,26 +43,26 @@ class NamedAxis:
     Attributes:
         name: the axis's name.
         size: the number of examples.
-        numbers: a reference to the tensor that holds the example's number.
+        index: a reference to the tensor that holds the example's index.
     """
 
     name: str
     size: int
-    numbers: weakref.ref[Tensor] = dataclasses.field(compare=False, repr=False)
+    index: weakref.ref[Tensor] = dataclasses.field(compare=False, repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
     def held(self) -> Tensor:
-        """The number of the example, or an empty tensor if the traced function does not need it."""
-        found = self.numbers()
+        """The index of the example, or an empty tensor if the traced function does not need it."""
+        found = self.index()
         return _NOTHING if found is None else found
 
     def axis_index(self) -> Tensor:
-        """The number of the example, an int64 scalar."""
-        result = self.numbers()
-        assert result is not None, "whatever uses the axis holds its numbers"
+        """The index of the example, an int64 scalar."""
+        result = self.index()
+        assert result is not None, "whatever uses the axis holds its index"
         return result
 
     def apply(self, exchange: CollectiveOp, x: Tensor) -> Tensor:
@@ -71,10 +71,10 @@ class NamedAxis:
 
 
 @contextlib.contextmanager
-def named(name: str, size: int, numbers: Tensor) -> Generator[None]:
+def named(name: str, size: int, index: Tensor) -> Generator[None]:
     """A block in which an axis of this name exists."""
     before = ambient.named_axes()
-    ambient.set_named_axes((*before, NamedAxis(name, size, weakref.ref(numbers))))
+    ambient.set_named_axes((*before, NamedAxis(name, size, weakref.ref(index))))
     try:
         yield
     finally:
@@ -83,9 +83,9 @@ def named(name: str, size: int, numbers: Tensor) -> Generator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class BatchedCollective(Communication):
-    """The primitive for examples of a batch; it also takes their numbers.
+    """The primitive for examples of a batch; it also takes their indices.
 
-    It has no reverse rule: at the vmap where the numbers are batched, one would span all examples.
+    It has no reverse rule: at the vmap where the indices are batched, one would span all examples.
     """
 
     examples: int

@@ -42,7 +42,7 @@ class ReverseRule(Protocol):
         ...
 
     def batched(self, dims: Dims, n: int) -> tuple[ReverseRule, Dims, Dims, Dims]:
-        """The pair of the batched program; batch dimensions of args, outputs, gradients."""
+        """The rule of the batched program; batch dimensions of args, outputs, gradients."""
         ...
 
 
@@ -115,7 +115,7 @@ class Primitive(Protocol):
         """Apply to plain tensors."""
         ...
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule | None:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule | None:
         """The two passes for gradients with respect to the marked inputs; None: `vjp` is used."""
         return None
 

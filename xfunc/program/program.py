@@ -113,7 +113,7 @@ class Joint:
     ) -> Partition:
         """The partition without the cotangents of outputs that are None.
 
-        By default it keeps all gradients that are not absent then.
+        By default it keeps every gradient that a remaining cotangent reaches.
         """
         absent = tuple(k for k, i in enumerate(self.cts) if cts[i] is None)
         if not absent and gradients in (None, partition.gradients):
@@ -122,7 +122,7 @@ class Joint:
         return self.memo(key, lambda: partition.prune_cotangents(absent, gradients))
 
     def memo(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returns, made once per key."""
+        """The value of `make`, computed once per key."""
         return made_once(self._memo, key, make)
 
     def batched(self, dims: tuple[int | None, ...], n: int) -> Joint:
@@ -320,7 +320,7 @@ class TracedProgram:
     # -- derived programs -----------------------------------------------------------------------
 
     def memo(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` returns, made once per key."""
+        """The value of `make`, computed once per key."""
         return made_once(self._memo, key, make)
 
     def derive(self, key: Hashable, name: str, fn: Flat, avals: Sequence[Aval]) -> TracedProgram:

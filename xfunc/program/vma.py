@@ -47,7 +47,7 @@ def checked() -> tuple[str, ...]:
 
 
 def vma_of(x: Tensor) -> Tensor:
-    """A boolean scalar of the type of `x`."""
+    """The witness of `x`: a boolean scalar that varies along the same axes."""
     x = x.detach()
     return bind(Type(checked(), aval_of(x)), [x])[0]
 
@@ -77,7 +77,7 @@ def vary(x: Tensor, axes: Sequence[str]) -> Tensor:
 
 
 def gathered(x: Tensor, axes: Sequence[str]) -> Tensor:
-    """As `vary`, but devices are still known to have equal values."""
+    """`vary` for values that are still known to be equal on all devices."""
     return bind(Linear(CAST, tuple(axes), aval_of(x), weak=True), [x])[0]
 
 
@@ -136,7 +136,7 @@ class Type(Primitive):
     """The primitive behind `vma_of`; see `Primitive`.
 
     Attributes:
-        axes: along which it is of interest whether the value varies.
+        axes: the axes whose variation is tracked.
         aval: of the value.
     """
 
@@ -176,7 +176,7 @@ class Linear(Primitive):
     witnesses.
 
     Attributes:
-        mark: which one it is.
+        vma_op: the operation in the HLO.
         axes: the axes concerned.
         aval: of the value.
         witnesses: avals of the witnesses, which may be batched.
@@ -206,7 +206,7 @@ class Linear(Primitive):
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return _lowering(self).apply(args)
 
-    def pair(self, wrt: tuple[bool, ...]) -> ReverseRule:
+    def reverse_rule(self, wrt: tuple[bool, ...]) -> ReverseRule:
         return CustomReverseRule(self)
 
     def vjp(

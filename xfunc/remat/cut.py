@@ -49,7 +49,7 @@ class Node:
         bytes: the cost of keeping it.
         seconds: the cost of recomputing it from its operands.
         operands: ids of the nodes that it is computed from.
-        at_hand: whether the backward pass has it anyway, like an input.
+        available: whether the backward pass has it anyway, like an input.
         keepable: whether it may be kept; a tuple may not, only its elements.
         recomputable: whether it may be recomputed; random state, for example, may not.
         heavy: whether it contains a matmul or a convolution.

@@ -33,7 +33,7 @@ class JointGraph:
         gradients: the other results.
         backward: values that depend on a cotangent, cotangents included.
         varies: values that differ between the steps of a loop.
-        at_hand: inputs that the backward pass receives anyway.
+        available: inputs that the backward pass receives anyway.
         steps: how often the program runs, each time with values to keep.
     """
 
@@ -147,7 +147,7 @@ def _backward(graph: Graph, params: dict[Node, int], n_inputs: int) -> set[Node]
 
 
 def _depending(graph: Graph, inputs: Iterable[Node]) -> set[Node]:
-    """Some inputs, and the values that depend on them."""
+    """The given inputs, and the values that depend on them."""
     result = set(inputs)
     for n in graph.nodes:
         if n not in result and not result.isdisjoint(n.operands):
@@ -178,7 +178,7 @@ def _skip_passed_on(graph: Graph) -> Graph:
     known: dict[Graph, dict[int, int]] = {}
 
     def passed(called: Graph) -> dict[int, int]:
-        """By the number of an output, that of the input that it is."""
+        """For outputs that are inputs, the input's position by that of the output."""
         if called not in known:
             place = {n: k for k, n in enumerate(called.inputs)}
             origins = enumerate(map(origin, called.outputs))
@@ -186,7 +186,7 @@ def _skip_passed_on(graph: Graph) -> Graph:
         return known[called]
 
     def origin(n: Node) -> Node:
-        """The value that a node passes on; most make one of their own."""
+        """The argument that a call returns unchanged as `n`; otherwise `n` itself."""
         while n.opcode == "get-tuple-element" and n.operands[0].opcode == "call":
             (call,) = n.operands
             callee = call.calls[0].graph

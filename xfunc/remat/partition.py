@@ -134,7 +134,7 @@ def split(
     read = [others[k] for k in taken if k < len(others)]
     second = Graph(second.name, [*read, *residuals], gradients)
     if away or (barrier and second.inputs):
-        second = _behind(second, away, barrier)
+        second = _after_barrier(second, away, barrier)
     sources: list[Source] = []
     for n in read:
         k = params[n]
@@ -147,8 +147,8 @@ def split(
     )
 
 
-def _behind(graph: Graph, away: Mapping[Node, Offload], barrier: bool) -> Graph:
-    """A graph that works on its inputs behind a barrier, or brought from where they are kept."""
+def _after_barrier(graph: Graph, away: Mapping[Node, Offload], barrier: bool) -> Graph:
+    """The graph with its inputs behind a barrier, or moved back from where they are kept."""
     inputs = [_fresh(n) for n in graph.inputs]
     given = inputs
     if barrier:

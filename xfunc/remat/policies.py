@@ -58,7 +58,7 @@ class GraphPolicy(abc.ABC):
 
 
 def check_policy(policy: object, label: str) -> None:
-    """Raise a TypeError if a policy, given as an argument of this name, is not a function."""
+    """Raise a TypeError unless a policy is a function or None; `label` names the argument."""
     if policy is not None and not callable(policy) and not isinstance(policy, GraphPolicy):
         fail(
             TypeError,

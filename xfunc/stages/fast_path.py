@@ -97,52 +97,52 @@ class FastPath:
 
 def call(staged: Staged, args: tuple[Leaf, ...], kwargs: dict[str, object]) -> PyTree:
     """The result of a call, if it is like the last one; else `MISSED`."""
-    again: FastPath | None = staged.cache.latest.again
-    if again is None or again.caller is not staged.caller or _refusing:
+    last: FastPath | None = staged.cache.latest.fast_path
+    if last is None or last.caller is not staged.caller or _refusing:
         return MISSED
     if lock.is_shared:  # Only the guards change shared state here.
-        return _call(again, staged, args, kwargs)
+        return _call(last, staged, args, kwargs)
     if not _acquire(False):
         return MISSED
     try:
-        return _call(again, staged, args, kwargs)
+        return _call(last, staged, args, kwargs)
     finally:
         _release()
 
 
 def _call(
-    again: FastPath, staged: Staged, args: tuple[Leaf, ...], kwargs: dict[str, object]
+    last: FastPath, staged: Staged, args: tuple[Leaf, ...], kwargs: dict[str, object]
 ) -> PyTree:
     leaves: Sequence[Leaf] | None = args
-    if again.leaves_of is not None:
-        leaves = again.leaves_of((args, kwargs))
+    if last.leaves_of is not None:
+        leaves = last.leaves_of((args, kwargs))
         if leaves is None:
             return MISSED
     elif kwargs:
         return MISSED
-    if not ambient.are_plain(again.modes):  # First: torch.jit.trace makes sizes tensors.
+    if not ambient.are_plain(last.modes):  # First: torch.jit.trace makes sizes tensors.
         return MISSED
-    if again.of_host:
-        if len(leaves) != len(again.avals):
+    if last.of_host:
+        if len(leaves) != len(last.avals):
             return MISSED
-        leaves, taken = list(leaves), again.taken
-        for i in again.of_host:
+        leaves, taken = list(leaves), last.taken
+        for i in last.of_host:
             leaves[i] = taken(leaves[i])
     if (
-        again.avals_of(leaves) != again.avals
-        or not again.is_unchanged()
+        last.avals_of(leaves) != last.avals
+        or not last.is_unchanged()
         or _is_transformed()
         or (_any_requires_grad(*leaves) and torch.is_grad_enabled())
-        or (again.guards and not _are_same(again.guards))
+        or (last.guards and not _are_same(last.guards))
     ):
         return MISSED
     staged.cache.hits += 1
-    given: Any = [leaves[i] for i in again.inputs] if again.inputs else leaves
-    if again.donated:
-        outs = run_donating(again.executable, leaves, again.donated, again.name, given)
+    given: Any = [leaves[i] for i in last.inputs] if last.inputs else leaves
+    if last.donated:
+        outs = run_donating(last.executable, leaves, last.donated, last.name, given)
     else:
-        outs = again.run(given)
-    return outs[0] if again.unflatten is None else again.unflatten(outs)
+        outs = last.run(given)
+    return outs[0] if last.unflatten is None else last.unflatten(outs)
 
 
 def _are_same(guards: Guards) -> bool:
@@ -175,4 +175,6 @@ def note(
     modes, check = ambient.plain_modes(), staged.function_value.check()
     if guards is None or modes is None or check is None or not entry.runs_alone():
         return
-    latest.again = FastPath(staged.caller, entry, structure, avals, modes, check, guards, of_host)
+    latest.fast_path = FastPath(
+        staged.caller, entry, structure, avals, modes, check, guards, of_host
+    )

@@ -225,11 +225,11 @@ def _tiles(
     captures = [held[c] if isinstance(c, int) else c for c in entry.captures]
     tensors = [*leaves, *captures]
     said = [a.sharding for a in avals] + [None] * (len(tensors) - len(avals))
-    found = [_divided(x, s) for x, s in zip(tensors, said, strict=True)]
+    found = [_tiles_of(x, s) for x, s in zip(tensors, said, strict=True)]
     return tuple(found) if any(found) else ()
 
 
-def _divided(x: torch.Tensor | Aval, sharding: Sharding | None) -> HloSharding | None:
+def _tiles_of(x: torch.Tensor | Aval, sharding: Sharding | None) -> HloSharding | None:
     if sharding is not None:
         return sharding.tiles(len(x.shape))
     where = placement_of_tensor(x) if isinstance(x, torch.Tensor) else None

@@ -44,10 +44,10 @@ from xfunc.trace.effects import Effect
 from xfunc.trace.lowering import count_compiles
 from xfunc.tree import Function, Leaf, PyTree
 
-Beside: TypeAlias = tuple[tuple[Hashable, Hashable], ...]
+ExtraDeps: TypeAlias = tuple[tuple[Hashable, Hashable], ...]
 # The fields of `Key`, in its order.
 KeyParts: TypeAlias = tuple[
-    Hashable, tree.Structure, tuple[AvalKey, ...], Static | None, Hashable, Beside
+    Hashable, tree.Structure, tuple[AvalKey, ...], Static | None, Hashable, ExtraDeps
 ]
 _AVAL = operator.attrgetter("shape", "dtype")
 
@@ -121,7 +121,7 @@ class Staged:
             value, held = self.function_value()
         return (value, structure, avals, options.static, ambient.context_key(), others), held
 
-    def _values(self, options: Options) -> tuple[Hashable, Beside, list[torch.Tensor]]:
+    def _values(self, options: Options) -> tuple[Hashable, ExtraDeps, list[torch.Tensor]]:
         """The values of the function and of its other dependencies, and the tensors they hold."""
         value, held = self.function_value()
         if ambient.named_axes():  # The function may hold their indices without our knowing.
@@ -129,7 +129,9 @@ class Staged:
         hooks = [("a hook of all modules", hook) for hook in ambient.global_hooks()]
         extra_deps = (*options.fixed, *options.extra_deps, *hooks)
         return (
-            (value, *identity.values_beside(extra_deps, held)) if extra_deps else (value, (), held)
+            (value, *identity.values_of_extra_deps(extra_deps, held))
+            if extra_deps
+            else (value, (), held)
         )
 
     def find(
@@ -213,7 +215,7 @@ class Staged:
         named = store.globals.of(self.value, key.tree)
         before, kinds = named.snapshot(), identity.class_contents(self.value)
         reach = before[0]
-        held_by = (*identity.things_in(self.value), *reach.walk.things)
+        held_by = (*identity.mutables_in(self.value), *reach.walk.mutables)
         drawn = draws.watching(name, reach.places, reach.mentioned, held_by)
         with recursion.being_traced(store, key), collect_guards() as guards:
             if named:
@@ -232,7 +234,7 @@ class Staged:
         run[0] = frozen.as_it_was(later)
         slots = {id(t): i for i, t in enumerate(held)}
         others = [c for c in program.captures if id(c) not in slots]
-        copies = iter(identity.detached(others, self.value, before[0].walk.things))
+        copies = iter(identity.detached(others, self.value, before[0].walk.mutables))
         program.captures = [c if id(c) in slots else next(copies) for c in program.captures]
         captures = tuple(slots.get(id(c), c) for c in program.captures)
         questions, left = size_questions.taken_from(guards)

@@ -10,7 +10,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar, overload
 
 import torch
 
@@ -32,6 +32,21 @@ S = TypeVar("S")
 _INTERNAL = frozenset("apply inside kind define run staged static_scalars without_compiler".split())
 Q = ParamSpec("Q")
 T = TypeVar("T")
+F = TypeVar("F")
+
+CallableOrLambda: TypeAlias = (
+    Callable[P, F]
+    | Callable[Concatenate[Any, ...], F]
+    | Callable[Concatenate[Any, Any, ...], F]
+    | Callable[Concatenate[Any, Any, Any, ...], F]
+    | Callable[Concatenate[Any, Any, Any, Any, ...], F]
+)
+"""``Callable[P, F]``; a type checker takes the first four parameters of a lambda to be `Any`.
+
+With ``Callable[P, F]`` alone, pyright reports the parameters and the result of a lambda as unknown.
+It finds `Any` in the other members of the union. For a generic function it then finds `Any` in
+place of its type variables.
+"""
 
 
 class Transform(Wrapper, Generic[P, R]):

@@ -28,7 +28,7 @@ from xfunc import tree
 from xfunc.backends.devices import to_device
 from xfunc.backends.lock import lock, turn
 from xfunc.cache.fingerprint import StateFingerprinter
-from xfunc.cache.mutation_guard import MutationGuard, lent
+from xfunc.cache.mutation_guard import MutationGuard, swapped_modules
 from xfunc.core import guards
 from xfunc.core.avals import NUMBERS
 from xfunc.core.wrappers import Wrapper
@@ -149,9 +149,9 @@ class _Guard:
 
     def __call__(self) -> Hashable:
         # Swapped modules hold values of a trace, which a guard would keep.
-        if lent and not lent.keys().isdisjoint(self._module.modules()):
+        if swapped_modules and not swapped_modules.keys().isdisjoint(self._module.modules()):
             return self._look()[0]
-        if self._watch is None or not self._watch.same():
+        if self._watch is None or not self._watch.is_unchanged():
             self._state, walk = self._look()
             self._watch = walk.watch()
         return self._state
@@ -160,12 +160,12 @@ class _Guard:
         """The state of the module, and the visit to it."""
         walk, values = StateFingerprinter(), []
         for name, module in self._module.named_modules():
-            own = lent.get(module, vars(module))
+            own = swapped_modules.get(module, vars(module))
             hooks = [h for kind in _HOOKS for h in own[kind].values()]
             attributes = [(k, walk.value(v)) for k, v in own.items() if k not in _OWN]
             kind = walk.class_state(type(module))
             values.append((name, (kind, *attributes, ("hooks", walk.all(hooks)))))
-            walk.things += [module, *(own[kind] for kind in ("_modules", *_HOOKS))]
+            walk.mutables += [module, *(own[kind] for kind in ("_modules", *_HOOKS))]
         value = tuple(values)
         state = self._states.setdefault(value, guards.State(value))
         if len(self._states) > guards.MAX_STATES:
@@ -208,10 +208,10 @@ def _alone(module: nn.Module) -> Iterator[None]:
 def _swap_state(module: nn.Module) -> Iterator[None]:
     """Allow any assignment to a module, and restore it afterwards."""
     before = {m: dict(vars(m)) for m in module.modules()}
-    new = before.keys() - lent.keys()
+    new = before.keys() - swapped_modules.keys()
     try:
-        with lock:  # Other threads look at modules with the lock, and at `lent`.
-            lent.update((m, before[m]) for m in new)
+        with lock:  # Other threads look at modules with the lock, and at `swapped_modules`.
+            swapped_modules.update((m, before[m]) for m in new)
             _detach(before)
         yield
     finally:
@@ -220,7 +220,7 @@ def _swap_state(module: nn.Module) -> Iterator[None]:
                 vars(part).clear()
                 vars(part).update(old)
             for part in new:
-                del lent[part]
+                del swapped_modules[part]
 
 
 def _detach(modules: Iterable[nn.Module]) -> None:

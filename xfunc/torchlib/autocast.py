@@ -1,9 +1,9 @@
 """Mixed precision by ``torch.autocast``: the dtypes in which torch's functions compute.
 
-The device of traced tensors has no autocast of its own. What a block asks for any of the devices
-holds, with one list of functions: that of CUDA in torch's documentation ("Automatic Mixed
-Precision", op reference) and, where this leaves some out, in its `autocast_mode.h`. A function that
-is Python in torch counts as a whole.
+torch has no autocast for the device of traced tensors. An autocast block for any device type
+applies to them, with one list of functions: torch's list for CUDA, from its documentation
+("Automatic Mixed Precision", op reference) and, for functions that are missing there, from its
+`autocast_mode.h`. A function that torch implements in Python is cast once, as a whole.
 """
 
 from __future__ import annotations

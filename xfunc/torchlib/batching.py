@@ -158,7 +158,7 @@ class Batching:
             self._batch_tangent(func, written, [*tensors_in(args, dict(kwargs))])
 
     def _batch_tangent(self, func: object, target: Tensor, tensors: Sequence[Tensor]) -> None:
-        """Likewise, where only the written tangents differ between examples."""
+        """As `prepare`, for a write in which only the tangents differ between examples."""
         own = functorch.tangents(target)
         if not own:  # torch makes one.
             return

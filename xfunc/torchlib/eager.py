@@ -52,9 +52,10 @@ def is_eager() -> bool:
 
 
 class _OneDevice(TorchFunctionMode):
-    """Brings the tensors of each call together, for which torch has no rule.
+    """Moves the tensors of each call to one device, where torch would raise an error.
 
-    To the CPU, if the call changes a tensor there; otherwise to the device. Gradients go back.
+    To the CPU, if the call writes to a tensor there; otherwise to the accelerator. Gradients move
+    back.
     """
 
     def __torch_function__(

@@ -248,7 +248,7 @@ _forward_level = Counted(_opened_forward_level)
 def one_forward_level() -> Iterator[None]:
     """A block in which several threads may use forward mode: see NOTE [the level of forward mode].
 
-    It is about all threads.
+    It takes effect in all threads.
     """
     nesting = eager_transforms.jvp_increment_nesting
 
@@ -388,7 +388,7 @@ def constant_here(t: Tensor) -> Tensor:
 
 
 def is_watched_at_this_level(t: Tensor) -> bool:
-    """Likewise, as seen by the autograd rule being applied."""
+    """Whether the level of the autograd rule being applied watches a tensor."""
     return t.requires_grad or forward_ad.unpack_dual(t, level=0).tangent is not None
 
 

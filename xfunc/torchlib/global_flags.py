@@ -91,7 +91,7 @@ class _Message:
 
 
 class _Nothing(Warning):
-    """Nobody warns of this."""
+    """A category that no warning has."""
 
 
 # torch warns where a backward pass meets an operation without a rule, and goes on with zeros. Its
@@ -108,11 +108,11 @@ _FILTERS: list[Any] = [
 
 
 def put_filters_first() -> None:
-    """Python's ``catch_warnings`` replaces all filters, so those of ours may be there or not."""
+    """Put our filters first; a ``catch_warnings`` block of Python's may have removed them."""
     filters: Any = warnings.filters
     if filters[: len(_FILTERS)] != _FILTERS and (_thread.is_tracing or _thread.is_loading):
         with _changing:
-            warnings.simplefilter("ignore", _Nothing)  # So Python knows that they are others now.
+            warnings.simplefilter("ignore", _Nothing)  # So Python drops its cache of filters.
             filters = warnings.filters
             rest = [f for f in filters if f not in _FILTERS and f[2] is not _Nothing]
             filters[:] = [*_FILTERS, *rest]

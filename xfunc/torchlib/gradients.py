@@ -16,9 +16,10 @@ from torch.autograd import graph
 def gradients(
     outputs: Any, inputs: Any, grad_outputs: Any = None, **options: Any
 ) -> tuple[torch.Tensor | None, ...]:
-    """What ``torch.autograd.grad`` returns; see there.
+    """As ``torch.autograd.grad``, without sympy wherever the arguments allow it.
 
-    It is called as torch calls the handlers of it: with sequences of tensors, and options by name.
+    The arguments are those that torch passes to a handler of ``torch.autograd.grad``: sequences of
+    tensors, and options by name.
     """
     if not _are_plain(outputs, grad_outputs, options):
         return torch.autograd.grad(outputs, inputs, grad_outputs, **options)

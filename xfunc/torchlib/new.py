@@ -43,4 +43,5 @@ def new(self: Tensor, *args: Any, device: torch.device | str | None = None) -> T
 
 
 NEW: dict[object, Callable[..., Tensor]] = {Tensor.new_tensor: new_tensor, Tensor.new: new}
+"""The replacement for each of torch's two functions."""
 """What traced code calls in place of these functions of torch."""

@@ -1,8 +1,8 @@
 """Tensors without memory of their own, and modes that only imagine or record what is computed.
 
-The devices are given the memory of a tensor. torch's wrappers (FakeTensor, DTensor, MaskedTensor
-and others), which handle each operation in Python, have none: to read there would
-end the process.
+To upload a tensor, we read the memory at its storage's address. torch's wrappers (FakeTensor,
+DTensor, MaskedTensor and others), which handle each operation in Python, have no memory: reading it
+would crash the process.
 """
 
 # torch does not declare these in its type stubs.
@@ -51,7 +51,7 @@ def is_handled_in_python(x: torch.Tensor) -> bool:
     return _keys_of(x).has(_PYTHON)
 
 
-def with_memory(x: torch.Tensor, label: str = "a tensor that a program takes") -> torch.Tensor:
+def with_memory(x: torch.Tensor) -> torch.Tensor:
     """The values of a tensor for which `is_without_memory` is true.
 
     Raises:
@@ -60,7 +60,7 @@ def with_memory(x: torch.Tensor, label: str = "a tensor that a program takes") -
     with torch._C.DisableTorchFunction():
         found = why_no_data(x)
         if found is not None:
-            problem = f"{label} ({short(x)}) cannot be used: {found[0]}"
+            problem = f"a tensor that a program takes ({short(x)}) cannot be used: {found[0]}"
             raise UnsupportedOpError(report(problem, found[1]))
         x = functorch.innermost(x)
         return x.clone() if x._is_zerotensor() else x
@@ -91,9 +91,10 @@ def why_no_data(x: torch.Tensor) -> tuple[str, str] | None:
 
 
 def _has_escaped(x: torch.Tensor) -> bool:
-    """Whether a wrapper has left its transform; of a gradient's, torch then takes the value.
+    """Whether a wrapper has left its transform.
 
-    Inside of a trace the levels around it are hidden, and nothing can be told.
+    False for the wrapper of a gradient, because torch then takes its value; and inside of a trace,
+    because the levels around the trace are hidden there.
     """
     if not functorch.is_wrapped(x) or _functorch.is_gradtrackingtensor(x) or ambient.is_busy():
         return False
@@ -109,12 +110,13 @@ def _has_address(x: torch.Tensor) -> bool:
 
 
 def check_surroundings(name: str) -> None:
-    """Raise if something of torch's records or imagines the operations of this thread.
+    """Raise if torch is recording this thread's operations, or running them without data.
 
-    It would not see what a program does. In torch.jit.trace, sizes are tensors besides.
+    The recorder would not see the operations of a program; in torch.jit.trace, moreover, sizes are
+    tensors.
 
     Args:
-        name: of the function that was called.
+        name: name of the function that was called.
     """
     if (found := _tracer_of_torch()) is not None:
         problem = f"{name} was called inside of {found}, which does not see what a program does"

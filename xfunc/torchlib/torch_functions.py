@@ -166,7 +166,7 @@ def _is_foreign(func: object) -> bool:
     )
 
 
-# See NOTE [numbers in forward mode] in rules.py.
+# See NOTE [numbers in forward mode] in `xfunc.trace.rules`.
 ARITHMETIC = frozenset(
     functions(
         "add", "sub", "mul", "div", "subtract", "multiply", "divide", "true_divide", "rsub",

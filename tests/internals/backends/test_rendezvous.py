@@ -11,7 +11,7 @@ import pytest
 from torch.distributed import Store, TCPStore
 
 from tests.support.processes import free_port
-from xfunc.backends.rendezvous import Member, Place, meet
+from xfunc.backends.rendezvous import MeetingPoint, Member, meet
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def come(address: str, members: Sequence[Member], timeout: float = 60) -> list[s
 
     def one(own: Member) -> str:
         try:
-            store = meet(Place(address, own.count, own.index), own, timeout)
+            store = meet(MeetingPoint(address, own.count, own.index), own, timeout)
         except RuntimeError as error:
             return str(error)
         stores.append(store)
@@ -79,28 +79,28 @@ def test_meet_missing_member_times_out(address: str) -> None:
 
 
 def test_meet_late_member_is_refused(address: str) -> None:
-    kept = meet(Place(address, 1, 0), member(0, 1), 60)
+    kept = meet(MeetingPoint(address, 1, 0), member(0, 1), 60)
     with pytest.raises(RuntimeError, match=r"are 1 processes, and process 1 \(host1\) that"):
-        meet(Place(address, 2, 1), member(1, 2), 60)
+        meet(MeetingPoint(address, 2, 1), member(1, 2), 60)
     assert kept.num_keys() > 0
 
 
 def test_meet_without_answer_raises(address: str) -> None:
     with pytest.raises(RuntimeError, match=rf"no process 0 answers at {address}(.|\n)*Hint: "):
-        meet(Place(address, 2, 1), member(1, 2), 0.5)
+        meet(MeetingPoint(address, 2, 1), member(1, 2), 0.5)
 
 
 def test_meet_at_address_of_another_host_raises(address: str) -> None:
     elsewhere = address.replace("127.0.0.1", "192.0.2.1")  # reserved for documentation
     with pytest.raises(RuntimeError, match=r"no process 0 answers .* cannot listen there itself: "):
-        meet(Place(elsewhere, 2, 0), member(0, 2), 0.5)
+        meet(MeetingPoint(elsewhere, 2, 0), member(0, 2), 0.5)
 
 
 def test_meet_at_foreign_port_raises() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         with pytest.raises(RuntimeError, match="does not answer as a process of xfunc"):
-            meet(Place(address, 2, 1), member(1, 2), 1)
+            meet(MeetingPoint(address, 2, 1), member(1, 2), 1)
 
 
 def test_meet_at_store_of_launcher(address: str) -> None:
@@ -108,6 +108,6 @@ def test_meet_at_store_of_launcher(address: str) -> None:
     port = int(address.rpartition(":")[2])
     kept = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
     for attempt in "01":
-        place = Place(address, 1, 0, attempt, is_kept=True)
-        assert meet(place, member(0, 1), 60).num_keys() > 0
+        point = MeetingPoint(address, 1, 0, attempt, is_kept=True)
+        assert meet(point, member(0, 1), 60).num_keys() > 0
     assert kept.num_keys() > 0

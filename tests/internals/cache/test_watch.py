@@ -49,20 +49,20 @@ def test_walk_only_after_held_objects_change(monkeypatch: pytest.MonkeyPatch) ->
 def test_watch_namespaces_and_classes() -> None:
     space: dict[str, object] = {"a": 1, "b": 2}
     names = mutation_guard.Namespace(space, ["a", "missing"])
-    assert names.same()
+    assert names.is_unchanged()
     space["b"] = 3
-    assert names.same()
+    assert names.is_unchanged()
     space["missing"] = 1
-    assert not names.same()
+    assert not names.is_unchanged()
     cls: Any = type("C", (), {"k": 1})
     found = mutation_guard.MutationGuard([], [cls])
-    assert found.same()
+    assert found.is_unchanged()
     cls.k = 2
-    assert not found.same()
+    assert not found.is_unchanged()
     base: Any = type("B", (), {"k": 1})
     found = mutation_guard.MutationGuard([], [type("D", (base,), {})])
     base.k = 2
-    assert not found.same()
+    assert not found.is_unchanged()
 
 
 def test_watch_functions() -> None:
@@ -93,6 +93,6 @@ def test_watch_bases_of_class() -> None:
         pass
 
     found = mutation_guard.MutationGuard([], [C])
-    assert found.same()
+    assert found.is_unchanged()
     C.__bases__ = (B,)
-    assert not found.same()
+    assert not found.is_unchanged()

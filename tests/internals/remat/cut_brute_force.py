@@ -103,7 +103,7 @@ def working_bytes(problem: CutProblem, kept: Collection[int] = ()) -> int:
 
     It is computed in the order of the problem, before the backward pass starts. What is needed is
     held until then, the rest until its last use. It is the most if nothing is kept but what cannot
-    be computed again: see NOTE [what is promised of the peak] in `xfunc.remat.cut`.
+    be computed again: see NOTE [guarantees about the peak] in `xfunc.remat.cut`.
     """
     size = {n.id: n.bytes for n in problem.nodes}
     fixed = {n.id for n in problem.nodes if not n.recomputable}

@@ -227,7 +227,7 @@ class Array(torch.Tensor):
         return not (hasattr(self, "_jax_array") or hasattr(self, "_looked_at"))
 
     def mark_donated(self) -> None:
-        """Be unusable, as a program has taken the buffer over."""
+        """Make the tensor unusable: a program has taken its buffer over."""
         for name in ("_jax_array", "_looked_at"):
             with contextlib.suppress(AttributeError):
                 delattr(self, name)
@@ -346,7 +346,7 @@ class Array(torch.Tensor):
         return result
 
     def _follow(self, copy: torch.Tensor) -> None:
-        """Have the shape of the copy, which an operation may have changed."""
+        """Adopt the copy's shape, which an operation may have changed."""
         if (copy.shape, copy.stride()) != (self.shape, self.stride()):
             with no_dispatch():
                 self.as_strided_(copy.shape, copy.stride(), 0)

@@ -156,13 +156,13 @@ class Pjrt:
 
     def placements_of(self, tensors: Sequence[torch.Tensor]) -> tuple[Placement | None, ...]:
         """The placement of data on the devices."""
-        return tuple(_lies(x) if type(x) is Array else None for x in tensors)
+        return tuple(_placement(x) if type(x) is Array else None for x in tensors)
 
     def put(self, tensor: torch.Tensor, placement: Placement | None) -> torch.Tensor:
         """A tensor's value on the devices with this placement."""
         if type(tensor) is not Array:
             return _made(client.put(tensor.cpu(), sharding(placement)), tensor)
-        if _lies(tensor) is placement:
+        if _placement(tensor) is placement:
             return tensor
         return _made(moved(array_of(tensor), placement), tensor)
 
@@ -262,7 +262,7 @@ def _start(index: tuple[slice, ...] | None) -> tuple[int, ...]:
     return tuple([part.start or 0 for part in index])
 
 
-def _lies(x: Array) -> Placement | None:
+def _placement(x: Array) -> Placement | None:
     return placement_of(sharding_of(x), x.ndim)
 
 

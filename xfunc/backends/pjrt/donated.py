@@ -111,7 +111,7 @@ def _are_noted(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _are_forgotten(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether nothing but this list knows the tensors: neither Python nor, like autograd, torch."""
+    """Whether the list holds the only references to the tensors, in Python and in C++."""
     return (
         set(map(sys.getrefcount, tensors)) <= {_ALONE}
         and set(map(_USE_COUNT, tensors)) <= {1}

@@ -1,6 +1,6 @@
 """Numbers, arrays and tensors of the CPU among the arguments of a call that is like the last one.
 
-What is not quite usual is left to `xfunc.stages.arguments.prepare`, which also says what is wrong.
+Unusual arguments are left to `xfunc.stages.arguments.prepare`, which also raises the errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class HostData:
     """Takes such arguments to the only device.
 
     Attributes:
-        kinds: the classes of what may be taken.
+        kinds: the classes of arguments that may be taken.
     """
 
     def __init__(self) -> None:

@@ -8,14 +8,13 @@ from xfunc.hlo import hlo_pb2 as pb
 def outline_barriers(proto: pb.HloModuleProto, *, partitioned: bool) -> None:
     """Turn computations after a barrier into functions that XLA does not inline, in place.
 
-    XLA's CPU target removes barriers before it merges equal instructions for the last time;
-    recomputed values would be merged with those of the forward pass, and be kept. Values to compute
-    once would be computed again in other fusions. It neither merges nor fuses the instructions of
-    two computations.
+    XLA's CPU target removes barriers before it merges equal instructions for the last time. Without
+    this pass it would merge a recomputed value with that of the forward pass, which would then be
+    kept; and it would compute a value that is to be computed once again in each fusion. XLA neither
+    merges nor fuses instructions of different computations.
 
-    Args:
-        partitioned: whether the module is for several devices. XLA then heeds barriers when it
-            merges, but not when it fuses: only functions that are nothing but a barrier are held.
+    In a module for several devices (`partitioned`), XLA respects barriers when it merges, but not
+    when it fuses. There only functions that consist of nothing but a barrier are outlined.
     """
     behind = {
         c.id

@@ -24,7 +24,7 @@ _ENDS = {
 
 
 def saturate_tanh(proto: pb.HloModuleProto) -> None:
-    """Replace such functions by ``x < -end ? -1 : x > end ? 1 : f(x)``, in place."""
+    """Replace ``tanh`` and ``erf`` by ``x < -end ? -1 : x > end ? 1 : f(x)``, in place."""
     ids = fresh_ids(proto)
     for c in proto.computations:
         if any((i.opcode, i.shape.element_type) in _ENDS for i in c.instructions):

@@ -111,7 +111,7 @@ def is_region(c: pb.HloComputationProto) -> bool:
 
 
 def is_region_graph(graph: Graph) -> bool:
-    """The same of a graph."""
+    """`is_region` of a graph."""
     return any(_target(n) == "SPMDShardToFullShape" for n in graph.nodes)
 
 
@@ -130,7 +130,7 @@ def is_automatic_tie(n: Node) -> bool:
 
 
 def manual_of(c: pb.HloComputationProto) -> pb.OpSharding | None:
-    """The sharding of one of the values in a manual region that a computation enters and leaves."""
+    """The sharding of the values in a computation's manual region, or None without a region."""
     for i in c.instructions:
         if i.custom_call_target == "SPMDShardToFullShape":
             by_id = {x.id: x for x in c.instructions}

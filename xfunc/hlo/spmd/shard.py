@@ -158,9 +158,6 @@ def _reshaped(old: Sequence[int], new: Sequence[int], axes: Sequence[Axes]) -> l
     return result
 
 
-"""Operations that keep the sharding of every dimension of unchanged size."""
-
-
 class _Walk:
     """The divisions found so far, by the id of an instruction."""
 

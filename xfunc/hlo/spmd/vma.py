@@ -58,11 +58,11 @@ def vma_op(
     weak: bool = False,
     at: str = "",
 ) -> Node:
-    """A mark.
+    """The node of a mark.
 
     Args:
-        which: see `marks`.
-        operands: see above.
+        which: one of the marks of `vma_ops`.
+        operands: as in the table above.
         axes: the axes of the mark.
         weak: for a cast: values known to be equal still count as equal.
         at: for a share: raise `VaryingTypeError` with this text if the last operand varies where

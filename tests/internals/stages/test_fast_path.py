@@ -88,7 +88,7 @@ def test_clear_cache_frees_latest_executable() -> None:
     for clear in (fun.clear_cache, xf.clear_caches):
         for _ in range(5):
             fun(x)
-        executable = weakref.ref(fun.staged.cache.latest.again.executable)
+        executable = weakref.ref(fun.staged.cache.latest.fast_path.executable)
         clear()
         gc.collect()
         assert executable() is None
