@@ -10,7 +10,7 @@ from xfunc.backends import placement
 from xfunc.backends.active import runtime
 from xfunc.backends.lock import lock
 from xfunc.core import ambient
-from xfunc.errors import ShardingError, fail, shown
+from xfunc.errors import ShardingError, fail, short_repr
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, spec_of
 from xfunc.trace import tracing
 
@@ -35,7 +35,7 @@ def sharding_of(x: torch.Tensor) -> NamedSharding | None:
     """
     trace = tracing.current()
     if not isinstance(x, torch.Tensor) or trace is not None:
-        what = shown(x)
+        what = short_repr(x)
         if isinstance(x, torch.Tensor):
             inside = trace is not None and trace.is_inside(x)
             what = f"a {'traced tensor' if inside else 'tensor that a traced function holds'}"

@@ -12,7 +12,7 @@ import torch
 from xfunc.core import ambient
 from xfunc.core.avals import aval_of
 from xfunc.core.locations import in_autograd_function
-from xfunc.errors import ShardingError, fail, shown
+from xfunc.errors import ShardingError, fail, short_repr
 from xfunc.program import vma
 from xfunc.program.bind import bind
 from xfunc.program.collective_ops import CollectiveOp, Gather, Scatter
@@ -113,7 +113,7 @@ def axes_of(name: str, axis_name: object) -> Axes:
     if not isinstance(given, (tuple, list)) or not all(isinstance(n, str) for n in given):
         fail(
             ShardingError,
-            f"{name} was given {shown(axis_name)} as axis_name",
+            f"{name} was given {short_repr(axis_name)} as axis_name",
             "give the name of an axis of the mesh or of a vmap, or a tuple of names.",
         )
     what = f"{name} over {axis_name!r}"

@@ -21,7 +21,7 @@ from xfunc import tree
 from xfunc.backends.active import runtime
 from xfunc.backends.processes import agreed
 from xfunc.core.locations import Location, user_location
-from xfunc.errors import CheckpointWriteError, fail, report
+from xfunc.errors import CheckpointWriteError, fail, format_error
 from xfunc.sharding import manifest
 from xfunc.sharding.checkpoint_tree import (
     Keys,
@@ -233,7 +233,7 @@ def _json(extra: object) -> bytes:
         return json.dumps(extra, indent=1).encode()
     except (TypeError, ValueError) as error:
         raise TypeError(
-            report(
+            format_error(
                 f"extra cannot be written as JSON: {error}",
                 "give dicts, lists, strings, numbers and None; put tensors into the tree.",
             )
@@ -270,7 +270,7 @@ def _write(
         if not isinstance(error, OSError):
             raise
         raise CheckpointWriteError(
-            report(
+            format_error(
                 f"the checkpoint {job.folder} could not be written: {error}",
                 "free some space or fix the file system, and save again; earlier checkpoints "
                 "are unchanged.",
@@ -318,7 +318,7 @@ def _nothing_at(folder: Path) -> FileNotFoundError:
     partial = _partial(folder)
     note = f"; {partial} is of a save that did not end" if partial.exists() else ""
     return FileNotFoundError(
-        report(
+        format_error(
             f"there is no checkpoint at {folder}{note}",
             "give the folder that save_checkpoint was given.",
         )

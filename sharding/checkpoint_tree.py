@@ -13,7 +13,7 @@ from xfunc.backends.devices import device_count
 from xfunc.backends.placement import placement_of
 from xfunc.core.avals import ShapeDtypeStruct, short
 from xfunc.core.types import Shaped
-from xfunc.errors import PurityError, TreeMismatchError, fail, kind_of, shown
+from xfunc.errors import PurityError, TreeMismatchError, fail, kind_of, short_repr
 from xfunc.sharding.local_parts import Target, target_of
 from xfunc.sharding.mesh import Mesh, check_devices
 from xfunc.sharding.spec import check_shape, resolve_sharding
@@ -67,14 +67,14 @@ def tensor_of(leaf: Leaf, name: str) -> torch.Tensor:
     """A leaf that the function `name` saves."""
     x = leaf.value
     if type(x) is int and not -(2**63) <= x < 2**63:
-        problem = f"{leaf.path} is {shown(x)}, which does not fit into 64 bits"
+        problem = f"{leaf.path} is {short_repr(x)}, which does not fit into 64 bits"
         fail(ValueError, problem, "save a smaller number.")
     if type(x) in _NUMBERS:
         return torch.tensor(x, dtype=_NUMBERS[type(x)])
     if not isinstance(x, torch.Tensor):
         fail(
             TypeError,
-            f"{leaf.path} is {shown(x)} ({kind_of(x)}), which cannot be saved",
+            f"{leaf.path} is {short_repr(x)} ({kind_of(x)}), which cannot be saved",
             "save tensors and Python numbers: make a tensor of an array (torch.from_numpy), "
             "make a dataclass a node (xf.tree.register_dataclass), leave out the rest.",
         )
@@ -93,7 +93,7 @@ def target_for(leaf: Leaf) -> Target:
     if not isinstance(x, ShapeDtypeStruct):
         fail(
             TypeError,
-            f"{leaf.path} is {shown(x)} ({kind_of(x)}), which has no shape and dtype",
+            f"{leaf.path} is {short_repr(x)} ({kind_of(x)}), which has no shape and dtype",
             "give a tensor, a Python number or a ShapeDtypeStruct(shape, dtype, sharding).",
         )
     check_array(x, "load_checkpoint", leaf.path)

@@ -17,7 +17,7 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import NUMBERS, short
-from xfunc.errors import ShardingError, fail, shown
+from xfunc.errors import ShardingError, fail, short_repr
 from xfunc.program import vma
 from xfunc.program.collective_ops import AllToAll, CollectivePermute, Maximum, Sum
 from xfunc.sharding.axes import Axes, axes_of
@@ -376,7 +376,7 @@ def _pairs(perm: Iterable[PyTree], n: int) -> tuple[tuple[int, int], ...]:
     problem = None
     for p in pairs:
         if not isinstance(p, tuple) or len(p) != 2 or not all(type(i) is int for i in p):
-            problem = f"{shown(p)} is no pair of ints"
+            problem = f"{short_repr(p)} is no pair of ints"
         elif not all(0 <= i < n for i in p):
             problem = f"{p} is beyond the {n} places of the axis"
     for k, what in ((0, "source"), (1, "target")):
@@ -385,7 +385,7 @@ def _pairs(perm: Iterable[PyTree], n: int) -> tuple[tuple[int, int], ...]:
     if problem is not None:
         fail(
             ShardingError,
-            f"ppermute has perm={shown(perm)}: {problem}",
+            f"ppermute has perm={short_repr(perm)}: {problem}",
             "give pairs (source, target) of device indices, each at most once a source and at "
             "most once a target: "
             "[(i, (i + 1) % n) for i in range(n)].",

@@ -15,7 +15,7 @@ from xfunc.backends.devices import to_device
 from xfunc.core import ambient
 from xfunc.core.avals import NUMBERS, array_of, aval_of, batched
 from xfunc.core.types import AutogradContext
-from xfunc.errors import ShardingError, fail, instead_of, kind_of, shown
+from xfunc.errors import ShardingError, fail, hint_for, kind_of, short_repr
 from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.hlo import hlo_pb2 as pb
@@ -172,8 +172,8 @@ def _tensor(leaf: object, path: str) -> torch.Tensor:
     if not isinstance(leaf, (torch.Tensor, np.ndarray, np.generic, *NUMBERS)):
         fail(
             TypeError,
-            f"device_put was given {shown(leaf)} ({kind_of(leaf)}) as {path}",
-            instead_of(leaf, path),
+            f"device_put was given {short_repr(leaf)} ({kind_of(leaf)}) as {path}",
+            hint_for(leaf, path),
         )
     t = leaf if isinstance(leaf, torch.Tensor) else torch.tensor(leaf)
     values.check_array(t, "device_put", path)

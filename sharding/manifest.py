@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xfunc.errors import DamagedCheckpointError, report
+from xfunc.errors import DamagedCheckpointError, format_error
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -127,7 +127,7 @@ def read_extra(folder: Path) -> Any:
 def damaged(folder: Path, name: str, what: str) -> DamagedCheckpointError:
     """The error for a damaged file, or for some file of the folder if `name` is empty."""
     return DamagedCheckpointError(
-        report(
+        format_error(
             f"the checkpoint at {folder} is damaged: {f'{name} {what}'.lstrip()}",
             "use an older checkpoint, or a copy of this one.",
         ),

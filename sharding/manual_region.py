@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from xfunc.core.avals import Aval, array_of
 from xfunc.core.locations import Location
-from xfunc.errors import ShardingError, fail, report
+from xfunc.errors import ShardingError, fail, format_error
 from xfunc.graph import build, opcodes
 from xfunc.graph.build import CustomCall
 from xfunc.graph.graph import Graph, is_pair, moved, rerun
@@ -244,7 +244,7 @@ def resolve_vma(local: HloProgram, region: Region, ins: Sequence[RegionValue]) -
             f"with xf.pvary(out, {axes})."
         )
         at = Location(file, int(line), function)
-        raise ShardingError(report(problem, hint, at=at)) from None
+        raise ShardingError(format_error(problem, hint, at=at)) from None
     return dataclasses.replace(local, function=graph)
 
 
@@ -286,7 +286,7 @@ def differing_axes(
             "let all devices decide alike (take xf.sharding.pmax or psum of the condition), or "
             "compute both and choose with torch.where."
         )
-        raise ShardingError(report(problem, hint)) from None
+        raise ShardingError(format_error(problem, hint)) from None
 
 
 def _axes(region: Region) -> frozenset[str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from xfunc.backends.devices import device_count
 from xfunc.core import ambient
-from xfunc.errors import ShardingError, fail, kind_of, shown
+from xfunc.errors import ShardingError, fail, kind_of, short_repr
 from xfunc.hlo.spmd.tiles import DeviceAssignment
 
 
@@ -171,7 +171,7 @@ class Mesh(AbstractMesh):
         if ids.dtype.kind not in "iu":
             fail(
                 ShardingError,
-                f"Mesh was given {shown(devices)}, which is not an array of device numbers",
+                f"Mesh was given {short_repr(devices)}, which is not an array of device numbers",
                 "pass numbers: Mesh(numpy.arange(8).reshape(4, 2), ('data', 'tensor')).",
             )
         order = DeviceAssignment.listing(ids.ravel())
@@ -192,11 +192,11 @@ def _checked_axes(
     names, sizes = _as_tuple(axis_names, str), _as_tuple(axis_shapes, int)
     problem = None
     if not all(isinstance(n, str) and n for n in names):
-        problem = f"the axis names are {shown(names)}: a name is a string that is not empty"
+        problem = f"the axis names are {short_repr(names)}: a name is a string that is not empty"
     elif len(set(names)) < len(names):
         problem = f"the axis names {names} are not all different"
     elif not all(isinstance(s, (int, np.integer)) and s >= 1 for s in sizes):
-        problem = f"the axis sizes are {shown(sizes)}: a size is an int of at least 1"
+        problem = f"the axis sizes are {short_repr(sizes)}: a size is an int of at least 1"
     elif len(sizes) != len(names):
         problem = f"there are {len(sizes)} axis sizes and {len(names)} axis names"
     if problem is not None:
@@ -333,7 +333,11 @@ def use_mesh(mesh: AbstractMesh) -> Iterator[AbstractMesh]:
     Source: ``jax.sharding.use_mesh``.
     """
     if not isinstance(mesh, AbstractMesh):
-        fail(ShardingError, f"use_mesh was given {shown(mesh)}", "pass a Mesh or an AbstractMesh.")
+        fail(
+            ShardingError,
+            f"use_mesh was given {short_repr(mesh)}",
+            "pass a Mesh or an AbstractMesh.",
+        )
     before = ambient.set_mesh(mesh)
     try:
         yield mesh

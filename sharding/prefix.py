@@ -5,7 +5,7 @@ from __future__ import annotations
 import optree
 
 from xfunc import tree
-from xfunc.errors import TreeMismatchError, fail, kind_of, shown
+from xfunc.errors import TreeMismatchError, fail, kind_of, short_repr
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, resolve_sharding
 from xfunc.tree import PyTree
 
@@ -57,7 +57,7 @@ def _walk(prefix: PyTree, x: PyTree, what: str, path: str, found: list[object]) 
     if structure != other:
         fail(
             TreeMismatchError,
-            f"{what} is not a prefix of its tree: at {path} it is {shown(prefix)}, but "
+            f"{what} is not a prefix of its tree: at {path} it is {short_repr(prefix)}, but "
             f"the tree has {_kind(x)}",
             "give one sharding for a whole subtree, or a tree of the same structure.",
         )

@@ -11,7 +11,7 @@ import torch
 
 from xfunc.backends import processes
 from xfunc.backends.placement import placement_of, record_sharding
-from xfunc.errors import ShardingError, fail, shown
+from xfunc.errors import ShardingError, fail, short_repr
 from xfunc.sharding.local_parts import Target, assemble
 from xfunc.sharding.spec import NamedSharding, PartitionSpec, check_shape, resolve_sharding
 
@@ -62,7 +62,7 @@ def make_array_from_process_local_data(
     if not fits or math.prod(map(len, held)) != len(set(starts)):
         fail(
             ShardingError,
-            f"{name} was given {shown(tuple(data.shape))} of an array "
+            f"{name} was given {short_repr(tuple(data.shape))} of an array "
             f"of shape {shape}, and the devices of this process hold {wanted} of it",
             "pass the part that this process holds, or the whole.",
         )
@@ -120,8 +120,8 @@ def _shape(name: str, stated: object, data: torch.Tensor) -> tuple[int, ...]:
     if shape is None or len(shape) != data.ndim:
         fail(
             ShardingError,
-            f"{name} was given {shown(tuple(data.shape))} of an array of the global_shape "
-            f"{shown(stated)}",
+            f"{name} was given {short_repr(tuple(data.shape))} of an array of the global_shape "
+            f"{short_repr(stated)}",
             f"pass as global_shape the {data.ndim} sizes of the whole, as a tuple, or leave it "
             "out.",
         )

@@ -11,7 +11,7 @@ from xfunc.core import ambient
 from xfunc.core.avals import Aval, short
 from xfunc.core.locations import described
 from xfunc.core.wrappers import Part
-from xfunc.errors import ShardingError, fail, shown
+from xfunc.errors import ShardingError, fail, short_repr
 from xfunc.program.bind import ad_depth, bind
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import differentiable
@@ -218,7 +218,8 @@ class ShardMapped(Transform[P, R]):
         if not isinstance(mesh, AbstractMesh):
             fail(
                 ShardingError,
-                f"{name}: " + ("no mesh is in use" if mesh is None else f"mesh is {shown(mesh)}"),
+                f"{name}: "
+                + ("no mesh is in use" if mesh is None else f"mesh is {short_repr(mesh)}"),
                 "pass mesh=xf.make_mesh((4, 2), ('x', 'y')), or call it in a block of `with "
                 "xf.use_mesh(mesh):`.",
             )

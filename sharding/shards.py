@@ -10,7 +10,7 @@ import torch
 from xfunc.backends.active import runtime
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import is_on_devices
-from xfunc.errors import ShardingError, fail, shown
+from xfunc.errors import ShardingError, fail, short_repr
 from xfunc.sharding.local_parts import fetch, target_of
 from xfunc.trace import tracing
 
@@ -62,7 +62,7 @@ def addressable_shards(x: torch.Tensor) -> list[Shard]:
             "each device its part.",
         )
     if not isinstance(x, torch.Tensor) or not is_on_devices(x):
-        what = "a tensor on the host" if isinstance(x, torch.Tensor) else shown(x)
+        what = "a tensor on the host" if isinstance(x, torch.Tensor) else short_repr(x)
         fail(
             ShardingError,
             f"addressable_shards was given {what}",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from xfunc.core import ambient
-from xfunc.errors import ShardingError, fail, kind_of, shown
+from xfunc.errors import ShardingError, fail, kind_of, short_repr
 from xfunc.hlo.spmd.tiles import HloSharding, whole
 from xfunc.sharding.mesh import AbstractMesh, Mesh
 
@@ -90,7 +90,7 @@ def _entry(x: object) -> Entry:
         return None if not names else names[0] if len(names) == 1 else names
     fail(
         ShardingError,
-        f"PartitionSpec was given {shown(x)} for a dimension",
+        f"PartitionSpec was given {short_repr(x)} for a dimension",
         "give the name of a mesh axis, a tuple of names, or None.",
     )
 
@@ -119,13 +119,13 @@ class NamedSharding:
         if not isinstance(mesh, AbstractMesh):
             fail(
                 ShardingError,
-                f"NamedSharding was given {shown(mesh)} as mesh",
+                f"NamedSharding was given {short_repr(mesh)} as mesh",
                 "pass a Mesh or an AbstractMesh, then a PartitionSpec.",
             )
         if isinstance(spec, str) or not isinstance(spec, (tuple, list)):
             fail(
                 ShardingError,
-                f"NamedSharding was given {shown(spec)} as spec",
+                f"NamedSharding was given {short_repr(spec)} as spec",
                 "pass a PartitionSpec: NamedSharding(mesh, P('data', None)).",
             )
         self.mesh = mesh
@@ -253,7 +253,7 @@ def resolve_sharding(x: object, what: str) -> NamedSharding:
         return NamedSharding(mesh, x)
     fail(
         ShardingError,
-        f"{what} is {shown(x)} ({kind_of(x)}), which is not a sharding",
+        f"{what} is {short_repr(x)} ({kind_of(x)}), which is not a sharding",
         "pass a NamedSharding, or a PartitionSpec where a mesh is in use.",
     )
 

@@ -14,7 +14,7 @@ import torch
 
 from xfunc.core.avals import ShapeDtypeStruct, short
 from xfunc.core.types import Shaped
-from xfunc.errors import ShardingError, fail, shown
+from xfunc.errors import ShardingError, fail, short_repr
 from xfunc.sharding.arrays import sharding_of
 from xfunc.sharding.spec import NamedSharding, check_shape, resolve_sharding
 
@@ -69,7 +69,7 @@ def _of_tensor(x: object) -> NamedSharding:
     if not isinstance(x, torch.Tensor):
         fail(
             ShardingError,
-            f"visualize_sharding was given {shown(x)} without a sharding",
+            f"visualize_sharding was given {short_repr(x)} without a sharding",
             "pass a tensor on the devices, or a shape and a sharding.",
         )
     result = sharding_of(x)
@@ -91,7 +91,7 @@ def _shape(x: object) -> tuple[int, ...]:
         return tuple(map(int, given))
     fail(
         ShardingError,
-        f"visualize_sharding was given {shown(x)} as shape",
+        f"visualize_sharding was given {short_repr(x)} as shape",
         "pass a tuple of sizes, a tensor or a ShapeDtypeStruct.",
     )
 

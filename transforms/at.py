@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from xfunc.core.avals import NUMBERS, short
 from xfunc.core.types import ArrayLike
-from xfunc.errors import fail, kind_of, shown
+from xfunc.errors import fail, kind_of, short_repr
 from xfunc.stages.checks import Fun, Tensor, as_tensor
 from xfunc.stages.transformed import Transform
 from xfunc.trace import tracing
@@ -356,7 +356,7 @@ def _checked_values(values: object, x: Tensor) -> Tensor:
     """Values, unless the array cannot hold their kind of number."""
     given = as_tensor(values) if not isinstance(values, Tensor) else values
     if not isinstance(given, Tensor):
-        what = f"{shown(values)} ({kind_of(values)})"
+        what = f"{short_repr(values)} ({kind_of(values)})"
     elif torch.can_cast(given.dtype, x.dtype):
         if type(values) in NUMBERS:  # rounded once
             return torch.tensor(values, dtype=x.dtype)

@@ -18,7 +18,7 @@ from xfunc.backends.active import runtime
 from xfunc.cache import identity
 from xfunc.core.avals import Aval, ShapeDtypeStruct, array_of, short
 from xfunc.core.locations import function_name
-from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, kind_of, shown
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, kind_of, short_repr
 from xfunc.ops.emit import instruction
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
@@ -211,7 +211,7 @@ class _Call(Primitive):
         except (TypeError, ValueError, RuntimeError):
             fail(
                 TypeError,
-                f"{self.name} returned {shown(x)} ({kind_of(x)}), not {short(like)}",
+                f"{self.name} returned {short_repr(x)} ({kind_of(x)}), not {short(like)}",
                 "return tensors, NumPy arrays or numbers, as result_shape_dtypes says.",
                 at=None,
             )
@@ -280,7 +280,7 @@ def _aval(x: object, kind: str) -> Aval:
         return Aval(tuple(x.shape), x.dtype)
     fail(
         TypeError,
-        f"{kind} was given {shown(x)} ({kind_of(x)}) among result_shape_dtypes",
+        f"{kind} was given {short_repr(x)} ({kind_of(x)}) among result_shape_dtypes",
         "give an xf.ShapeDtypeStruct for each array of the result.",
     )
 

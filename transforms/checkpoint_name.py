@@ -10,7 +10,7 @@ import torch
 
 from xfunc import tree
 from xfunc.core.avals import array_of, aval_of
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.program.annotation import Annotation
@@ -54,7 +54,7 @@ def _check(name: object) -> None:
     if not isinstance(name, str) or not name or "\n" in name:
         fail(
             TypeError,
-            f"checkpoint_name was given {shown(name)} as name",
+            f"checkpoint_name was given {short_repr(name)} as name",
             "name the value by a string of one line that is not empty.",
         )
 

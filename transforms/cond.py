@@ -15,7 +15,7 @@ from xfunc.core.avals import Aval, short
 from xfunc.core.locations import described, function_name
 from xfunc.core.types import ArrayLike
 from xfunc.core.wrappers import Bundle, Part
-from xfunc.errors import fail, kind_of, shown
+from xfunc.errors import fail, kind_of, short_repr
 from xfunc.program.bind import bind
 from xfunc.program.primitive import Tensor
 from xfunc.stages.arguments import avals_of
@@ -115,7 +115,7 @@ def switch(index: ArrayLike, branches: Sequence[Callable[..., R]], *operands: Py
     if not is_sequence(branches):
         fail(
             TypeError,
-            f"switch was given {shown(branches)} ({kind_of(branches)}) as its branches",
+            f"switch was given {short_repr(branches)} ({kind_of(branches)}) as its branches",
             "pass a list of functions: switch(index, [f, g], x).",
         )
     if not branches:

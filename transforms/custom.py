@@ -12,7 +12,7 @@ from xfunc import tree
 from xfunc.core.avals import aval_of, short
 from xfunc.core.locations import described, function_name
 from xfunc.core.wrappers import Bundle, Part
-from xfunc.errors import fail, report
+from xfunc.errors import fail, format_error
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import TracedProgram
 from xfunc.stages.checks import Fun, arrays, as_tensors, labels_of
@@ -159,7 +159,7 @@ def _by_position(
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(
-                report(
+                format_error(
                     f"{described(fun)} was called with arguments that do not fit it: {error}",
                     f"its parameters are {', '.join(signature.parameters)}.",
                 )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from xfunc.core.avals import short
 from xfunc.core.types import ArrayLike
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 from xfunc.stages.checks import Tensor, as_tensor
 from xfunc.torchlib.indexing import is_number, places_from
 from xfunc.transforms.jit import jit
@@ -91,7 +91,7 @@ def _starts(
     if any(n < 0 or n > d for n, d in zip(sizes, x.shape, strict=True)):
         fail(
             TypeError,
-            f"{name} was given the sizes {shown(sizes)} for {short(x)}",
+            f"{name} was given the sizes {short_repr(sizes)} for {short(x)}",
             "give sizes from 0 to those of the array.",
         )
     for s in result:

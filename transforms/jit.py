@@ -14,7 +14,7 @@ from xfunc.cache.programs import CacheInfo
 from xfunc.core import ambient
 from xfunc.core.locations import function_name
 from xfunc.core.types import Sharding
-from xfunc.errors import ShardingError, fail, kind_of, report, shown
+from xfunc.errors import ShardingError, fail, format_error, kind_of, short_repr
 from xfunc.sharding.jit_shardings import as_arguments, constrained, hashable, in_order
 from xfunc.sharding.prefix import shardings_of
 from xfunc.sharding.spec import NamedSharding
@@ -336,9 +336,9 @@ class Jit(Transform[P, R]):
             hash(value)
         except TypeError:
             raise ValueError(
-                report(
+                format_error(
                     f"static argument {where!r} of {self._staged.name} is not hashable by value: "
-                    f"{shown(value)} ({kind_of(value)})",
+                    f"{short_repr(value)} ({kind_of(value)})",
                     "pass a tuple instead of a list, a frozen dataclass instead of a dict; or "
                     "leave the argument dynamic.",
                 )

@@ -11,7 +11,7 @@ from xfunc import tree
 from xfunc.core.avals import ShapeDtypeStruct, aval_of, short
 from xfunc.core.locations import described, function_name
 from xfunc.core.wrappers import Part
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 from xfunc.program.bind import bind
 from xfunc.program.program import differentiable
 from xfunc.stages.arguments import avals_of
@@ -95,7 +95,7 @@ def linear_transpose(fun: Fun, *primals: object) -> Callable[[object], tuple[PyT
         if not isinstance(x, torch.Tensor | ShapeDtypeStruct):
             fail(
                 TypeError,
-                f"linear_transpose of {described(fun)}: {label} is {shown(x)}, not an array",
+                f"linear_transpose of {described(fun)}: {label} is {short_repr(x)}, not an array",
                 "bind what is no array, with functools.partial.",
             )
     avals = [aval_of(x) for x in made]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from xfunc.core.avals import short
-from xfunc.errors import fail, kind_of, shown
+from xfunc.errors import fail, kind_of, short_repr
 from xfunc.stages.checks import Tensor, as_tensor, broadcast_shapes, is_integer
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import tracing
@@ -126,7 +126,7 @@ def _entry(e: object) -> Entry | EllipsisType:
         e = from_numpy(e)
     if isinstance(e, Tensor) and not (e.dtype.is_floating_point or e.dtype.is_complex):
         return e
-    what = short(e) if isinstance(e, Tensor) else f"{shown(e)} ({kind_of(e)})"
+    what = short(e) if isinstance(e, Tensor) else f"{short_repr(e)} ({kind_of(e)})"
     fail(
         TypeError,
         f"at was given the index {what}",

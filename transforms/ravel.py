@@ -10,7 +10,7 @@ import torch
 from xfunc import tree
 from xfunc.backends.devices import to_device
 from xfunc.core.avals import short
-from xfunc.errors import TreeMismatchError, fail, kind_of, shown
+from xfunc.errors import TreeMismatchError, fail, kind_of, short_repr
 from xfunc.stages.checks import Tensor, arrays, as_tensors, labels_in
 from xfunc.tree import PyTree
 
@@ -41,7 +41,7 @@ def ravel_pytree(pytree: object) -> tuple[Tensor, Callable[[Tensor], PyTree]]:
 
     def unravel(v: object) -> PyTree:
         if not isinstance(v, Tensor) or tuple(v.shape) != (sum(sizes),) or v.dtype != dtype:
-            what = short(v) if isinstance(v, Tensor) else f"{shown(v)} ({kind_of(v)})"
+            what = short(v) if isinstance(v, Tensor) else f"{short_repr(v)} ({kind_of(v)})"
             fail(
                 TreeMismatchError,
                 f"unravel was given {what}, but the tree was raveled to {short(vector)}",

@@ -10,7 +10,7 @@ import torch
 
 from xfunc.core.avals import short
 from xfunc.core.types import ArrayLike
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 from xfunc.stages.checks import Tensor, as_tensor
 from xfunc.trace import tracing
 from xfunc.transforms.at import at
@@ -107,7 +107,11 @@ def _reduced(name: str, data: ArrayLike, segment_ids: ArrayLike, num: int | None
             )
         num = int(ids.max()) + 1 if ids.numel() else 0
     if not hasattr(num, "__index__") or operator.index(num) < 0:
-        fail(ValueError, f"{name} was given num_segments={shown(num)}", "pass a number from 0 on.")
+        fail(
+            ValueError,
+            f"{name} was given num_segments={short_repr(num)}",
+            "pass a number from 0 on.",
+        )
     return _by_segment(rows, ids, kind=name.removeprefix("segment_"), num=operator.index(num))
 
 

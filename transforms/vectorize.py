@@ -9,7 +9,7 @@ from typing import ParamSpec, TypeAlias, TypeVar, cast
 
 from xfunc import tree
 from xfunc.core.locations import function_name
-from xfunc.errors import TreeMismatchError, fail, shown
+from xfunc.errors import TreeMismatchError, fail, short_repr
 from xfunc.stages.checks import Fun, Tensor, arrays, as_tensor, broadcast_shapes
 from xfunc.stages.transformed import CallableOrLambda
 from xfunc.transforms.vmap import vmap
@@ -151,7 +151,7 @@ def _parsed(signature: object, fun: Fun) -> tuple[list[Part], list[Part]]:
     if not _SIGNATURE.fullmatch(text):
         fail(
             ValueError,
-            f"vectorize({function_name(fun)}) was given the signature {shown(signature)}",
+            f"vectorize({function_name(fun)}) was given the signature {short_repr(signature)}",
             "write it like '(m,n),(n)->(m)'.",
         )
     left, right = text.split("->")

@@ -12,7 +12,7 @@ import torch
 from xfunc import tree
 from xfunc.core.avals import short
 from xfunc.core.locations import described
-from xfunc.errors import TreeMismatchError, fail, report, shown
+from xfunc.errors import TreeMismatchError, fail, format_error, short_repr
 from xfunc.program.named_axes import named
 from xfunc.stages.arguments import as_outputs
 from xfunc.stages.checks import Tensor, arrays, as_arrays, as_tensor, is_sequence
@@ -64,7 +64,7 @@ def vmap(
     if not is_sequence(axes) or not all(isinstance(a, str) for a in axes):
         fail(
             TypeError,
-            f"vmap of {described(fun)} was given spmd_axis_name={shown(spmd_axis_name)}",
+            f"vmap of {described(fun)} was given spmd_axis_name={short_repr(spmd_axis_name)}",
             "give the name of a mesh axis, or a tuple of names.",
         )
     return Vmap(fun, in_axes, out_axes, axis_size, axis_name, tuple(axes))
@@ -158,7 +158,11 @@ class Vmap(Transform[P, R]):
         if name is None:
             return contextlib.nullcontext()
         if not isinstance(name, str):
-            fail(TypeError, f"{self.__name__} was given axis_name={shown(name)}", "give a string.")
+            fail(
+                TypeError,
+                f"{self.__name__} was given axis_name={short_repr(name)}",
+                "give a string.",
+            )
         return named(name, size, index)
 
     def static_scalars(self, structure: tree.Structure) -> Sequence[bool]:
@@ -226,7 +230,7 @@ def _per_leaf(axes: PyTree, of: PyTree, name: str, what: str) -> list[int | None
         full = optree.broadcast_prefix(axes, dummy, none_is_leaf=True, namespace=tree.NAMESPACE)
     except ValueError as error:
         raise TreeMismatchError(
-            report(
+            format_error(
                 f"{name}: {what}={axes!r} is not a prefix of its tree ({error})",
                 "give one axis for all, or a tree prefix of it with an axis at each leaf.",
             )

@@ -12,7 +12,7 @@ from importlib import metadata
 
 from xfunc.backends import active, forks
 from xfunc.backends.pjrt import client
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 
 __all__ = [
     "hide_library_frames",
@@ -66,7 +66,11 @@ def set_platform(platform: str) -> None:
         RuntimeError: the device client has started.
     """
     if platform not in ("cpu", "tpu"):
-        fail(ValueError, f"config.set_platform was given {shown(platform)}", "pass 'cpu' or 'tpu'.")
+        fail(
+            ValueError,
+            f"config.set_platform was given {short_repr(platform)}",
+            "pass 'cpu' or 'tpu'.",
+        )
     _check_not_started("set_platform")
     os.environ["PJRT_DEVICE"] = platform.upper()
 
@@ -115,7 +119,7 @@ def set_cpu_devices(n: int) -> None:
     if not 1 <= n <= 128:
         fail(
             ValueError,
-            f"config.set_cpu_devices was given {shown(n)}",
+            f"config.set_cpu_devices was given {short_repr(n)}",
             "pass a number from 1 to 128.",
         )
     _check_not_started("set_cpu_devices")
@@ -131,7 +135,7 @@ def _absolute(setting: str, folder: str | os.PathLike[str] | None) -> str | None
     if not isinstance(given, str) or "\0" in given:
         fail(
             TypeError if not isinstance(given, str) else ValueError,
-            f"config.{setting} was given {shown(folder)}, which is no path",
+            f"config.{setting} was given {short_repr(folder)}, which is no path",
             "pass the path of a folder, as a str or a pathlib.Path; None keeps nothing.",
         )
     return os.path.abspath(os.path.expanduser(given))

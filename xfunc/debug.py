@@ -15,7 +15,7 @@ from xfunc.cache.programs import cache_of, trace_count
 from xfunc.core import ambient
 from xfunc.core.locations import function_name, user_location
 from xfunc.core.wrappers import Wrapper
-from xfunc.errors import ExecutionError, fail, report
+from xfunc.errors import ExecutionError, fail, format_error
 from xfunc.tools import nans as _nans
 from xfunc.trace import effects, tracing
 
@@ -123,7 +123,7 @@ def _check_format(name: str, fmt: str, args: tuple[object, ...], kwargs: dict[st
         fmt.format(*(_Any() for _ in args), **{name: _Any() for name in kwargs})
     except (IndexError, KeyError, ValueError, AttributeError) as error:
         raise ValueError(
-            report(
+            format_error(
                 f"debug.{name} was given {fmt!r}, which does not fit its arguments: {error!r}",
                 "write {} for each positional argument and {name} for each named one.",
             )

@@ -22,7 +22,7 @@ from xfunc.backends import failures, processes
 from xfunc.backends.active import runtime
 from xfunc.backends.placement import placement_of_tensor
 from xfunc.core.avals import short
-from xfunc.errors import ShardingError, fail, shown
+from xfunc.errors import ShardingError, fail, short_repr
 from xfunc.sharding.local_parts import target_of
 
 __all__ = [
@@ -121,7 +121,8 @@ def abort(message: object, status: int = 1) -> NoReturn:
     if type(status) is not int or not 1 <= status <= 255:
         fail(
             ValueError,
-            f"abort was given {shown(status)} as status, and the message {shown(message)}",
+            f"abort was given {short_repr(status)} as status, "
+            f"and the message {short_repr(message)}",
             "pass an exit status from 1 to 255.",
         )
     failures.abort(message, status)
@@ -143,7 +144,7 @@ def sync_global_devices(name: str) -> None:
 
     def finish() -> tuple[None, None]:
         if not isinstance(name, str):
-            problem = f"sync_global_devices was given {shown(name)} as name"
+            problem = f"sync_global_devices was given {short_repr(name)} as name"
             fail(TypeError, problem, "pass a text that names the place in the program.")
         runtime().block()
         return None, None

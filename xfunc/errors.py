@@ -114,7 +114,7 @@ class CheckpointWriteError(XfuncError, OSError):
         self.errno = number
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """A value of the user's in a message: its repr, on one line and not too long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -136,7 +136,7 @@ _IN_TREE = (
 )
 
 
-def instead_of(value: object, label: str = "", static: str = "") -> str:
+def hint_for(value: object, label: str = "", static: str = "") -> str:
     """A hint: the value to pass in place of an argument that is no array.
 
     Args:
@@ -167,7 +167,7 @@ def instead_of(value: object, label: str = "", static: str = "") -> str:
     return _ARRAYS
 
 
-def report(
+def format_error(
     problem: str,
     hint: str,
     *,
@@ -195,5 +195,5 @@ def fail(
     function: str | None = None,
     at: Location | EllipsisType | None = ...,
 ) -> NoReturn:
-    """Raise an error with the text of `report`."""
-    raise kind(report(problem, hint, function=function, at=at))
+    """Raise an error with the text of `format_error`."""
+    raise kind(format_error(problem, hint, function=function, at=at))

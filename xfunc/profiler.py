@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 from xfunc.backends.active import runtime
-from xfunc.errors import fail, kind_of, shown
+from xfunc.errors import fail, kind_of, short_repr
 
 __all__ = ["annotate", "trace"]
 
@@ -52,7 +52,7 @@ def _made(log_dir: object) -> str:
     if not isinstance(log_dir, (str, os.PathLike)):
         fail(
             TypeError,
-            f"profiler.trace was given {shown(log_dir)} ({kind_of(log_dir)})",
+            f"profiler.trace was given {short_repr(log_dir)} ({kind_of(log_dir)})",
             "pass the path of a folder.",
         )
     folder = os.fspath(log_dir)
@@ -61,7 +61,7 @@ def _made(log_dir: object) -> str:
     except OSError as error:
         fail(
             type(error),
-            f"profiler.trace cannot write into {shown(folder)}: {error.strerror}",
+            f"profiler.trace cannot write into {short_repr(folder)}: {error.strerror}",
             "give it a folder that exists or can be made.",
         )
     return folder

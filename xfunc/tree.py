@@ -18,7 +18,7 @@ import optree
 import torch
 from torch.utils import _pytree as torch_pytree
 
-from xfunc.errors import TreeMismatchError, fail, report
+from xfunc.errors import TreeMismatchError, fail, format_error
 
 __all__ = [
     "all",
@@ -286,7 +286,7 @@ def _check_fits(tree: object, other: PyTree, is_leaf: IsLeaf | None, number: int
             lines = [f"  {structure(other)} instead of {structure(tree, is_leaf)}"]
         problem = f"tree.map: tree {number + 1} differs from the first tree:"
         raise TreeMismatchError(
-            report("\n".join([problem, *lines]), "give trees of one structure.")
+            format_error("\n".join([problem, *lines]), "give trees of one structure.")
         ) from None
 
 

@@ -160,7 +160,7 @@ def test_torch_error_reraised_gets_one_note() -> None:
     ],
 )
 def test_shown_value_fits_one_line(value: object, text: str) -> None:
-    assert errors.shown(value) == text
+    assert errors.short_repr(value) == text
 
 
 def test_config_setting_invalid_or_late_raises() -> None:

@@ -16,7 +16,7 @@ from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of
 from xfunc.core.locations import described
 from xfunc.core.wrappers import Part
-from xfunc.errors import TreeMismatchError, fail, report
+from xfunc.errors import TreeMismatchError, fail, format_error
 from xfunc.program.bind import ad_depth, bind
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import differentiable
@@ -165,7 +165,9 @@ class ScanTransform(Transform[..., PyTree]):
             entry, held = self._body.find(structure, avals, wrt, options)
         except TypeError as error:
             if init is None and "NoneType" in str(error):
-                error.add_note(report(f"{name} was given init=None, so its carry is None", _CARRY))
+                error.add_note(
+                    format_error(f"{name} was given init=None, so its carry is None", _CARRY)
+                )
             raise
         ys_tree = self._check_result(entry.out_tree, entry.outputs, carry, carry_tree, name)
         unroll = self._unroll if type(self._unroll) is int else (length if self._unroll else 1)

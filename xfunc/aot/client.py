@@ -19,7 +19,7 @@ from xfunc.aot.compilers import Compiler
 from xfunc.aot.request import Request
 from xfunc.aot.result import UNREADABLE, Result
 from xfunc.core.children import child
-from xfunc.errors import CompileError, report
+from xfunc.errors import CompileError, format_error
 
 _WORKER = Path(__file__).with_name("worker.py")
 _ENVIRONMENT = {
@@ -114,7 +114,7 @@ def _run(
 
 def _too_slow(name: str, request: Request, compiler: Compiler, timeout: float) -> CompileError:
     return CompileError(
-        report(
+        format_error(
             f"{compiler} did not finish compiling {name} for {request.topology.name} within "
             f"{timeout:g} s, so its process was ended",
             "allow it more time, or make the program smaller: scan over equal layers.",
@@ -131,7 +131,7 @@ def _died(name: str, status: int, log: str) -> CompileError:
     said = [line for line in lines if _FATAL.match(line)] or lines
     end = "\n".join(f"  | {line}" for line in [*dict.fromkeys(said)][-15:])
     return CompileError(
-        report(
+        format_error(
             f"libtpu ended {how} while compiling {name}; its last words:\n{end or '  | (none)'}",
             "use a smaller batch, leave out compiler options, or rewrite the operation that it "
             "names. After SIGKILL, which Linux sends to processes that use too much memory, use a "

@@ -17,7 +17,14 @@ from xfunc.backends.errors import compile_error, out_of_memory
 from xfunc.backends.host_calls import refuse_host_calls
 from xfunc.backends.target_passes import traced_for
 from xfunc.core.sizes import size
-from xfunc.errors import CompileError, OutOfMemoryError, ShardingError, fail, report, shown
+from xfunc.errors import (
+    CompileError,
+    OutOfMemoryError,
+    ShardingError,
+    fail,
+    format_error,
+    short_repr,
+)
 from xfunc.hlo.estimate.cost import CHIPS
 from xfunc.stages.compiled import Device, register_target
 from xfunc.stages.stages import Lowered
@@ -60,7 +67,9 @@ def compile_ahead(
     topology = topology_of(target)
     _check_options(options)
     if timeout is not None and not (isinstance(timeout, numbers.Real) and timeout > 0):
-        fail(ValueError, f"compile was given timeout={shown(timeout)}", "give seconds, above 0.")
+        fail(
+            ValueError, f"compile was given timeout={short_repr(timeout)}", "give seconds, above 0."
+        )
     parts = lowered.traced.parts
     lowering, entry = parts.lowering, parts.entry
     name = entry.program.name
@@ -110,7 +119,7 @@ def _refusal(name: str, result: Result) -> CompileError:
     said, _, _ = result.report["refusal"].partition("\n\n")
     if "No such compile option" in said or "Failed to parse" in said:
         hint = "leave the compiler option out, or write it as libtpu knows it."
-        return CompileError(report(f"libtpu could not compile {name}: {said}", hint))
+        return CompileError(format_error(f"libtpu could not compile {name}: {said}", hint))
     error = compile_error(name, said)
     if not isinstance(error, OutOfMemoryError):
         return error

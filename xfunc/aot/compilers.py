@@ -12,7 +12,7 @@ from pathlib import Path
 
 from xfunc import config
 from xfunc.core import children
-from xfunc.errors import CompileError, fail, shown
+from xfunc.errors import CompileError, fail, short_repr
 
 PACKAGES = ("jax", "jaxlib", "libtpu")
 _CHOICES = "set it to 'installed', or to the path of a Python that has jax and libtpu."
@@ -49,7 +49,9 @@ def chosen() -> Compiler:
     """
     name: object = config.tpu_compiler
     if not isinstance(name, (str, os.PathLike)):
-        fail(ValueError, f"config.tpu_compiler is {shown(name)}, no name and no path", _CHOICES)
+        fail(
+            ValueError, f"config.tpu_compiler is {short_repr(name)}, no name and no path", _CHOICES
+        )
     if name == "installed":
         return Compiler(sys.executable, _installed())
     python = Path(name)
@@ -80,7 +82,7 @@ def _versions(python: Path) -> tuple[str, ...]:
     except subprocess.TimeoutExpired:
         fail(
             CompileError,
-            f"config.tpu_compiler is {shown(config.tpu_compiler)}, which did not say within "
+            f"config.tpu_compiler is {short_repr(config.tpu_compiler)}, which did not say within "
             f"{_SECONDS:g} s what it has installed, so it was ended",
             "start it by hand, to see what it waits for.",
         )
@@ -89,7 +91,8 @@ def _versions(python: Path) -> tuple[str, ...]:
         said = (stderr or str(error)).strip().splitlines()[-1:]
         fail(
             CompileError,
-            f"config.tpu_compiler is {shown(config.tpu_compiler)}, which cannot compile for TPUs: "
+            f"config.tpu_compiler is {short_repr(config.tpu_compiler)}, "
+            "which cannot compile for TPUs: "
             f"{''.join(said)}",
             _CHOICES,
         )

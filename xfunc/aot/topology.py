@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 
-from xfunc.errors import report, shown
+from xfunc.errors import format_error, short_repr
 
 _EXAMPLES = "tpu:v6e:16x16, tpu:v6e-256, tpu:v5e:2x2, tpu:v5p:4x4x4, tpu:v5p-128, tpu:tpu7x:2x2x2"
 _FULL = re.compile(r"(v\d\w*?|tpu7x):(\d+(?:x\d+)*)((?:_twisted|_untwisted)?)")
@@ -119,6 +119,6 @@ def topology_of(target: str) -> Topology:
 
 def unknown(target: object, why: str = "", hint: str = "") -> ValueError:
     """The error for a target that does not exist."""
-    problem = f"unknown target {shown(target)}{why and f': {why}'}"
+    problem = f"unknown target {short_repr(target)}{why and f': {why}'}"
     usual = f"leave it out, to compile for the running device, or name a TPU: {_EXAMPLES}."
-    return ValueError(report(problem, hint or usual))
+    return ValueError(format_error(problem, hint or usual))

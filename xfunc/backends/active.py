@@ -13,7 +13,7 @@ from xfunc.backends.lock import lock
 from xfunc.backends.pjrt import printer
 from xfunc.backends.protocol import Runtime
 from xfunc.core import ambient, device
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 from xfunc.hlo import set_printer
 
 NAMES = ("torch_xla", "pjrt")
@@ -83,7 +83,7 @@ def use(name: str) -> Runtime:
     if name not in NAMES:
         fail(
             ValueError,
-            f"there is no backend {shown(name)}",
+            f"there is no backend {short_repr(name)}",
             f"choose one of {', '.join(map(repr, NAMES))} and {AUTO!r}, with xf.config.set_backend "
             "or in the environment variable XFUNC_BACKEND.",
         )

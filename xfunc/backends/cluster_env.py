@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from xfunc.backends.rendezvous import MeetingPoint
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 
 _TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
@@ -114,8 +114,8 @@ def check(
         if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
             fail(
                 ValueError if isinstance(address, str) else TypeError,
-                f"xf.distributed.initialize: coordinator_address is {shown(address)}, which is "
-                'not a "host:port"',
+                f"xf.distributed.initialize: coordinator_address is {short_repr(address)}, "
+                'which is not a "host:port"',
                 'pass the name or address of process 0 and a free port there: "host0:1234".',
             )
     for name, value, least in (
@@ -129,7 +129,7 @@ def check(
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             fail(
                 ValueError if isinstance(value, int) else TypeError,
-                f"xf.distributed.initialize: {name} is {shown(value)}, not a valid int",
+                f"xf.distributed.initialize: {name} is {short_repr(value)}, not a valid int",
                 f"pass an int of at least {least}.",
             )
     if isinstance(count, int) and isinstance(index, int) and index >= count:

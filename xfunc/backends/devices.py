@@ -8,7 +8,7 @@ import torch
 
 from xfunc import tree
 from xfunc.backends.active import runtime
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 from xfunc.tree import PyTree
 
 T = TypeVar("T")
@@ -113,7 +113,7 @@ def memory_stats(device: int | None = None) -> dict[str, int] | None:
     if device is not None and device not in local:
         fail(
             ValueError,
-            f"memory_stats was given {shown(device)}, and the devices of this process are "
+            f"memory_stats was given {short_repr(device)}, and the devices of this process are "
             f"{list(local)}",
             "pass the number of one of them.",
         )

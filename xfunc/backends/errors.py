@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from xfunc.errors import CompileError, ExecutionError, OutOfMemoryError, report
+from xfunc.errors import CompileError, ExecutionError, OutOfMemoryError, format_error
 
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)"
@@ -35,7 +35,7 @@ def compile_error(name: str, message: str) -> CompileError:
     space = _SPACE.search(message)
     if space and space[1] not in ("hbm", "host"):
         return CompileError(
-            report(
+            format_error(
                 f"a part of {name} does not fit into on-chip memory: {message}",
                 "give a kernel of your own smaller blocks, or raise its limit "
                 "(compiler_options={'xla_tpu_scoped_vmem_limit_kib': ...}).",
@@ -52,7 +52,7 @@ def compile_error(name: str, message: str) -> CompileError:
             if option[2] is None
             else f"give the compiler option {option[2]!r} a value that it takes, or leave it out."
         )
-    return CompileError(report(f"XLA could not compile {name}: {message}", hint))
+    return CompileError(format_error(f"XLA could not compile {name}: {message}", hint))
 
 
 def run_error(name: str, message: str) -> ExecutionError | OutOfMemoryError:
@@ -65,7 +65,7 @@ def run_error(name: str, message: str) -> ExecutionError | OutOfMemoryError:
             "another process has ended or cannot be reached: see what it printed last, and start "
             "all of them again, from a checkpoint."
         )
-    return ExecutionError(report(f"{name} failed while it ran: {message}", hint))
+    return ExecutionError(format_error(f"{name} failed while it ran: {message}", hint))
 
 
 def _too_large(name: str, message: str) -> OutOfMemoryError | None:
@@ -84,7 +84,7 @@ def out_of_memory(
     problem: str, required: int | None = None, limit: int | None = None
 ) -> OutOfMemoryError:
     """The error of a program that does not fit on the device."""
-    text = report(
+    text = format_error(
         problem,
         "use a smaller batch, xf.checkpoint (keep less for the backward pass), xf.scan over "
         "layers, or a narrower dtype.",

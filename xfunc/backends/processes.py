@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 from xfunc.backends import active, cluster_env, failures
 from xfunc.backends.placement import is_on_devices
 from xfunc.backends.rendezvous import Member, meet, mismatch
-from xfunc.errors import TreeMismatchError, XfuncError, fail, kind_of, shown
+from xfunc.errors import TreeMismatchError, XfuncError, fail, kind_of, short_repr
 
 _T = TypeVar("_T")
 _joined = False
@@ -243,7 +243,7 @@ def on_host(name: str, value: object) -> torch.Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         fail(
             TypeError,
-            f"{name} was given {shown(value)} ({kind_of(value)}), which cannot be made "
+            f"{name} was given {short_repr(value)} ({kind_of(value)}), which cannot be made "
             f"a tensor: {error}",
             "pass tensors, arrays and numbers.",
         )

@@ -31,7 +31,7 @@ from xfunc.core.displays import is_display
 from xfunc.core.guards import State
 from xfunc.core.locations import is_of_user
 from xfunc.core.wrappers import Bundle, Wrapper
-from xfunc.errors import fail, kind_of, shown
+from xfunc.errors import fail, kind_of, short_repr
 from xfunc.torchlib.functorch import is_leaf, is_wrapped
 
 _MAX_NODES = 1_000_000  # of one function's value
@@ -362,7 +362,7 @@ def _refused(walk: Fingerprinter, x: object) -> Hashable:
         return ById(x)
     fail(
         TypeError,
-        f"a function holds {shown(x)} ({kind_of(x)}), which gives different values "
+        f"a function holds {short_repr(x)} ({kind_of(x)}), which gives different values "
         "each time it is read",
         "make it a list or tuple, or pass its values as an argument.",
     )

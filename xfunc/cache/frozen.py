@@ -25,7 +25,7 @@ from xfunc.cache import snapshots
 from xfunc.cache.fingerprint import Fingerprinter, consists_of_attributes
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Part, Wrapper
-from xfunc.errors import report
+from xfunc.errors import format_error
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def as_it_was(fun: Callable[..., T]) -> Callable[..., T]:
 
 def _refuse(name: str, error: Exception, *_: object, **__: object) -> NoReturn:
     raise RuntimeError(
-        report(
+        format_error(
             f"what {name} holds has changed since its program was made, and cannot be copied "
             f"({type(error).__name__}: {error})",
             "make new objects instead of changing them, or pass them as arguments.",

@@ -32,7 +32,7 @@ from xfunc.cache.mutation_guard import MutationGuard
 from xfunc.cache.snapshots import can_change
 from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Bundle, Wrapper
-from xfunc.errors import report
+from xfunc.errors import format_error
 from xfunc.torchlib import functorch
 from xfunc.torchlib.storageless import is_without_memory
 
@@ -124,7 +124,7 @@ def _walked(fun: object, walk: Fingerprinter) -> tuple[Hashable, list[torch.Tens
         return walk.value(fun), walk.tensors
     except RecursionError:
         raise ValueError(
-            report(
+            format_error(
                 f"{function_name(fun)} holds a structure that is nested too deep to compare",
                 "pass the data as an argument, or flatten it.",
             )

@@ -25,7 +25,7 @@ from xfunc.backends.pjrt import printer
 from xfunc.core.archive import SUMS, check_names, packed, unpacked
 from xfunc.core.avals import Aval
 from xfunc.core.structures import encode
-from xfunc.errors import UnsupportedOpError, fail, report, shown
+from xfunc.errors import UnsupportedOpError, fail, format_error, short_repr
 from xfunc.export.loaded import Exported, write_avals
 from xfunc.hlo import InvalidHloError
 from xfunc.trace import portable
@@ -94,7 +94,7 @@ def serialize(lowered: object) -> bytes:
     if write is _parts and not hasattr(lowered, "traced"):
         fail(
             TypeError,
-            f"xf.export.serialize was given {shown(lowered)}, which is not a lowered function",
+            f"xf.export.serialize was given {short_repr(lowered)}, which is not a lowered function",
             "lower it for the shapes of its arguments: xf.jit(f).lower(x).",
         )
     return packed(write(lowered))
@@ -205,7 +205,7 @@ def deserialize(data: bytes) -> Exported:
 
 def _refusal(why: str) -> ValueError:
     return ValueError(
-        report(
+        format_error(
             f"these bytes are not a program exported by xfunc: {why}",
             "read the whole file, in binary mode, that xf.export.serialize made.",
         )

@@ -19,7 +19,7 @@ from xfunc.core.avals import NUMBERS, Aval, ShapeDtypeStruct, array_of, dtype_of
 from xfunc.core.matcher import matcher
 from xfunc.core.structures import decode
 from xfunc.core.types import Shaped, Sharding
-from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, instead_of, kind_of, shown
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, hint_for, kind_of, short_repr
 from xfunc.graph import build
 from xfunc.graph.graph import Graph
 from xfunc.hlo import InvalidHloError, Module, Shape, verify
@@ -268,8 +268,9 @@ class Exported:
         if type(x) not in NUMBERS:
             fail(
                 TypeError,
-                f"{self.name}, which was exported, was given {shown(x)} ({kind_of(x)}) as {label}",
-                self._without_static(instead_of(x)),
+                f"{self.name}, which was exported, was given {short_repr(x)} "
+                f"({kind_of(x)}) as {label}",
+                self._without_static(hint_for(x)),
             )
         if type(x) is int and not -(2**63) <= x < 2**63:
             fail(

@@ -16,7 +16,7 @@ import torch
 from xfunc.backends import active
 from xfunc.backends.pjrt import client
 from xfunc.core.avals import Aval, aval_of
-from xfunc.errors import CompileError, UnsupportedOpError, fail, report
+from xfunc.errors import CompileError, UnsupportedOpError, fail, format_error
 from xfunc.hlo import Module
 from xfunc.hlo.edit import renumber
 from xfunc.program.bind import bind
@@ -141,7 +141,7 @@ def _lowered(
     except Exception as error:
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         text = f"JAX could not lower {name} for the platform {platform!r}; it said: {said}"
-        raise CompileError(report(text, "fix the function or its arguments.")) from error
+        raise CompileError(format_error(text, "fix the function or its arguments.")) from error
     found = [Aval(tuple(x.shape), getattr(torch, str(x.dtype))) for x in lowered.out_info]
     return HloProgram.of(name, _as_ours(hlo), given, found)
 

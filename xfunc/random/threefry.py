@@ -26,7 +26,7 @@ import torch
 
 from xfunc.backends.devices import to_device
 from xfunc.core.avals import short
-from xfunc.errors import fail, kind_of, shown
+from xfunc.errors import fail, kind_of, short_repr
 from xfunc.random.checks import INTEGERS, Shape, Tensor, as_key, as_shape
 from xfunc.torchlib.eager import is_eager
 from xfunc.trace import tracing
@@ -163,7 +163,7 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
         if not hasattr(data, "__index__"):
             fail(
                 TypeError,
-                f"fold_in was given {shown(data)} ({kind_of(data)}) as data",
+                f"fold_in was given {short_repr(data)} ({kind_of(data)}) as data",
                 "pass an integer, such as the number of a step; a string has one, too: "
                 "zlib.crc32(name.encode()).",
             )

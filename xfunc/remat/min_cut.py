@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from xfunc.errors import fail, report, shown
+from xfunc.errors import fail, format_error, short_repr
 from xfunc.graph import opcodes
 from xfunc.graph.graph import Holding
 from xfunc.graph.node import Node as Value
@@ -46,7 +46,7 @@ class MinCut(GraphPolicy):
             steps = f" ({graph.steps} steps of {error.minimum_bytes})" if graph.steps > 1 else ""
             least = error.minimum_bytes * graph.steps
             raise ValueError(
-                report(
+                format_error(
                     f"min_cut was given a budget of {self.budget_bytes} bytes, but values that "
                     f"cannot be recomputed take at least {least}{steps}",
                     f"give budget_bytes={least} or more, or none.",
@@ -73,7 +73,7 @@ def min_cut(budget_bytes: int | None = None) -> MinCut:
     if budget_bytes is not None and (not is_number or budget_bytes < 0):
         fail(
             ValueError,
-            f"min_cut was given budget_bytes={shown(budget_bytes)}",
+            f"min_cut was given budget_bytes={short_repr(budget_bytes)}",
             "give a whole number of bytes, such as 2**30, or none.",
         )
     return MinCut(budget_bytes)

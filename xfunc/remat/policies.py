@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 from xfunc.graph.node import Node
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def check_policy(policy: object, label: str) -> None:
     if policy is not None and not callable(policy) and not isinstance(policy, GraphPolicy):
         fail(
             TypeError,
-            f"{label} was given {shown(policy)}",
+            f"{label} was given {short_repr(policy)}",
             "give a function of a node, such as xf.checkpoint_policies.dots_saveable, or None.",
         )
 

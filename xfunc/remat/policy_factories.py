@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 from xfunc.graph.node import Node
 from xfunc.remat.names import names_of
 from xfunc.remat.policies import Answer, Offload, Policy, dots_with_no_batch_dims_saveable
@@ -107,7 +107,7 @@ def save_from_both_policies(policy_1: Policy, policy_2: Policy) -> Policy:
         if not callable(policy):
             fail(
                 TypeError,
-                f"save_from_both_policies was given {shown(policy)}",
+                f"save_from_both_policies was given {short_repr(policy)}",
                 "give two functions of an HLO instruction.",
             )
     return _Both(policy_1, policy_2)
@@ -183,7 +183,7 @@ def _offload(src: str, dst: str) -> Offload:
     if (src, dst) != ("device", "pinned_host"):
         fail(
             ValueError,
-            f"values cannot be offloaded from {shown(src)} to {shown(dst)}",
+            f"values cannot be offloaded from {short_repr(src)} to {short_repr(dst)}",
             "offload from 'device' to 'pinned_host'.",
         )
     return Offload(src, dst)
@@ -195,7 +195,7 @@ def _names(names: Iterable[str], function: str) -> frozenset[str]:
         if not isinstance(n, str):
             fail(
                 TypeError,
-                f"{function} was given {shown(n)} as a name",
+                f"{function} was given {short_repr(n)} as a name",
                 "give the strings that xf.checkpoint_name was given.",
             )
     return frozenset(found)

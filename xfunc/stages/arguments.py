@@ -11,7 +11,7 @@ import torch
 from xfunc import tree
 from xfunc.backends import active
 from xfunc.core.avals import NUMBERS, Aval, AvalKey, ShapeDtypeStruct, aval_of, dtype_of
-from xfunc.errors import fail, instead_of, kind_of, shown
+from xfunc.errors import fail, hint_for, kind_of, short_repr
 from xfunc.stages.checks import no_result
 from xfunc.torchlib import values
 from xfunc.torchlib.arrays import from_numpy
@@ -70,8 +70,8 @@ def prepare(
             label = staged.labels(structure)[i]
             fail(
                 TypeError,
-                f"{staged.name} was given {shown(x)} ({kind_of(x)}) as {label}",
-                instead_of(x, label, tracing.static_option([label])),
+                f"{staged.name} was given {short_repr(x)} ({kind_of(x)}) as {label}",
+                hint_for(x, label, tracing.static_option([label])),
             )
         else:
             fixed.append((i, x))

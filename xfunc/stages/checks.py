@@ -14,7 +14,7 @@ from xfunc.core.avals import NUMBERS, ShapeDtypeStruct, dtype_of, short
 from xfunc.core.locations import described
 from xfunc.core.paths import Labels
 from xfunc.core.types import Shaped
-from xfunc.errors import TreeMismatchError, fail, instead_of, kind_of, shown
+from xfunc.errors import TreeMismatchError, fail, hint_for, kind_of, short_repr
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import recorder, tracing
 from xfunc.trace.literals import literal
@@ -27,7 +27,7 @@ Fun = tree.Function
 def check_callable(fun: object, name: str, usage: str) -> None:
     """Raise unless the first argument of a transform is callable; `usage` shows a call."""
     if not callable(fun):
-        what = short(fun) if isinstance(fun, Tensor) else f"{shown(fun)} ({kind_of(fun)})"
+        what = short(fun) if isinstance(fun, Tensor) else f"{short_repr(fun)} ({kind_of(fun)})"
         fail(
             TypeError,
             f"{name} was given {what} as its function, which is not callable",
@@ -82,7 +82,7 @@ def no_result(name: str, leaf: object, path: str) -> NoReturn:
     """Raise: the result of a user's function has a leaf that is no array."""
     fail(
         TypeError,
-        f"{name} returned {shown(leaf)} ({kind_of(leaf)}) at {path}",
+        f"{name} returned {short_repr(leaf)} ({kind_of(leaf)}) at {path}",
         "return tensors, numbers or None, in any tree of tuples, lists, dicts and registered "
         "classes.",
     )
@@ -95,8 +95,8 @@ def arrays(leaves: Sequence[object], name: str, labels: Sequence[str]) -> list[T
         if not isinstance(x, Tensor):
             fail(
                 TypeError,
-                f"{name} was given {shown(x)} ({kind_of(x)}) at {label}",
-                instead_of(x, label),
+                f"{name} was given {short_repr(x)} ({kind_of(x)}) at {label}",
+                hint_for(x, label),
             )
         result.append(x)
     return result
@@ -152,7 +152,7 @@ def check_floating(leaves: Sequence[object], labels: Sequence[str], name: str) -
     for i, x in enumerate(leaves):
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
             label = labels[i]
-            what, hint = f"{shown(x)} ({kind_of(x)})", instead_of(x, label)
+            what, hint = f"{short_repr(x)} ({kind_of(x)})", hint_for(x, label)
             if isinstance(x, Tensor):
                 what, hint = short(x), "convert it with .float(), or choose other argnums."
             fail(
@@ -261,7 +261,7 @@ def check_same(
     else:
         pairs = zip(tree.leaves_with_path(got), tree.leaves(want), strict=True)
         lines = [
-            f"  {root}{path}: {short(g) if _is_array(g) else shown(g)} instead of {short(w)}"
+            f"  {root}{path}: {short(g) if _is_array(g) else short_repr(g)} instead of {short(w)}"
             for (path, g), w in pairs
             if not _is_array(g) or tuple(g.shape) != tuple(w.shape) or g.dtype != w.dtype
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn, TypeAlias, cast
 
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 
 Option: TypeAlias = str | bool | int | float
 CompilerOptions: TypeAlias = tuple[tuple[str, Option], ...]
@@ -21,7 +21,7 @@ def compiler_options(given: object, function: str) -> CompilerOptions:
     if not isinstance(given, dict):
         fail(
             ValueError,
-            f"{function}: compiler_options is {shown(given)}",
+            f"{function}: compiler_options is {short_repr(given)}",
             "give a dict of options by name.",
         )
     options: list[tuple[str, Option]] = []
@@ -29,7 +29,7 @@ def compiler_options(given: object, function: str) -> CompilerOptions:
         if not isinstance(name, str) or not isinstance(value, (str, bool, int, float)):
             fail(
                 ValueError,
-                f"{function}: compiler_options has {shown(name)}: {shown(value)}",
+                f"{function}: compiler_options has {short_repr(name)}: {short_repr(value)}",
                 "give options by name, as strings, numbers or booleans.",
             )
         options.append((name, value))

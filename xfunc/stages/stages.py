@@ -12,7 +12,7 @@ from xfunc.backends.pjrt import printer
 from xfunc.backends.placement import known_sharding, placement_of_tensor
 from xfunc.core.avals import Aval
 from xfunc.core.types import Sharding
-from xfunc.errors import ShardingError, fail, shown
+from xfunc.errors import ShardingError, fail, short_repr
 from xfunc.hlo import Module
 from xfunc.hlo.spmd.tiles import HloSharding
 from xfunc.stages import compiled
@@ -209,7 +209,7 @@ def _sharding(x: torch.Tensor | Aval, given: object, what: str) -> Sharding | No
             return wanted
         fail(
             ShardingError,
-            f"the sharding of {what} is {shown(wanted)}",
+            f"the sharding of {what} is {short_repr(wanted)}",
             "give a ShapeDtypeStruct a NamedSharding.",
         )
     return known_sharding(x) if isinstance(x, torch.Tensor) else None

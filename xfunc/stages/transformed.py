@@ -17,7 +17,7 @@ import torch
 from xfunc import tree
 from xfunc.core.locations import function_name, place_of
 from xfunc.core.wrappers import Wrapper
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 from xfunc.stages import fast_path
 from xfunc.stages.staging import Staged, run_staged
 from xfunc.stages.traceback_filter import hide_library_frames
@@ -67,7 +67,7 @@ class Transform(Wrapper, Generic[P, R]):
         if not callable(fun):
             fail(
                 TypeError,
-                f"{name} was given {shown(fun)}, which is not callable",
+                f"{name} was given {short_repr(fun)}, which is not callable",
                 f"pass a function: {name}(f)(x) rather than {name}(f(x)).",
             )
         self.fun, self.options, self._kind_name = fun, options, name

@@ -10,7 +10,7 @@ import optree
 
 from xfunc import tree
 from xfunc.core.avals import SymbolicSize
-from xfunc.errors import ShapeError, TreeMismatchError, fail, shown
+from xfunc.errors import ShapeError, TreeMismatchError, fail, short_repr
 from xfunc.symbolic.dim import Expression, merged, size_of
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
 from xfunc.symbolic.shape_domain import Range, ShapeDomain
@@ -182,7 +182,8 @@ def declare(
         if unknown:
             fail(
                 TreeMismatchError,
-                f"dynamic_shapes of {function} names {shown(min(unknown))}, which was not given",
+                f"dynamic_shapes of {function} names {short_repr(min(unknown))}, "
+                "which was not given",
                 f"name arguments: {', '.join([*names[: len(args)], *kwargs])}.",
             )
         parts = [spec.get(n) for n in [*names, *[""] * len(args)][: len(args)]]
@@ -244,7 +245,7 @@ def _as_dims(spec: PyTree, x: object, where: str) -> Written:
     if not good:
         fail(
             TreeMismatchError,
-            f"{where} is {shown(spec)}, for an array",
+            f"{where} is {short_repr(spec)}, for an array",
             "give None, or a tuple with a Dim, a number or None for each dimension.",
         )
     return tuple(spec)
@@ -259,14 +260,14 @@ def _parts(spec: object, entries: Sequence[object], where: str) -> dict[object, 
     else:
         fail(
             TreeMismatchError,
-            f"{where} is {shown(spec)}, for a tree with entries {entries}",
+            f"{where} is {short_repr(spec)}, for a tree with entries {entries}",
             "make dynamic_shapes a tree prefix of the arguments.",
         )
     unknown = [k for k in given if k not in entries]
     if unknown:
         fail(
             TreeMismatchError,
-            f"{where} has {shown(unknown[0])}, which is not one of {entries}",
+            f"{where} has {short_repr(unknown[0])}, which is not one of {entries}",
             "make dynamic_shapes a tree prefix of the arguments.",
         )
     return {e: given.get(e) for e in entries}

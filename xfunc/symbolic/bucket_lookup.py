@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from xfunc.errors import ShapeError, fail, shown
+from xfunc.errors import ShapeError, fail, short_repr
 from xfunc.symbolic.auto import Auto, power_of_2
 from xfunc.symbolic.dim import Dim
 from xfunc.symbolic.shape_domain import Range, ShapeDomain
@@ -35,7 +35,7 @@ class Rungs:
         if not good or not all(type(n) is int and n > 0 for n in sizes):
             fail(
                 ValueError,
-                f"buckets of {self._function} are {shown(sizes)}",
+                f"buckets of {self._function} are {short_repr(sizes)}",
                 'give a list of sizes, "auto", or a dict with either for each Dim.',
             )
         return tuple(sorted(set(sizes)))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 
 Sizes = tuple[int, ...]
 """A size for each symbol."""
@@ -70,10 +70,10 @@ def buckets(
     planned = len(points) if calls is None else calls
     for name, value in (("n", n), ("multiple_of", multiple_of), ("calls", planned)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            problem = f"buckets was given {name}={shown(value)}"
+            problem = f"buckets was given {name}={short_repr(value)}"
             fail(ValueError, problem, "give a positive whole number.")
     if not isinstance(compile_cost, (int, float)) or not compile_cost >= 0:
-        problem = f"buckets was given compile_cost={shown(compile_cost)}"
+        problem = f"buckets was given compile_cost={short_repr(compile_cost)}"
         fail(ValueError, problem, "give a number in the unit of `cost`, such as FLOPs.")
     counts: Counter[Sizes] = Counter()
     for sizes, times in Counter(points).items():
@@ -267,7 +267,7 @@ def _points(lengths: Iterable[Any]) -> tuple[list[Sizes], bool]:
     if isinstance(lengths, (torch.Tensor, np.ndarray)):
         lengths = lengths.tolist()
     if not isinstance(lengths, Iterable) or isinstance(lengths, str):
-        fail(ValueError, f"buckets was given lengths={shown(lengths)}", hint)
+        fail(ValueError, f"buckets was given lengths={short_repr(lengths)}", hint)
     found = list(lengths)
     if not found:
         fail(ValueError, "buckets was given no lengths", hint)
@@ -275,10 +275,10 @@ def _points(lengths: Iterable[Any]) -> tuple[list[Sizes], bool]:
     points = [(x,) if plain else x for x in found]
     for p in points:
         if not isinstance(p, (tuple, list)) or len(p) != len(points[0]) or not p:
-            fail(ValueError, f"buckets was given {shown(p)} among tuples of sizes", hint)
+            fail(ValueError, f"buckets was given {short_repr(p)} among tuples of sizes", hint)
         for s in p:
             if not _is_size(s):
-                fail(ValueError, f"buckets was given {shown(s)} as a size", hint)
+                fail(ValueError, f"buckets was given {short_repr(s)} as a size", hint)
     return [tuple(int(s) for s in p) for p in points], plain
 
 

@@ -15,7 +15,7 @@ from xfunc.backends.lock import lock, turn
 from xfunc.core import ambient
 from xfunc.core.ambient import Override
 from xfunc.core.avals import ShapeDtypeStruct
-from xfunc.errors import OutOfMemoryError, fail, shown
+from xfunc.errors import OutOfMemoryError, fail, short_repr
 from xfunc.hlo import Module
 from xfunc.hlo.estimate import liveness
 from xfunc.hlo.spmd.shard import per_chip
@@ -35,7 +35,7 @@ def check(limit: object, name: str) -> None:
     """Raise unless it is a number of bytes, or None."""
     if limit is None or (isinstance(limit, int) and not isinstance(limit, bool) and limit > 0):
         return
-    problem = f"{name} was given memory_limit={shown(limit)}"
+    problem = f"{name} was given memory_limit={short_repr(limit)}"
     fail(ValueError, problem, "give a positive whole number of bytes, such as 14 * 2**30.")
 
 

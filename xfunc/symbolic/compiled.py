@@ -12,7 +12,7 @@ from xfunc import export, tree
 from xfunc.backends.analysis import MemoryAnalysis
 from xfunc.backends.lock import lock
 from xfunc.backends.placement import as_argument
-from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, shown
+from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, short_repr
 from xfunc.program.bind import ad_depth
 from xfunc.stages.arguments import arguments_of, avals_of, prepare
 from xfunc.stages.compiled import Compiled, Running
@@ -137,7 +137,8 @@ class CompiledRange:
             args, kwargs = tree.unflatten(lowered.in_tree, [str(a) for a in lowered.in_avals])
             fail(
                 TreeMismatchError,
-                f"{lowered.name} was compiled for other arguments: {shown(args)} {shown(kwargs)}",
+                f"{lowered.name} was compiled for other arguments: "
+                f"{short_repr(args)} {short_repr(kwargs)}",
                 "call the jitted function itself, which compiles for each kind of arguments.",
             )
         tensors = [x for x in given if isinstance(x, torch.Tensor)]

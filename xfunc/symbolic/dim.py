@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any, NoReturn
 
 from xfunc.core.avals import SymbolicSize
-from xfunc.errors import fail, shown
+from xfunc.errors import fail, short_repr
 from xfunc.symbolic.polynomial import Polynomial, Size, as_polynomial
 from xfunc.symbolic.shape_domain import Range, ShapeDomain
 from xfunc.symbolic.solve import is_whole
@@ -41,7 +41,9 @@ class Expression(SymbolicSize):
 
     def __floordiv__(self, k: int) -> Expression:
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            fail(TypeError, f"{self} is divided by {shown(k)}", "divide by a positive integer.")
+            fail(
+                TypeError, f"{self} is divided by {short_repr(k)}", "divide by a positive integer."
+            )
         found = self.polynomial * Fraction(1, k)
         if not is_whole(found, ShapeDomain(self.ranges)):
             names = ", ".join(found.symbols)
@@ -55,11 +57,15 @@ class Expression(SymbolicSize):
 
     def __pow__(self, k: int) -> Expression:
         if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-            fail(TypeError, f"{self} is raised to {shown(k)}", "give a positive integer.")
+            fail(TypeError, f"{self} is raised to {short_repr(k)}", "give a positive integer.")
         return Expression(self.polynomial**k, self.ranges)
 
     def __truediv__(self, other: object) -> NoReturn:
-        fail(TypeError, f"{self} is divided by {shown(other)} with /", "sizes are whole: use //.")
+        fail(
+            TypeError,
+            f"{self} is divided by {short_repr(other)} with /",
+            "sizes are whole: use //.",
+        )
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -122,7 +128,7 @@ class Dim(Expression):
         if not isinstance(name, str) or not name.isidentifier():
             fail(
                 ValueError,
-                f"a Dim was given the name {shown(name)}",
+                f"a Dim was given the name {short_repr(name)}",
                 "give it a valid Python identifier.",
             )
         given = {"min": min, "max": max, "multiple_of": multiple_of}
@@ -130,7 +136,7 @@ class Dim(Expression):
             if n is None and what == "max":
                 continue
             if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-                problem = f"Dim({name!r}) was given {what}={shown(n)}"
+                problem = f"Dim({name!r}) was given {what}={short_repr(n)}"
                 fail(
                     ValueError, problem, "give a positive integer; empty arrays are not supported."
                 )

@@ -14,7 +14,7 @@ from xfunc.backends.devices import device_count
 from xfunc.backends.lock import lock, turn
 from xfunc.core import ambient
 from xfunc.core.avals import AvalKey
-from xfunc.errors import OutOfMemoryError, TreeMismatchError, fail, shown
+from xfunc.errors import OutOfMemoryError, TreeMismatchError, fail, short_repr
 from xfunc.hlo import Module
 from xfunc.program.bind import ad_depth
 from xfunc.stages.arguments import arguments_of, avals_of, prepare
@@ -65,7 +65,7 @@ class Dynamic:
         if not isinstance(spec, (tuple, list, dict)):
             fail(
                 TreeMismatchError,
-                f"dynamic_shapes of {staged.name} is {shown(spec)}",
+                f"dynamic_shapes of {staged.name} is {short_repr(spec)}",
                 "give a tuple with an entry for each positional argument, or a dict by name.",
             )
         self._staged, self._spec = staged, spec

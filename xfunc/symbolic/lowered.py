@@ -15,7 +15,7 @@ from xfunc import tree
 from xfunc.backends.devices import device_count
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, ShapeDtypeStruct, SymbolicSize
-from xfunc.errors import ShapeError, fail, shown
+from xfunc.errors import ShapeError, fail, short_repr
 from xfunc.hlo import Module
 from xfunc.stages.arguments import arguments_of
 from xfunc.stages.options import Options
@@ -200,7 +200,7 @@ class LoweredRange:
             if name not in ranges or not isinstance(n, int) or isinstance(n, bool):
                 fail(
                     ValueError,
-                    f"{self.name} was asked for its program at {name}={shown(n)}",
+                    f"{self.name} was asked for its program at {name}={short_repr(n)}",
                     f"give a number for some of {', '.join(ranges)}.",
                 )
             if n not in ranges[name]:

@@ -42,10 +42,8 @@ class Plan:
     that takes about as many traces as three sizes by themselves.
 
     Attributes:
-        name: of the candidate.
+        name: the candidate's name.
         override: replaces all other policies while the function is traced and called.
-        reorder_above: bytes; a program that exceeds them only because of XLA's order of its steps
-            gets another. None: XLA's is kept.
         why_one_by_one: the reason for analysing each size separately, or None.
     """
 
@@ -56,8 +54,9 @@ class Plan:
         trace: Trace,
         box: ShapeDomain,
         chip: str,
-        reorder_above: int | None = None,
+        reorder_above: int | None = None,  # bytes
     ):
+        # A program that needs more only because of XLA's order of its steps gets another order.
         if reorder_above is not None:
             override = override or Override(None)
             override.recompiled = functools.partial(self._in_better_order, reorder_above)

@@ -24,7 +24,7 @@ from xfunc.backends.devices import device_count
 from xfunc.core import ambient
 from xfunc.core.ambient import Override
 from xfunc.core.sizes import size
-from xfunc.errors import OutOfMemoryError, report
+from xfunc.errors import OutOfMemoryError, format_error
 from xfunc.hlo.estimate.cost import CHIPS
 from xfunc.remat.offloaded import Offloaded
 from xfunc.remat.policies import Policy
@@ -226,7 +226,9 @@ class Plans:
         )
         smaller = "".join(self._reach(least, env, name) for name in self.box.ranges)
         raise OutOfMemoryError(
-            report(problem, f"give memory_limit={needed} or more{smaller}."), needed, self.limit
+            format_error(problem, f"give memory_limit={needed} or more{smaller}."),
+            needed,
+            self.limit,
         )
 
     def _reach(self, plan: Plan, env: Env, symbol: str) -> str:

@@ -10,7 +10,7 @@ import importlib
 import sys
 from typing import NoReturn
 
-from xfunc.errors import report
+from xfunc.errors import format_error
 
 _PAGE = "the page 'Coming from JAX' has a table of names"
 _TORCH = f"arrays are torch tensors, and {{}} is torch: {{}}; {_PAGE}."
@@ -253,6 +253,6 @@ def install() -> None:
 def _missing(module: str, name: str) -> NoReturn:
     short = module.replace("xfunc", "xf", 1)
     if (hint := TABLE[module].get(name)) is not None:
-        raise AttributeError(report(f"{short} has no {name}, which is JAX's name", hint))
+        raise AttributeError(format_error(f"{short} has no {name}, which is JAX's name", hint))
     problem = f"module {module!r} has no attribute {name!r}"
     raise AttributeError(problem, name=name, obj=sys.modules[module])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xfunc.errors import fail, report, shown
+from xfunc.errors import fail, format_error, short_repr
 from xfunc.hlo.estimate.liveness import Peak
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ def save(found: MemoryReport, path: str | os.PathLike[str]) -> None:
     except ImportError as error:
         problem = "save_picture draws with matplotlib, which is not installed"
         hint = "pip install matplotlib."
-        raise ImportError(report(problem, hint)) from error
+        raise ImportError(format_error(problem, hint)) from error
     if not os.fspath(path).endswith(".png"):
-        problem = f"save_picture was given {shown(path)}"
+        problem = f"save_picture was given {short_repr(path)}"
         fail(ValueError, problem, "give a name that ends in .png.")
     peaks = [r.peak_per_chip or r.peak for r in found.rows]
     stacks = [_by_line(p) for p in peaks]

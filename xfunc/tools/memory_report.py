@@ -21,7 +21,7 @@ from xfunc.core.avals import Aval, short
 from xfunc.core.locations import function_name
 from xfunc.core.sizes import size
 from xfunc.core.wrappers import Part
-from xfunc.errors import fail, kind_of, shown
+from xfunc.errors import fail, kind_of, short_repr
 from xfunc.hlo import Module
 from xfunc.hlo.estimate.cost import cost
 from xfunc.hlo.estimate.liveness import Held, Peak, peak
@@ -146,7 +146,7 @@ def memory_report(f: Callable[..., object], *args: object, policies: object = No
     """
     chosen = _named(policies)
     if not callable(f):
-        problem = f"memory_report was given {shown(f)}, which is not callable"
+        problem = f"memory_report was given {short_repr(f)}, which is not callable"
         hint = "pass the function, then its arguments: memory_report(loss, params, batch)."
         fail(TypeError, problem, hint)
     f = without_options(f)
@@ -173,7 +173,7 @@ def _named(policies: object) -> dict[str, Policy]:
         result = {"policies": policies}
     for name, policy in result.items():
         if not isinstance(name, str) or not callable(policy) or policy is policies:
-            problem = f"memory_report was given {shown(policy)} as policy {shown(name)}"
+            problem = f"memory_report was given {short_repr(policy)} as policy {short_repr(name)}"
             hint = (
                 "give a dictionary or a list of policies, such as "
                 "[xf.checkpoint_policies.dots_saveable]."

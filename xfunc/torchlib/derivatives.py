@@ -14,7 +14,7 @@ import torch
 
 from xfunc.core import device
 from xfunc.core.locations import Location, user_location
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, format_error
 from xfunc.torchlib import functorch
 from xfunc.torchlib.values import is_tracked, tensors_in
 
@@ -55,7 +55,7 @@ def check_derivative(
 def no_derivative(operation: str, name: str, at: Location | None) -> UnsupportedOpError:
     """The error for a derivative that torch would take to be zero."""
     return UnsupportedOpError(
-        report(
+        format_error(
             f"{operation} has no derivative, and its arguments are being differentiated",
             "give it one (xf.custom_vjp, xf.custom_jvp, torch.library.register_autograd), or pass "
             "it x.detach(), whose derivative is zero.",

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from xfunc.core.avals import short
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, format_error
 from xfunc.torchlib.torch_functions import Kind, kind_of, operation_name
 from xfunc.torchlib.values import FLOAT8, tensors_in
 
@@ -49,7 +49,7 @@ def check(
         return
     what = f"of {short(tensor)}" if tensor is not None else f"in {dtype}"
     raise UnsupportedOpError(
-        report(
+        format_error(
             f"{operation_name(func)} {what} is not supported: numbers of 8 bits are only "
             "converted, moved, compared and multiplied as matrices",
             "convert to float32 first, x.float(); products are "

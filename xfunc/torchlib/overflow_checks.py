@@ -15,7 +15,7 @@ import torch
 
 from xfunc.core import torch_versions
 from xfunc.core.avals import short
-from xfunc.errors import UnsupportedOpError, fail, report
+from xfunc.errors import UnsupportedOpError, fail, format_error
 from xfunc.rules.operands import result_type
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import FLOAT8, tensors_in
@@ -335,7 +335,7 @@ def _check_dtypes(func: Call, args: Sequence[object], kwargs: Mapping[str, objec
             func(*map(like, args), **{k: like(v) for k, v in kwargs.items() if k != "out"})
         except (RuntimeError, IndexError) as error:  # of other sizes, indices or matrices, too
             if any(words in str(error) for words in _ABOUT_DTYPES):
-                error.add_note(report(f"raised by {operation_name(func)}", _CONVERT))
+                error.add_note(format_error(f"raised by {operation_name(func)}", _CONVERT))
                 raise
 
 

@@ -16,7 +16,7 @@ from torch._C import _functorch
 
 from xfunc.core import ambient, device
 from xfunc.core.avals import short
-from xfunc.errors import UnsupportedOpError, fail, report
+from xfunc.errors import UnsupportedOpError, fail, format_error
 from xfunc.torchlib import functorch
 
 _PYTHON: Any = torch._C.DispatchKey.Python
@@ -61,7 +61,7 @@ def with_memory(x: torch.Tensor) -> torch.Tensor:
         found = why_no_data(x)
         if found is not None:
             problem = f"a tensor that a program takes ({short(x)}) cannot be used: {found[0]}"
-            raise UnsupportedOpError(report(problem, found[1]))
+            raise UnsupportedOpError(format_error(problem, found[1]))
         x = functorch.innermost(x)
         return x.clone() if x._is_zerotensor() else x
 

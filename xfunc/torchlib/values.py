@@ -11,7 +11,7 @@ import torch
 from xfunc.core import device
 from xfunc.core.avals import short
 from xfunc.core.types import Shaped
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, format_error
 from xfunc.torchlib import functorch, storageless
 
 FLOAT8 = frozenset((torch.float8_e4m3fn, torch.float8_e5m2))
@@ -94,7 +94,7 @@ def _not_an_array(problem: str, name: str | None) -> UnsupportedOpError:
 
 
 def _refused(problem: str, name: str | None, hint: str) -> UnsupportedOpError:
-    return UnsupportedOpError(report(problem, hint, function=name))
+    return UnsupportedOpError(format_error(problem, hint, function=name))
 
 
 def tensors_in(args: Sequence[object], kwargs: Mapping[str, object]) -> Iterator[torch.Tensor]:

@@ -12,7 +12,13 @@ import torch
 
 from xfunc.core.avals import short
 from xfunc.core.locations import Location, in_user_code, raised_at
-from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError, XfuncError, report
+from xfunc.errors import (
+    ConcretizationError,
+    PurityError,
+    UnsupportedOpError,
+    XfuncError,
+    format_error,
+)
 from xfunc.graph.node import NoSuchTypeError
 from xfunc.torchlib import functorch, global_flags, torch_functions
 from xfunc.torchlib.derivatives import no_derivative
@@ -161,16 +167,16 @@ def refusal_of(
         return None
     for says, (problem, hint) in (_FUNCTION_RULES | _CHANGES | _WITHOUT_DATA).items():
         if says in message:
-            return UnsupportedOpError(report(problem, hint, function=name, at=at))
+            return UnsupportedOpError(format_error(problem, hint, function=name, at=at))
     for pattern, lacks, hint in _OPERATION_RULES:
         found = re.search(pattern, message)
         if found:
             what = f"{found[1].removeprefix('aten::')} has {lacks}"
-            return UnsupportedOpError(report(what, hint, function=name, at=at))
+            return UnsupportedOpError(format_error(what, hint, function=name, at=at))
     if any(says in message for says in _READS_IN_VMAP):
         what = "the code" if func is None else operation_name(func)
         return ConcretizationError(
-            report(
+            format_error(
                 f"{what} reads batched values to make a choice, a number or a shape, but a "
                 "traced value has no data",
                 "compute with tensors (torch.where instead of `if`, or of x[mask]), or pass what "
@@ -182,7 +188,7 @@ def refusal_of(
     if "would mutate a captured Tensor" in message or "a leaf Variable that requires" in message:
         what = "the code" if func is None else operation_name(func)
         return PurityError(
-            report(
+            format_error(
                 f"{what} changes in place an argument, or a tensor from outside the function",
                 "compute a new tensor and return it (x = x + 1 instead of x += 1).",
                 function=name,
@@ -192,7 +198,7 @@ def refusal_of(
     if isinstance(error, NoSuchTypeError):
         what = "the code" if func is None else operation_name(func)
         return UnsupportedOpError(
-            report(
+            format_error(
                 f"{what} makes complex numbers of float16 (torch.complex32), which XLA does not "
                 "support",
                 "convert to float32 first: x.float().",
@@ -205,7 +211,7 @@ def refusal_of(
     numbers = any(isinstance(x, torch.Tensor) and x.ndim == 0 for x in given)
     if func is not None and (numbers or torch_functions.reads_sizes(func)):
         return ConcretizationError(
-            report(
+            format_error(
                 f"{operation_name(func)} reads a traced value as a size, an index or a number, "
                 "but a traced value has no data",
                 f"pass {static}, or compute with tensors of fixed size.",
@@ -215,7 +221,7 @@ def refusal_of(
         )
     if func is None:
         return ConcretizationError(
-            report(
+            format_error(
                 "the code reads a traced value, but a traced value has no data",
                 "compute with tensors, or return the value and read it outside.",
                 function=name,
@@ -223,7 +229,7 @@ def refusal_of(
             )
         )
     return UnsupportedOpError(
-        report(
+        format_error(
             f"{operation_name(func)} has no lowering to XLA, or a result whose shape depends "
             "on data",
             "write it with other torch operations, or call it outside the traced function.",
@@ -261,22 +267,22 @@ def explain_usage(error: BaseException, name: str) -> None:
         hint = _ATTRIBUTES.get(error.name or "")
         if hint is not None:
             problem = f"{error.name} is an attribute of JAX's arrays, not of tensors"
-            error.add_note(report(problem, hint, function=name, at=raised_at(error)))
+            error.add_note(format_error(problem, hint, function=name, at=raised_at(error)))
     elif isinstance(error, TypeError) and "'jaxlib." in said:
         hint = "make a tensor of the array first: torch.from_dlpack(array)."
         problem = "an array of JAX stands beside a traced value"
-        error.add_note(report(problem, hint, function=name, at=raised_at(error)))
+        error.add_note(format_error(problem, hint, function=name, at=raised_at(error)))
     elif isinstance(error, TypeError) and _OF_ARRAYS.search(said):
         problem = "torch's operators take an array only on their right, and do not compare with one"
         hint = "make a tensor of the array: torch.from_numpy(array)."
-        error.add_note(report(problem, hint, function=name, at=raised_at(error)))
+        error.add_note(format_error(problem, hint, function=name, at=raised_at(error)))
     elif (
         isinstance(error, TypeError)
         and "torch." in said
         and ("jax" in said.lower() or _is_raised_in_jax(error))
     ):
         problem = "a function of JAX was given a traced value"
-        error.add_note(report(problem, OF_JAX, function=name, at=raised_at(error)))
+        error.add_note(format_error(problem, OF_JAX, function=name, at=raised_at(error)))
 
 
 _OF_ARRAYS = re.compile(
@@ -337,7 +343,7 @@ def explain(
     elif refusal is not error and type(refusal) in _OF_TORCH:
         error = type(refusal)(str(refusal))
     problem = f"raised by {operation_name(func)}({', '.join(shown)})"
-    error.add_note(report(problem, hint, function=name))
+    error.add_note(format_error(problem, hint, function=name))
     return error
 
 

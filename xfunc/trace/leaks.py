@@ -14,7 +14,7 @@ from xfunc.cache.identity import function_value
 from xfunc.core import device
 from xfunc.core.avals import short
 from xfunc.core.locations import Location, in_user_code, line_of
-from xfunc.errors import LeakError, report
+from xfunc.errors import LeakError, format_error
 from xfunc.torchlib import functorch, torch_functions
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import tensors_in
@@ -83,7 +83,7 @@ def empty(token: torch.Tensor, name: str) -> None:
         nothing = torch.empty(token.shape, dtype=token.dtype, device="meta")
         functorch.swap_contents(token, nothing)
     token.__class__ = StaleCapture
-    vars(token)["_xfunc_leak"] = report(
+    vars(token)["_xfunc_leak"] = format_error(
         "a traced value, kept by a cached function, was used outside its trace",
         "return the value from the function instead of storing it outside.",
         function=name,
@@ -206,7 +206,7 @@ class TracedValues:
             holder = ""
             if owner is not None and tensor is owner.tensor:
                 holder = f", held by {owner.description}"
-            text = report(
+            text = format_error(
                 f"a traced value, {what}, outlived its trace{holder}",
                 "return the value from the function instead of storing it outside: it stands for "
                 "an input of the next call, not for data.",

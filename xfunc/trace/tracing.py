@@ -135,6 +135,9 @@ def _in_traces(
     """Let ``run(plain, ...)`` take the place of a function of torch in threads that trace.
 
     Args:
+        module: the module of the function.
+        name: the function's name in it.
+        run: takes torch's function, then the arguments of a call.
         with_keys: also in threads that draw from keys.
     """
     plain = getattr(module, name)

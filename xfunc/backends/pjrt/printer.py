@@ -8,7 +8,7 @@ import importlib
 from typing import Any
 
 from xfunc.backends.pjrt import client
-from xfunc.errors import UnsupportedOpError, report
+from xfunc.errors import UnsupportedOpError, format_error
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.spmd.collectives import list_groups
@@ -35,7 +35,7 @@ def _stablehlo(module: Module) -> bytes:
         return mlir.hlo_to_stablehlo(module.to_bytes())
     except (RuntimeError, ValueError) as error:
         raise UnsupportedOpError(
-            report(
+            format_error(
                 f"{module.name} has no form in StableHLO: {str(error).splitlines()[0]}",
                 "rewrite the operation that it names.",
             )

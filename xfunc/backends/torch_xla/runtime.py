@@ -22,7 +22,7 @@ from xfunc.backends.flags import THREADS_PER_DEVICE, set_flags
 from xfunc.backends.lock import once
 from xfunc.backends.torch_xla.loading import load
 from xfunc.core.types import Shaped
-from xfunc.errors import fail, report
+from xfunc.errors import fail, format_error
 
 
 @once
@@ -66,7 +66,7 @@ def _keep_programs() -> None:
 
 
 def _without(error: ModuleNotFoundError) -> str:
-    return report(
+    return format_error(
         f"the backend 'torch_xla' needs torch_xla, which is not installed ({error})",
         "pip install torch==2.9.0 torch_xla==2.9.0, or unset XFUNC_BACKEND.",
     )

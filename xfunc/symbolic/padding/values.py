@@ -40,11 +40,10 @@ class PaddedValue:
         dims: the bucket's shape.
         sizes: the exact shape.
         layouts: where in each dimension the exact elements are; see NOTE [factors].
-        fills: by dimension, the value of all the padding along it, where known.
+        pad_values: by dimension, the value of all the padding along it, where known.
         const: the value of all elements, where known.
-        soft: like `pad_values`, but for lines along the dimension in which all elements are NaN;
-        see
-            NOTE [softmax].
+        nan_lines: like `pad_values`, but for lines along the dimension in which all elements are
+            NaN; see NOTE [softmax].
     """
 
     id: int
