@@ -276,10 +276,9 @@ def _check_sizes(
     dilation: Sequence[int],
     beyond: Sequence[int] | None,
 ) -> None:
-    """Raise where nothing is computed.
+    """Raise where a convolution computes nothing.
 
-    Args:
-        beyond: the output padding of a transposed convolution.
+    `beyond` is the output padding of a transposed one.
     """
     spans = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     edges = [2 * p for p in padding]
