@@ -29,7 +29,7 @@ def map_limit() -> int:
     return 0
 
 
-def _count() -> int:
+def count_maps() -> int:
     """How many the process has; 0 if that is not known."""
     with contextlib.suppress(OSError), open("/proc/self/maps") as file:
         return sum(1 for _ in file)
@@ -41,7 +41,7 @@ def check_maps(name: str, repair: str) -> None:
     _Compiles.uncounted -= 1
     if _Compiles.uncounted > 0 or not map_limit():
         return
-    used = _count()
+    used = count_maps()
     # Counting takes longer the more there are; near the limit it is done each time.
     _Compiles.uncounted = min(16, (map_limit() - used) // (20 * MAPS_OF_A_PROGRAM))
     if used > 0.95 * map_limit():

@@ -1,5 +1,6 @@
 """The memory maps of compiled programs, which are limited in number."""
 
+import gc
 import os
 
 import pytest
@@ -31,3 +32,21 @@ def test_memory_maps_exhausted_by_programs_is_refused(monkeypatch: pytest.Monkey
         compile_many()
     monkeypatch.undo()
     assert xf.jit(lambda x: x + 100)(vector()).shape == (3,)
+
+
+@pytest.mark.usefixtures("pjrt")
+def test_memory_maps_of_programs_are_freed() -> None:
+    """JAX 0.12 keeps the programs that it has lowered, for as long as it lives."""
+
+    def count() -> int:
+        xf.clear_caches()
+        gc.collect()
+        return memory_maps.count_maps()
+
+    xf.jit(lambda x: x.sin() + 1)(vector())
+    before = count()
+    for n in range(10):
+        xf.jit(lambda x, n=n: x.sin() * n @ torch.ones(3, 3))(vector())
+    during = memory_maps.count_maps()
+    assert during > before + 30
+    assert count() < before + 10

@@ -127,6 +127,7 @@ class Executable:
                         **only,
                     )
                     found = run.lower(*shapes).compile()
+                    _forget_lowered()
                     if place is not None:
                         self._sizes = _sizes(found)
                         executable_cache.keep(place, found, self._sizes)
@@ -239,6 +240,24 @@ def _program(call: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _shaped(aval: Aval, where: object = None) -> jax.ShapeDtypeStruct:
     dtype = client.numpy_dtype(aval.dtype)
     return client.jax().ShapeDtypeStruct(aval.shape, dtype, sharding=where)
+
+
+def _forget_lowered() -> None:
+    """Have JAX keep no program that is lowered longer than its function: JAX 0.12 does.
+
+    Its cache of what was simplified refers to the programs themselves by weak references, and to
+    the results, which are the same programs, by strong ones.
+    """
+    cache = _simplified()
+    if cache is not None:
+        cache.cache_clear()
+
+
+@functools.cache
+def _simplified() -> Any:
+    from jax._src.interpreters import pxla
+
+    return getattr(pxla, "_dce_jaxpr", None)
 
 
 def _exported(

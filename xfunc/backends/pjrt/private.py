@@ -52,6 +52,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 """Those of every release that is supported."""
 
 SOME: Mapping[str, str] = {
+    "jax._src.interpreters.pxla._dce_jaxpr": "keeps compiled programs, in JAX 0.12",
     "jaxlib._hlo.HloModule": "in newer releases; else in one of the next two",
     "jaxlib._jax.HloModule": "before",
     "jaxlib.xla_client._xla.HloModule": "earlier still",
