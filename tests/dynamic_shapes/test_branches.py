@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -126,4 +127,60 @@ def test_sizes_in_dynamic_shapes_are_numbers() -> None:
         x = torch.ones(b, n)
         torch.testing.assert_close(jitted(x).cpu(), f(x))
     assert all(a and r for a, _, r in found)  # type: ignore[misc, attr-defined]
+    assert "one program" in jitted.explain()
+
+
+@functools.partial(xf.jit, static_argnums=1)
+def _all_but_one(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x[: n - 1].sum() + n
+
+
+USES: dict[str, Function] = {
+    "length of scan": lambda x: xf.scan(lambda c, _: (c + 1, c), x[0], None, length=len(x) * 1)[1],
+    "length of scan, as read": lambda x: xf.scan(
+        lambda c, _: (c + 1, c), x[0], None, length=x.shape[0]
+    )[1],
+    "bound of fori_loop": lambda x: xf.fori_loop(0, x.shape[0], lambda i, c: c + x[i], x[0] * 0),
+    "bound of while_loop": lambda x: xf.while_loop(
+        lambda c: c[0] < x.shape[0], lambda c: (c[0] + 1, c[1] * 1.01), (0, x)
+    )[1],
+    "static argument": lambda x: _all_but_one(x, x.shape[0]),
+    "argument of a number": lambda x: xf.jit(lambda x, n: x * n)(x, x.shape[0]),
+    "index of at": lambda x: xf.at(x)[x.shape[0] - 1].set(5.0),
+    "shape of random numbers": lambda x: xf.random.uniform(xf.random.key(0), (x.shape[0], 2)).T * x,
+    "permutation": lambda x: xf.random.permutation(xf.random.key(0), x.shape[0]) * 1.0,
+    "axis_size of vmap": lambda x: xf.vmap(lambda i: x[i], axis_size=x.shape[0])(
+        torch.arange(x.shape[0])
+    ),
+    "number of segments": lambda x: xf.segment_sum(x, torch.arange(x.shape[0]), x.shape[0]),
+    "sizes of dynamic_slice": lambda x: xf.dynamic_slice(x, (0,), (x.shape[0] - 1,)),
+    "branch of cond": lambda x: xf.cond(x.sum() > x.shape[0], lambda x: x * 2, lambda x: x, x),
+    "result": lambda x: (x, x.shape[0], x.shape[0] / 2),
+    "keyword": lambda x: x.new_full(size=(x.shape[0],), fill_value=x.shape[0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", USES)
+def test_dynamic_shapes_size_as_a_number(name: str) -> None:
+    f = USES[name]
+    jitted = xf.jit(f, dynamic_shapes=((S,),), buckets=[32])
+    for n in (5, 9, 32, 2):
+        x = torch.linspace(0.5, 1.5, n)
+        torch.testing.assert_close(xf.device_get(jitted(x)), xf.device_get(xf.jit(f)(x)))
+    assert "bucket S<=32: 4 calls, one program" in jitted.explain(), jitted.explain()
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+def test_dynamic_shapes_rows_read_as_columns(k: int) -> None:
+    """The elements of ``[k, S]`` in rows of k: where k does not divide S, rows go over the ends."""
+
+    def f(x: torch.Tensor) -> Any:
+        rows = torch.stack([x * (j + 1) for j in range(k)])
+        wide = torch.stack([x, -x], 1).repeat(k, 1)
+        return rows.reshape(-1, k), rows.reshape(-1).view(-1, k).cumsum(0), wide.reshape(-1, k * 2)
+
+    jitted = xf.jit(f, dynamic_shapes=((S,),), buckets=[24])
+    for n in range(1, 25):
+        x = torch.linspace(1, 2, n)
+        torch.testing.assert_close(xf.device_get(jitted(x)), f(x))
     assert "one program" in jitted.explain()

@@ -164,7 +164,7 @@ def probing() -> Generator[None]:
 @contextlib.contextmanager
 def asking_sizes() -> Generator[None]:
     """Trace for other sizes, too: see NOTE [questions about sizes] in
-    `xfunc.trace.size_questions`.
+    `xfunc.core.size_questions`.
     """
     before = restore(_thread.ctx._replace(asks_sizes=True)).asks_sizes
     try:

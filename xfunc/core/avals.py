@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+from xfunc.core.size_questions import TRACKED_NUMBERS
 from xfunc.core.types import Shaped
 from xfunc.graph.node import ArrayType, array_type
 from xfunc.hlo import Shape
@@ -101,15 +102,15 @@ def short(x: Shaped) -> str:
     return f"{str(x.dtype).removeprefix('torch.')}[{','.join(str(d) for d in x.shape)}]"
 
 
-NUMBERS: frozenset[type[Any]] = frozenset((bool, int, float, complex))
+NUMBERS: frozenset[type[Any]] = frozenset((bool, int, float, complex, *TRACKED_NUMBERS))
 """The types of Python numbers among the dynamic arguments."""
 
 
 def dtype_of(number: type[Any]) -> torch.dtype:
     """The dtype of Python numbers of a type: as in torch, the default dtype for floating ones."""
-    if number is bool or number is int:
+    if issubclass(number, int):
         return torch.bool if number is bool else torch.int64
     default = torch.get_default_dtype()
-    if number is float:
+    if issubclass(number, float):
         return default
     return torch.complex128 if default is torch.float64 else torch.complex64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn, TypeGuard, cast
+from typing import NoReturn, SupportsInt, TypeGuard, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from xfunc import tree
 from xfunc.core.avals import NUMBERS, ShapeDtypeStruct, dtype_of, short
 from xfunc.core.locations import described
 from xfunc.core.paths import Labels
+from xfunc.core.size_questions import TRACKED_NUMBERS
 from xfunc.core.types import Shaped
 from xfunc.errors import TreeMismatchError, fail, hint_for, kind_of, short_repr
 from xfunc.torchlib.arrays import from_numpy
@@ -210,9 +211,9 @@ def is_sequence(x: object) -> TypeGuard[Sequence[PyTree]]:
     return isinstance(x, (tuple, list))
 
 
-def is_integer(x: object) -> TypeGuard[np.integer[Any]]:
-    """Whether something is a NumPy integer scalar."""
-    return isinstance(x, np.integer)
+def is_integer(x: object) -> TypeGuard[SupportsInt]:
+    """Whether something is an integer other than Python's own: NumPy's, or a tracked size."""
+    return isinstance(x, np.integer) or (type(x) in TRACKED_NUMBERS and isinstance(x, int))
 
 
 def is_pair(x: object) -> TypeGuard[tuple[PyTree, PyTree]]:

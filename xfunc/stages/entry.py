@@ -15,6 +15,7 @@ from xfunc.backends.placement import hand_on_mesh
 from xfunc.backends.protocol import Executable, Runtime
 from xfunc.core import ambient
 from xfunc.core.avals import Aval
+from xfunc.core.size_questions import NONE, Questions
 from xfunc.program.bind import bind
 from xfunc.program.call import Call
 from xfunc.program.program import TracedProgram
@@ -22,7 +23,6 @@ from xfunc.stages.compiler_options import CompilerOptions
 from xfunc.torchlib import functorch
 from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Effect
-from xfunc.trace.size_questions import NONE, Questions
 from xfunc.tree import PyTree
 
 

@@ -25,7 +25,7 @@ from xfunc.cache.changes import Changed
 from xfunc.cache.globals import Guards
 from xfunc.cache.key import Key
 from xfunc.cache.programs import LOG, FunctionCache
-from xfunc.core import ambient
+from xfunc.core import ambient, size_questions
 from xfunc.core.avals import Aval, AvalKey
 from xfunc.core.guards import collect_guards, depend_on
 from xfunc.core.locations import Location, function_name
@@ -39,7 +39,7 @@ from xfunc.stages.entry import Entry
 from xfunc.stages.options import PLAIN, Fixed, Options, Static
 from xfunc.torchlib import values
 from xfunc.torchlib.storageless import check_surroundings
-from xfunc.trace import effects, size_questions, tracing
+from xfunc.trace import effects, tracing
 from xfunc.trace.effects import Effect
 from xfunc.trace.lowering import count_compiles
 from xfunc.tree import Function, Leaf, PyTree

@@ -29,6 +29,7 @@ from xfunc.backends.devices import device_count
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, AvalKey
 from xfunc.core.locations import raised_at
+from xfunc.core.size_questions import Questions
 from xfunc.hlo import Instruction, Module
 from xfunc.hlo.module import Computation
 from xfunc.stages.entry import Entry
@@ -45,7 +46,6 @@ from xfunc.symbolic.questions import Path, Undecided, paths
 from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.trace import scopes
 from xfunc.trace.lowering import HloProgram
-from xfunc.trace.size_questions import Questions
 
 Ends = Mapping[str, tuple[int, int]]  # the smallest and the largest sizes of a bucket
 

@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from xfunc.core.size_questions import NONE, Questions
 from xfunc.hlo import Instruction, Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.symbolic import questions
@@ -25,7 +26,6 @@ from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.symbolic.shapes import SymbolicShape
 from xfunc.symbolic.solve import Solver
 from xfunc.symbolic.value_numbering import ProgramValues, Table
-from xfunc.trace.size_questions import NONE, Questions
 
 Fitted = Size | float | Ratio
 

@@ -1,6 +1,6 @@
 """Which sizes a traced program stands for, by what its function asked about them.
 
-See NOTE [questions about sizes] in `xfunc.trace.size_questions`. The numbers in a question are
+See NOTE [questions about sizes] in `xfunc.core.size_questions`. The numbers in a question are
 fitted as the numbers in the HLO are. So the answers are known at all sizes: sizes with the same
 answers take the same path, and one of them shows whether the program is right for all of them.
 """
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from xfunc.core.size_questions import Question, Questions, apply
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
 from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.symbolic.solve import Solver
-from xfunc.trace.size_questions import Question, Questions, apply
 
 _MAX_SIZES = 2**20  # combinations of sizes to compute answers for
 _MAX_PATHS = 16  # in a bucket

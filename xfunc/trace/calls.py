@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from xfunc.core import size_questions
 from xfunc.core.locations import user_location
 from xfunc.torchlib import autocast, bounds, float8, functorch, torch_functions
 from xfunc.torchlib.arrays import from_numpy
@@ -23,7 +24,7 @@ from xfunc.torchlib.indexing import part_of
 from xfunc.torchlib.replacements import REPLACEMENTS
 from xfunc.torchlib.torch_functions import Kind
 from xfunc.torchlib.values import FLOAT8, SUPPORTED, check_dtype, tensors_in
-from xfunc.trace import empty_reductions, recorder, rules, size_questions
+from xfunc.trace import empty_reductions, recorder, rules
 from xfunc.trace.error_translation import explain, refusal_of
 from xfunc.trace.leaks import Leaked, StaleCapture
 from xfunc.trace.literals import literal
@@ -113,7 +114,7 @@ class Mode(TorchFunctionMode):
                 args = (trace.lift(args[0]), *args[1:])
             found = func(*args, **kwargs)
             if trace.ctx.asks_sizes and func in torch_functions.SIZES:
-                return size_questions.remembering(found, sys._getframe(2))
+                return size_questions.tracked(found, sys._getframe(2))
             return found
         if kind is Kind.FACTORY:
             if read := torch_functions.sizes_read(func, args):

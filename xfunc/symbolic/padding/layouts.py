@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from xfunc.symbolic.polynomial import Size, as_polynomial, product, simplest
+from xfunc.symbolic.shape_domain import ShapeDomain
+from xfunc.symbolic.solve import is_whole
 
 
 class Factor(NamedTuple):
@@ -58,10 +60,13 @@ def is_padded(layout: MaybeLayout) -> bool:
     return layout is not None and any(f.is_padded for f in layout)
 
 
-def split(factors: Sequence[Factor], dims: Sequence[tuple[int, Size]]) -> list[Layout] | None:
+def split(
+    factors: Sequence[Factor], dims: Sequence[tuple[int, Size]], box: ShapeDomain
+) -> list[Layout] | None:
     """Deal factors out to new dimensions (sizes and valid lengths), as a reshape does.
 
-    None if a factor would have to be cut so that its padding is not at the end of each piece.
+    None if a factor would have to be cut so that its padding is not at the end of each piece, at
+    some sizes in the box.
     """
     left = list(canonical(factors))
     found: list[Layout] = []
@@ -75,6 +80,8 @@ def split(factors: Sequence[Factor], dims: Sequence[tuple[int, Size]]) -> list[L
                 head = size // have
                 head_valid = as_polynomial(valid).divided(product(t.valid for t in taken))
                 if size % have or f.size % head or head_valid is None:
+                    return None
+                if not is_whole(head_valid, box):  # The second half of odd rows is in both.
                     return None
                 rest = f.size // head
                 if as_polynomial(f.valid) != head_valid * rest:

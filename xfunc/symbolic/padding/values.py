@@ -374,7 +374,7 @@ class Relayout:
             if all(x.layouts[d] is None for d in old):
                 continue
             flat = [f for d in old for f in x.own(d)]
-            dealt = split(flat, [(dims[d], sizes[d]) for d in new])
+            dealt = split(flat, [(dims[d], sizes[d]) for d in new], self.symbolic.box)
             if dealt is None:
                 dealt = [own(dims[d], sizes[d]) for d in new]
                 moved.append((old, new, dealt))

@@ -74,18 +74,18 @@ def taken_from(guards: Iterable[Guard]) -> tuple[Questions, list[Guard]]:
     return questions, [*others, questions] if questions else others
 
 
-def remembering(found: Any, frame: types.FrameType) -> Any:
+def tracked(found: Any, frame: types.FrameType) -> Any:
     """A size, or a shape, that code of the user's reads: with numbers that are remembered."""
     if not in_user_file(frame.f_code.co_filename):
         return found
-    if isinstance(found, tuple):
-        return torch.Size(map(_Int, found))
-    return _Int(found)
+    if isinstance(found, torch.Size):
+        return torch.Size(map(TrackedInt, found))
+    return TrackedInt(found)
 
 
 def plain(x: Any) -> Any:
     """A number as one that remembers nothing; anything else as it is."""
-    return x._plain() if isinstance(x, _Remembering) else x
+    return x.plain() if isinstance(x, _Tracked) else x
 
 
 def apply(form: Any, numbers: Iterator[Any], table: Callable[[Any], Any]) -> Any:
@@ -101,31 +101,39 @@ def apply(form: Any, numbers: Iterator[Any], table: Callable[[Any], Any]) -> Any
     return table(form[0])(*[apply(f, numbers, table) for f in form[1:]])
 
 
-class _Remembering:
+class _Tracked:
     """A number with its formula."""
 
     formula: Formula
     depth = 0
 
-    def _plain(self) -> Number:
+    def plain(self) -> Number:
+        """The number alone."""
         raise NotImplementedError
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self._plain()), (self._plain(),)
+        return type(self.plain()), (self.plain(),)
 
 
-class _Int(_Remembering, int):
-    def _plain(self) -> int:
+class TrackedInt(_Tracked, int):
+    """A whole number with its formula."""
+
+    def plain(self) -> int:
         return int.__int__(self)
 
 
-class _Float(_Remembering, float):
-    def _plain(self) -> float:
+class TrackedFloat(_Tracked, float):
+    """A quotient of sizes, with its formula."""
+
+    def plain(self) -> float:
         return float.__float__(self)
 
 
+TRACKED_NUMBERS = TrackedInt, TrackedFloat
+
+
 def _formula(x: Number) -> Formula:
-    return getattr(x, "formula", x) if isinstance(x, _Remembering) else x
+    return getattr(x, "formula", x) if isinstance(x, _Tracked) else x
 
 
 def _computed(function: Callable[..., Any], *args: Number) -> Any:
@@ -133,7 +141,7 @@ def _computed(function: Callable[..., Any], *args: Number) -> Any:
     value = function(*map(plain, args))
     if type(value) not in (int, float):
         return value
-    result: Any = _Int(value) if type(value) is int else _Float(value)
+    result: Any = TrackedInt(value) if type(value) is int else TrackedFloat(value)
     depth = 1 + max(getattr(a, "depth", 0) for a in args)
     if depth <= _MAX_DEPTH:
         result.formula, result.depth = (function, *map(_formula, args)), depth
@@ -211,14 +219,14 @@ def _is_whole(x: Number) -> bool:
 _NUMBERS = int, float
 _OF_BITS = "and_ or_ xor lshift rshift".split()
 
-for _cls in (_Int, _Float):
-    for _name in "add sub mul floordiv mod truediv pow".split() + _OF_BITS * (_cls is _Int):
+for _cls in (TrackedInt, TrackedFloat):
+    for _name in "add sub mul floordiv mod truediv pow".split() + _OF_BITS * (_cls is TrackedInt):
         _method, _reflected = _binary(getattr(operator, _name))
         setattr(_cls, f"__{_name.strip('_')}__", _method)
         setattr(_cls, f"__r{_name.strip('_')}__", _reflected)
     for _name in "lt le gt ge eq ne".split():
         setattr(_cls, f"__{_name}__", _comparison(getattr(operator, _name)))
-    for _name in ["neg", "pos", "abs"] + ["invert"] * (_cls is _Int):
+    for _name in ["neg", "pos", "abs"] + ["invert"] * (_cls is TrackedInt):
         setattr(_cls, f"__{_name}__", _unary(getattr(operator, _name)))
     for _name in "ceil floor trunc".split():
         setattr(_cls, f"__{_name}__", _unary(getattr(math, _name)))
@@ -231,4 +239,4 @@ for _cls in (_Int, _Float):
     }.items():
         setattr(_cls, _name, _method)
 for _name in ("bit_count", "bit_length"):
-    setattr(_Int, _name, _unary(getattr(int, _name)))
+    setattr(TrackedInt, _name, _unary(getattr(int, _name)))
