@@ -135,7 +135,7 @@ def _all_but_one(x: torch.Tensor, n: int) -> torch.Tensor:
     return x[: n - 1].sum() + n
 
 
-USES: dict[str, Function] = {
+USES: dict[str, Callable[[torch.Tensor], Any]] = {
     "length of scan": lambda x: xf.scan(lambda c, _: (c + 1, c), x[0], None, length=len(x) * 1)[1],
     "length of scan, as read": lambda x: xf.scan(
         lambda c, _: (c + 1, c), x[0], None, length=x.shape[0]
