@@ -266,3 +266,20 @@ def test_check_warmup_overlapping_cooldown_raises() -> None:
     recipe = train.Recipe(model.Config.tiny(), 10, schedule="wsd", warmup=6, cooldown=0.5)
     with pytest.raises(ValueError, match="so that the rate falls from step 5 on: make one of"):
         recipe.check_warmup()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_means_are_float32_with_weights_in_bfloat16(name: str) -> None:
+    """In bfloat16 they would lose most of what is added to them."""
+    config = model.Config(64, 32, 64, layers=2, heads=2, kv_heads=1)
+    recipe = train.Recipe(config, steps=100, warmup=5, optimizer=name)
+    weights = model.shapes(config, torch.bfloat16)
+    state = xf.eval_shape(lambda params: train.start(recipe, params), weights)
+    tokens: Any = xf.ShapeDtypeStruct((2, 16), torch.int64)
+    batch = model.Batch(tokens, tokens)
+    new, _ = xf.eval_shape(lambda s, b: train.train_step(s, b, recipe=recipe), state, batch)
+    assert xf.tree.structure(new) == xf.tree.structure(state)
+    for found in (state, new):
+        assert {x.dtype for x in xf.tree.leaves(found.params)} == {torch.bfloat16}
+        floating = {x.dtype for x in xf.tree.leaves(found.opt) if x.dtype.is_floating_point}
+        assert floating == {torch.float32}

@@ -309,8 +309,13 @@ class Maker:
 
     def _asked(self, env: Env) -> Questions:
         """What the function asks about sizes at given ones."""
-        with self._staged.cache.uncounted():
-            return self.entry(env)[0].questions
+        return self._probe(env).questions
+
+    def _probe(self, env: Env) -> Entry:
+        """The entry at sizes that a mesh need not divide."""
+        probing = ambient.probing() if device_count() > 1 else contextlib.nullcontext()
+        with probing, self._staged.cache.uncounted():
+            return self.entry(env)[0]
 
     def step(self, name: str) -> int:
         """The difference between neighbouring sizes of a symbol."""
@@ -319,9 +324,7 @@ class Maker:
     def _module(self, env: Env) -> Module:
         """The HLO at given sizes."""
         try:
-            probing = ambient.probing() if device_count() > 1 else contextlib.nullcontext()
-            with probing, self._staged.cache.uncounted():
-                entry, _ = self.entry(env)
+            entry = self._probe(env)
         except Exception as error:
             raise NoFit(untraceable({n: (s, s) for n, s in env.items()}, error)) from error
         lowering = entry.program.lowering

@@ -13,6 +13,7 @@ from xfunc import NamedSharding, P
 
 from .. import model
 from ..model import Batch, Params, experts, quantised
+from ..model.attention import wide
 from ..model.parameters import with_buffers
 from ..parallel.sharding import Sharding
 from ..tune import lora, preference
@@ -83,10 +84,15 @@ def init(recipe: Recipe, seed: int | Tensor = 0) -> State:
 
 @functools.partial(xf.jit, static_argnames="recipe")
 def start(recipe: Recipe, params: Params) -> State:
-    """The state before the first step, from the parameters that are trained."""
-    wide = recipe.numbers.wide(params)
+    """The state before the first step, from the parameters that are trained.
+
+    Running means are float32 at least, whatever the dtype of the weights: in bfloat16 they would
+    lose most of what is added to them.
+    """
+    weights = recipe.numbers.wide(params)
     step = torch.zeros((), dtype=torch.int64)
-    return State(recipe.numbers.kept(wide, step), recipe.transformation(0.0).init(wide), step)
+    means = recipe.transformation(0.0).init(xf.tree.map(wide, weights))
+    return State(recipe.numbers.kept(weights, step), means, step)
 
 
 @functools.partial(xf.jit, donate_argnums=0, static_argnames="recipe")
@@ -106,12 +112,13 @@ def train_step(
     norm, clip = xf.optim.global_norm(grads), xf.optim.clip_by_global_norm(recipe.clip)
     grads, _ = clip.update(grads, clip.init(grads))
     lr, step = recipe.rate(state.step), state.step + 1
-    wide = recipe.numbers.wide(state.params)
-    updates, opt = recipe.transformation(lr).update(grads, state.opt, wide)
-    wide = with_buffers(xf.optim.apply_updates(wide, updates), wide)
+    weights = recipe.numbers.wide(state.params)
+    updates, opt = recipe.transformation(lr).update(grads, state.opt, weights)
+    updated = xf.optim.apply_updates(weights, updates)
+    weights = with_buffers(updated, weights)
     if recipe.router_bias and details.taken is not None:
-        wide = experts.balanced(wide, details.taken, recipe.model, recipe.router_bias)
-    new = State(recipe.numbers.kept(wide, step), opt, step)
+        weights = experts.balanced(weights, details.taken, recipe.model, recipe.router_bias)
+    new = State(recipe.numbers.kept(weights, step), opt, step)
     bad = ~torch.isfinite(torch.stack([mean.float(), norm])).all()
     if recipe.skip_bad:
         new = xf.tree.map(lambda new, old: torch.where(bad, old, new), new, state)

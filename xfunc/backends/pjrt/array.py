@@ -182,7 +182,7 @@ class Array(torch.Tensor):
                 return copy
             return kind(map(plain, x)) if kind in (tuple, list) else x
 
-        names, writes, changes_view = _schemas.get(func) or _schema(func)
+        names, writes, changes_view = _signatures.get(func) or _signature(func)
         if changes_view and type(args[0]) is Array:
             args[0]._looked_at = args[0]._data.alias()  # Its aliases keep their shape.
         args, kwargs = plain(tuple(args)), {n: plain(x) for n, x in (kwargs or {}).items()}
@@ -365,15 +365,15 @@ for _name in ("item", "__bool__", "__int__", "__float__", "__complex__", "__inde
     setattr(Array, _name, _read(_name))
 
 
-_schemas: dict[object, tuple[tuple[str, ...], frozenset[str], bool]] = {}
+_signatures: dict[object, tuple[tuple[str, ...], frozenset[str], bool]] = {}
 
 
-def _schema(func: Any) -> tuple[tuple[str, ...], frozenset[str], bool]:
+def _signature(func: Any) -> tuple[tuple[str, ...], frozenset[str], bool]:
     """The arguments of an operation, those that it writes to, and whether it changes a shape."""
     names = tuple(a.name for a in func._schema.arguments)
     # The schemas of collectives do not declare their writes.
     writes = (a.name for a in func._schema.arguments if a.is_write or func.namespace == "c10d")
-    found = _schemas[func] = names, frozenset(writes), torch.Tag.inplace_view in func.tags
+    found = _signatures[func] = names, frozenset(writes), torch.Tag.inplace_view in func.tags
     return found
 
 
@@ -386,7 +386,7 @@ def _memory(tensor: torch.Tensor) -> int | None:
 
 # torch.compile would look into how data is read: with dynamo's own tensors, which have none.
 never_compile(Data.read)
-never_compile(_schema)
+never_compile(_signature)
 
 
 def make(array: jax.Array, aval: AvalKey) -> Array:
