@@ -140,9 +140,9 @@ class Mode(TorchFunctionMode):
             if done:
                 return result
         args, kwargs = self.lift_all(args, kwargs, numbers=kind is not Kind.LITERAL)
-        if kind is Kind.LITERAL and args and isinstance(args[0], torch.Tensor):
-            if kwargs.get("device") is None:  # Not the default device, if the user has set one.
-                kwargs = {**kwargs, "device": args[0].device}
+        is_copy = kind is Kind.LITERAL and bool(args) and isinstance(args[0], torch.Tensor)
+        if is_copy and kwargs.get("device") is None:  # Not the user's default device.
+            kwargs = {**kwargs, "device": args[0].device}
         if _is_autocast():
             args, kwargs = autocast.cast(func, args, kwargs)
         if trace.has_float8:
