@@ -140,9 +140,6 @@ class Mode(TorchFunctionMode):
             if done:
                 return result
         args, kwargs = self.lift_all(args, kwargs, numbers=kind is not Kind.LITERAL)
-        is_copy = kind is Kind.LITERAL and bool(args) and isinstance(args[0], torch.Tensor)
-        if is_copy and kwargs.get("device") is None:  # Not the user's default device.
-            kwargs = {**kwargs, "device": args[0].device}
         if _is_autocast():
             args, kwargs = autocast.cast(func, args, kwargs)
         if trace.has_float8:

@@ -19,7 +19,7 @@ from xfunc.torchlib.initialisers import INITIALISERS
 from xfunc.torchlib.new import NEW
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import FLOAT8, check_dtype, find_traced, on_device, tensors_in
-from xfunc.trace import array_operands, constants
+from xfunc.trace import array_operands, constants, recorder
 from xfunc.trace.error_translation import OF_JAX
 from xfunc.trace.leaks import Leaked
 from xfunc.trace.literals import literal
@@ -234,6 +234,8 @@ def _make_literal(
         call = trace.mode.call
         copied = call(torch.clone, (call(torch.detach, (data,), {}),), {})
         return True, call(torch.Tensor.to, (copied, kwargs.get("dtype") or data.dtype), {})
+    if isinstance(data, torch.Tensor) and where is None:  # Not the user's default device.
+        return True, trace.mode.call(func, args, {**kwargs, "device": recorder.device()})
     if isinstance(data, torch.Tensor) or not on_device(where):
         return False, None
     traced = find_traced(data)
