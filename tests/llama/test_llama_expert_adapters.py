@@ -34,6 +34,7 @@ pytestmark = [  # of peft 0.21 with transformers 5.23
 SIZES = PLAIN | {"vocab_size": 290}
 FAMILIES = ("mixtral", "qwen2-moe", "qwen3-moe")
 GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+ATTENTION = ("layers.wq", "layers.wk", "layers.wv", "layers.wo")
 NAMES = ("layers.e_gate", "layers.e_up", "layers.e_down")
 
 
@@ -120,23 +121,23 @@ def test_expert_adapters_training_matches_peft(hubs: Any, tmp_path: Path, family
     theirs = of_peft(
         hub,
         tmp_path / "theirs",
-        target_modules=["q_proj"],
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
         target_parameters=[GATE_UP, DOWN, "gate.weight"],
     )
-    names = "layers.wq,layers.router,layers.e_*"
+    names = "layers.wq,layers.wk,layers.wv,layers.wo,layers.router,layers.e_*"
     pairs = "train.steps=60 train.warmup=1 train.schedule=constant train.peak_lr=3e-3".split()
     more = ["train.clip=1e9", "train.weight_decay=0", "train.plan.attention=dense"]
     more += ["train.router_balance=0", "train.plan.block=8", f"train.tune.lora=[{names}]"]
     more += ["train.tune.rank=3", "train.tune.alpha=8"]
     found = trained_weights.load_published(hub, None, [*pairs, *more], config.TUNING)
     recipe, before = found.recipe, xf.device_get(found.base)
-    tune = dataclasses.replace(recipe.tune, lora=("layers.wq", "layers.router", *NAMES))
+    tune = dataclasses.replace(recipe.tune, lora=(*ATTENTION, "layers.router", *NAMES))
     params = ours(theirs, recipe.model, tune)
     assert xf.tree.map(lambda x: x.shape, params) == xf.tree.map(lambda x: x.shape, found.params)
     state = train.start(recipe, params)
     rows = (tokens(step % 4) for step in range(30))
     state, losses = train_beside(theirs, state, found.base, recipe, rows, lr=3e-3)
-    assert losses[-1] < losses[0] - 0.3
+    assert losses[-1] < losses[0] - 0.5
     assert_equal(found.base, before)
 
     after = found._replace(params=state.params)
@@ -147,7 +148,7 @@ def test_expert_adapters_training_matches_peft(hubs: Any, tmp_path: Path, family
         merged = loaded(tmp_path / "merged")(check).logits
         torch.testing.assert_close(mine.cpu(), merged, rtol=0.0, atol=1e-5)
         torch.testing.assert_close(mine.cpu(), theirs(check).logits, rtol=0.0, atol=1e-3)
-        assert (mine.cpu() - loaded(hub)(check).logits).abs().max() > 0.2
+        assert (mine.cpu() - loaded(hub)(check).logits).abs().max() > 0.5
     with pytest.raises(FormatError, match=r"layers\.router, .*layers\.e_up.*: only linear maps"):
         trained_weights.export_adapters(after, tmp_path / "ours")
 

@@ -40,11 +40,13 @@ USUAL: dict[str, Any] = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "momentum": 0
 
 
 def made(
-    name: str, decay: float = 0.0, decayed: Any = None, **options: float
+    name: str, decay: float = 0.0, decayed: Any = None, rate: float = 0.1, **options: float
 ) -> xf.optim.GradientTransformation:
-    """An optimizer with a rate of 0.1."""
+    """An optimizer of the example's."""
     known = OPTIMIZERS[name]
-    return known.make(0.1, decay, decayed, **{key: (USUAL | options)[key] for key in known.options})
+    return known.make(
+        rate, decay, decayed, **{key: (USUAL | options)[key] for key in known.options}
+    )
 
 
 def stepped(opt: xf.optim.GradientTransformation, grads: Any, state: Any, params: Any) -> Any:
@@ -116,12 +118,12 @@ def test_muon_matches_torch() -> None:
     matrices = [*params["layers"]["wq"].clone(), *params["layers"]["wide"].clone().flatten(0, 1)]
     rest = [params["layers"]["norm"].clone(), params["embed"].clone()]
     theirs = [
-        torch.optim.Muon(matrices, 0.1, weight_decay=0.2, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(rest[:1], 0.1, (0.9, 0.95), weight_decay=0.0),
-        torch.optim.AdamW(rest[1:], 0.1, (0.9, 0.95), weight_decay=0.2),
+        torch.optim.Muon(matrices, 0.05, weight_decay=0.2, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest[:1], 0.05, (0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(rest[1:], 0.05, (0.9, 0.95), weight_decay=0.2),
     ]
     decayed = {"layers": {"wq": True, "wide": True, "norm": False}, "embed": True}
-    ours = made("muon", 0.2, decayed)
+    ours = made("muon", 0.2, decayed, rate=0.05)
     state = ours.init(params)
     step = xf.jit(lambda grads, state, params: stepped(ours, grads, state, params))
     for _ in range(4):
@@ -136,7 +138,7 @@ def test_muon_matches_torch() -> None:
     found = xf.device_get(params)
     within = [*found["layers"]["wq"], *found["layers"]["wide"].flatten(0, 1)]
     for mine, expected in zip(within, matrices, strict=True):  # It multiplies in bfloat16.
-        torch.testing.assert_close(mine, expected, rtol=0.03, atol=0.02)
+        torch.testing.assert_close(mine, expected, rtol=0.03, atol=0.01)
     for mine, expected in zip((found["layers"]["norm"], found["embed"]), rest, strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
 
