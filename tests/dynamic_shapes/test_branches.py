@@ -48,6 +48,15 @@ BRANCHES: dict[str, Function] = {
     "power of two": lambda x: x * 2 if not x.shape[0] & (x.shape[0] - 1) else x,
     "shape of a result": lambda x: x * 2 if torch.cat([x, x[1:]]).shape[0] == 75 else x,
     "product of sizes": lambda x: x * 2 if (x[:, None] * x).numel() == 43**2 else x,
+    "length": lambda x: x * 2 if len(x) % 3 == 0 else x,
+    "length of a result": lambda x: x * 2 if len(torch.cat([x, x])) == 74 else x,
+    "plain number": lambda x: x * 2 if int(x.shape[0]) == 41 else x,
+    "plain quotient": lambda x: x * 2 if int(x.shape[0] / 6) == 7 else x,
+    "root": lambda x: x * 2 if math.sqrt(x.shape[0]).is_integer() else x,
+    "plain fraction": lambda x: x * 2 if float(x.shape[0]) in (40.0, 57.0) else x,
+    "strides": lambda x: x * 2 if x.reshape(1, -1).stride(0) == 44 else x,
+    "bytes": lambda x: x * 2 if x.nbytes == 212 else x,
+    "paths of 20 sizes": lambda x: x * {20 + 2 * k: k for k in range(20)}.get(x.shape[0], 30),
     "maximum": lambda x: x * 2 if max(x.shape[0] % 11, 9) > 9 else x,
     "a table": lambda x: x * {41: 2, 61: 3}.get(x.shape[0], 1),
     "tuples": lambda x: x * 2 if x.shape in ((45,), (55,)) else x,
@@ -110,6 +119,33 @@ def test_dynamic_shapes_branch_is_named() -> None:
     struct: Any = xf.ShapeDtypeStruct((LARGER,), torch.float32)
     with pytest.raises(ShapeError, match=r"no program for a range of sizes: .*at S=37, another"):
         jitted.lower(struct)
+
+
+def test_dynamic_shapes_length_of_a_tensor_in_a_number_shares_a_program() -> None:
+    def mean(x: torch.Tensor) -> torch.Tensor:
+        return x.sum() / len(x)
+
+    jitted = xf.jit(mean, dynamic_shapes=((LARGER,),), buckets=[128])
+    for n in (1, 5, 6, 77, 128):
+        assert jitted(torch.arange(1.0, n + 1)).item() == (n + 1) / 2
+    read = f"each size traced: it calls len of a size, at {__file__}"
+    line = mean.__code__.co_firstlineno + 1
+    assert f"bucket S<=128: 5 calls, one program, 1 masks, 66% padding, {read}:{line}" in (
+        jitted.explain()
+    )
+
+
+def test_dynamic_shapes_branch_by_length_is_named() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if len(x) == 37 else x
+
+    jitted = xf.jit(f, dynamic_shapes=((LARGER,),), buckets=[128])
+    for n in (36, 37, 38, 37, 128):
+        torch.testing.assert_close(jitted(torch.ones(n)).cpu(), f(torch.ones(n)))
+    of_37, of_128 = jitted.explain().splitlines()[-2:]
+    assert "bucket S<=37: 2 calls, a program for each exact shape: at S=37, " in of_37
+    assert f"calls len of a size, at {__file__}:{f.__code__.co_firstlineno + 1}" in of_37
+    assert "bucket S<=128: 3 calls, one program" in of_128
 
 
 def test_sizes_in_dynamic_shapes_are_numbers() -> None:

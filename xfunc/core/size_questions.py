@@ -4,7 +4,9 @@ NOTE [questions about sizes]: a trace at one size takes one branch of ``if x.sha
 Where a trace is to stand for other sizes (`ambient.asks_sizes`), the sizes that the user's code
 reads are numbers that remember how they were computed, and each comparison of them is left with the
 program as a `Question`. At sizes where all answers are the same, the code takes the same path.
-`len(x)`, ``int(n)`` and the functions of `math` return plain numbers, which remember nothing.
+``len(x)``, ``int(n)`` and ``math.sqrt(n)`` return numbers that remember nothing: that they were
+read is left with the program as a question without an answer. Python gives an index into a list,
+``str(n)`` and some functions of `math` (``log``, ``isqrt``, ``gcd``) without a way to notice it.
 """
 
 from __future__ import annotations
@@ -25,11 +27,15 @@ Number: TypeAlias = "int | float"
 Formula: TypeAlias = "Number | tuple[Any, ...]"
 """A number, or a function and the formulas of its arguments."""
 
+READS = frozenset([len, int, float])
+"""What gives a number that does not remember how it was computed."""
+
+_OF_LEN = torch.overrides.__file__, torch._tensor.__file__  # torch's Python below `len`
 _MAX_DEPTH = 16  # of a formula; a number computed in more steps stands for itself
 
 
 class Question(NamedTuple):
-    """A comparison, and where it was made. As a guard, it always holds.
+    """A comparison or a `READS`, and where it was made. As a guard, it always holds.
 
     Attributes:
         file: of the user's code.
@@ -75,12 +81,20 @@ def taken_from(guards: Iterable[Guard]) -> tuple[Questions, list[Guard]]:
 
 
 def tracked(found: Any, frame: types.FrameType) -> Any:
-    """A size, or a shape, that code of the user's reads: with numbers that are remembered."""
+    """Sizes or strides that code of the user's reads: as numbers that remember."""
     if not in_user_file(frame.f_code.co_filename):
         return found
-    if isinstance(found, torch.Size):
-        return torch.Size(map(TrackedInt, found))
+    if isinstance(found, tuple):
+        return type(found)(map(TrackedInt, found))
     return TrackedInt(found)
+
+
+def note_length(length: Any, frame: types.FrameType) -> None:
+    """Leave with the program that code of the user's reads the length of a tensor."""
+    while frame.f_back is not None and frame.f_code.co_filename in _OF_LEN:
+        frame = frame.f_back
+    if in_user_file(frame.f_code.co_filename):
+        _ask(frame, len, (length,))
 
 
 def plain(x: Any) -> Any:
@@ -153,12 +167,15 @@ def _computed(function: Callable[..., Any], *args: Number) -> Any:
 def _answered(function: Callable[..., Any], *args: Number) -> Any:
     """The outcome of a comparison, which is left with the program if the user's code makes it."""
     frame = sys._getframe(2)  # pyright: ignore[reportPrivateUsage]
-    file = frame.f_code.co_filename
-    if in_user_file(file):
-        numbers: list[Number] = []
-        form = _form((function, *map(_formula, args)), numbers)
-        depend_on(Question(file, frame.f_lineno, form, tuple(numbers)))
+    if in_user_file(frame.f_code.co_filename):
+        _ask(frame, function, args)
     return function(*map(plain, args))
+
+
+def _ask(frame: types.FrameType, function: Callable[..., Any], args: tuple[Number, ...]) -> None:
+    numbers: list[Number] = []
+    form = _form((function, *map(_formula, args)), numbers)
+    depend_on(Question(frame.f_code.co_filename, frame.f_lineno, form, tuple(numbers)))
 
 
 def _form(formula: Formula, numbers: list[Number]) -> Hashable:
@@ -204,6 +221,14 @@ def _hash(self: Any) -> int:
     return _answered(hash, self)
 
 
+def _as_int(self: Any) -> int:
+    return _answered(int, self)
+
+
+def _as_float(self: Any) -> float:
+    return _answered(float, self)
+
+
 def _round(self: Any, *digits: int) -> Any:
     return _computed(round, self, *digits)
 
@@ -233,7 +258,9 @@ for _cls in (TrackedInt, TrackedFloat):
     for _name, _method in {
         "__bool__": _is_nonzero,
         "__divmod__": _divmod,
+        "__float__": _as_float,
         "__hash__": _hash,
+        "__int__": _as_int,
         "__round__": _round,
         "is_integer": _is_integer,
     }.items():

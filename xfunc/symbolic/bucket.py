@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -53,6 +53,20 @@ _MOST_SMALL = 8  # sizes of a symbol to compare below the sizes that surely agre
 _MOST_OTHER = 4  # sizes without small dimensions that may differ before the others agree
 
 
+class Unsure(NamedTuple):
+    """That the paths of a function at the sizes of a bucket are not known.
+
+    Attributes:
+        why: with the user's line.
+        is_read: whether only numbers that code may compare unseen are the reason.
+        differs: says why the function is another program at given sizes, if it is.
+    """
+
+    why: str
+    is_read: bool
+    differs: Callable[[Env], str]
+
+
 class Served(NamedTuple):
     """The sizes of a bucket that its program serves.
 
@@ -60,11 +74,13 @@ class Served(NamedTuple):
         first: the smallest size of each symbol.
         why_small: why smaller sizes have programs of their own.
         apart: larger sizes that have, which take another path, and why.
+        unsure: if not None, others may have: each is traced when it is called.
     """
 
     first: Env = MappingProxyType({})
     why_small: str = ""
     apart: tuple[tuple[Path, str], ...] = ()
+    unsure: Unsure | None = None
 
 
 _ALL = Served()
@@ -104,17 +120,28 @@ class Bucket:
 
     def part(self, env: Env) -> tuple[Ends, str] | None:
         """The sizes that share a program with these, and why; None: all that this one serves."""
+        alone = {n: (size, size) for n, size in env.items()}
         for path, why in self.served.apart:
             if env in path:
-                return {n: (size, size) for n, size in env.items()}, why
-        firsts = self.served.first.items()
+                return alone, why
+        firsts, unsure = self.served.first.items(), self.served.unsure
         if all(env[n] >= first for n, first in firsts):
-            return None
+            why = unsure.differs(env) if unsure else ""
+            return (alone, why) if why else None
         part = {
             n: (env[n], env[n]) if env[n] < first else (first, self.ends[n][1])
             for n, first in firsts
         }
         return part, self.served.why_small
+
+    def why_no_range(self) -> str | None:
+        """Why its program alone does not serve all sizes but the smallest; None: it does."""
+        unsure = self.served.unsure
+        if self.entry is None:
+            return self.why
+        if self.served.apart:
+            return self.served.apart[0][1]
+        return unsure.why if unsure is not None and not unsure.is_read else None
 
     def is_watched(self, held: Sequence[torch.Tensor]) -> bool:
         """Whether a tensor in the function's closure requires a gradient.
@@ -274,19 +301,32 @@ class Maker:
         small = _Small(self, found, ends)
         first, why = small.first()
         box = self._declared.box.within(**{n: (first[n], high[n]) for n in ends})
-        try:
-            own, *others = paths(found.asked, box, [high, first])
-        except Undecided as error:
-            raise NoFit(str(error)) from error
-        if (error := self.leaves(found, own.env)) is not None:
+        if (error := self.leaves(found, high)) is not None:
             raise error
+        try:
+            _, *others = paths(found.asked, box, [high, first])
+        except Undecided as undecided:
+            return found, Served(first, why, (), self._unsure(found, str(undecided), False))
         apart = []
         for path in others:
             if (error := self.leaves(found, path.env)) is not None:
                 assert path.asked is not None
                 compared = f"as compared at {path.asked.place}"
                 apart.append((path, f"{explained_at(path.env, error)}, {compared}"))
-        return found, Served(first, why, tuple(apart))
+        read = next((q for q in found.asked if q.is_read and q.symbols), None)
+        reason = (
+            "" if read is None else f"it calls {read.form[0].__name__} of a size, at {read.place}"
+        )
+        unsure = self._unsure(found, reason, True) if reason else None
+        return found, Served(first, why, tuple(apart), unsure)
+
+    def _unsure(self, symbolic: SymbolicModule, why: str, is_read: bool) -> Unsure:
+        @functools.cache
+        def differs(**env: int) -> str:
+            error = self.leaves(symbolic, env)
+            return "" if error is None else f"{explained_at(env, error)}, and {why}"
+
+        return Unsure(why, is_read, lambda env: differs(**env))
 
     def differs(self, symbolic: SymbolicModule, env: Env) -> NoFit | None:
         """Why a program is not that of the function at given sizes, if it is not."""

@@ -216,10 +216,10 @@ class Dynamic:
                 whole = declared if rung is None else declared.where(ends)
                 with turn(self):
                     bucket, held = self._bucket(whole, structure, avals, ends, options)
+                    part = None if bucket.entry is None else bucket.part(env)
                 why = bucket if bucket.entry is None else None
                 if bucket.is_watched(held):
                     why = _WATCHED
-                part = bucket.part(env)
                 if why is None and part is not None:
                     own, reason = part
                     if any(low < high for low, high in own.values()):
@@ -370,10 +370,12 @@ class Dynamic:
                 what = f"a program for each exact shape: {bucket.why}"
             else:
                 waste = 1 - self._cells[name] / calls
+                unsure = bucket.served.unsure
                 own = ", traced for this bucket: other sizes take other paths"
                 what = (
                     f"one program, {bucket.masks} masks, {waste:.0%} padding"
                     f"{own if bucket.per_bucket else ''}"
+                    f"{f', each size traced: {unsure.why}' if unsure else ''}"
                 )
             lines.append(f"bucket {sizes}: {calls} calls, {what}")
         lines += [

@@ -306,8 +306,7 @@ def lower(
             plan = None if plans is None else plans.choose(high)
             with nullcontext() if plan is None else ambient.overridden(plan.override):
                 maker, bucket = made(cell)
-                if bucket.entry is None or bucket.served.apart:
-                    why = bucket.why or bucket.served.apart[0][1]
+                if (why := bucket.why_no_range()) is not None:
                     fail(
                         ShapeError,
                         f"{staged.name} has no program for a range of sizes: {why}",

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from xfunc.core.size_questions import Question, Questions, apply
+from xfunc.core.size_questions import READS, Question, Questions, apply
 from xfunc.symbolic.polynomial import Env, Polynomial, Size, value
 from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.symbolic.solve import Solver
@@ -43,6 +43,11 @@ class Asked(NamedTuple):
     def place(self) -> str:
         """Its line in the user's code."""
         return f"{self.file}:{self.line}"
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a number was read that the code may compare unseen."""
+        return self.form[0] in READS
 
     @property
     def symbols(self) -> set[str]:
@@ -119,7 +124,7 @@ def paths(asked: Sequence[Asked], box: ShapeDomain, known: Sequence[Env]) -> lis
     Raises:
         Undecided: there are too many.
     """
-    asked = [q for q in asked if q.symbols and _varies(q, box)]
+    asked = [q for q in asked if q.symbols and not q.is_read and _varies(q, box)]
     if not asked:
         return [Path(known[0])]
     symbols = tuple(sorted({n for q in asked for n in q.symbols}))

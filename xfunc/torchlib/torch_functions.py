@@ -48,7 +48,10 @@ def functions(*names: str) -> list[Callable[..., object]]:
 
 
 GRAD_FN, DATA = properties("grad_fn", "data")
-SIZES = frozenset((*properties("shape"), *functions("size", "numel", "nelement")))
+SIZES = frozenset(
+    (*properties("shape", "nbytes"), *functions("size", "numel", "nelement", "stride"))
+)
+LENGTH = torch.Tensor.__len__
 DEVICE = properties("device", "is_xla")
 SET_DATA: Callable[..., object] = vars(torch._C.TensorBase)["data"].__set__
 

@@ -113,8 +113,11 @@ class Mode(TorchFunctionMode):
             if type(args[0]) is StaleCapture and id(args[0]) in trace.substitutes:
                 args = (trace.lift(args[0]), *args[1:])
             found = func(*args, **kwargs)
-            if trace.ctx.asks_sizes and func in torch_functions.SIZES:
-                return size_questions.tracked(found, sys._getframe(2))
+            if trace.ctx.asks_sizes:
+                if func in torch_functions.SIZES:
+                    return size_questions.tracked(found, sys._getframe(2))
+                if func is torch_functions.LENGTH:
+                    size_questions.note_length(found, sys._getframe(2))
             return found
         if kind is Kind.FACTORY:
             if read := torch_functions.sizes_read(func, args):
