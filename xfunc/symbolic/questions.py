@@ -124,12 +124,16 @@ def paths(asked: Sequence[Asked], box: ShapeDomain, known: Sequence[Env]) -> lis
     Raises:
         Undecided: there are too many.
     """
-    asked = [q for q in asked if q.symbols and not q.is_read and _varies(q, box)]
-    if not asked:
+    found = [(q, _answers(q, box)) for q in asked if q.symbols and not q.is_read]
+    varying = [(q, given) for q, given in found if given.any() and not given.all()]
+    if not varying:
         return [Path(known[0])]
+    asked = [q for q, _ in varying]
     symbols = tuple(sorted({n for q in asked for n in q.symbols}))
     grid = _grid(box, symbols, asked[0].place)
-    table = np.stack([q.answers(grid).ravel() for q in asked], 1)
+    others = [[k for k, n in enumerate(symbols) if n not in q.symbols] for q in asked]
+    answers = [np.expand_dims(a, o) for (_, a), o in zip(varying, others, strict=True)]
+    table = np.stack([a.ravel() for a in np.broadcast_arrays(*answers)], 1)
     sizes = np.stack([g.ravel() for g in np.broadcast_arrays(*grid.values())], 1)
     rows, path = np.unique(table, axis=0, return_inverse=True)
     if len(rows) > _MAX_PATHS:
@@ -140,19 +144,19 @@ def paths(asked: Sequence[Asked], box: ShapeDomain, known: Sequence[Env]) -> lis
 
     given = {number(env): env for env in reversed(known)}
     base = number(known[0])
-    found = [Path(known[0])]
+    result = [Path(known[0])]
     for k in range(len(rows)):
         if k != base:
             there = frozenset(map(tuple, sizes[path.ravel() == k].tolist()))
             env = given.get(k) or {**known[0], **dict(zip(symbols, min(there), strict=True))}
             led = asked[int(np.argmax(rows[k] != rows[base]))]
-            found.append(Path(env, led, symbols, there))
-    return found
+            result.append(Path(env, led, symbols, there))
+    return result
 
 
-def _varies(asked: Asked, box: ShapeDomain) -> bool:
-    answers = asked.answers(_grid(box, sorted(asked.symbols), asked.place))
-    return bool(answers.any() and not answers.all())
+def _answers(asked: Asked, box: ShapeDomain) -> np.ndarray:
+    """The answers of a question, with a dimension for each of its symbols in sorted order."""
+    return asked.answers(_grid(box, sorted(asked.symbols), asked.place))
 
 
 def _on_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
