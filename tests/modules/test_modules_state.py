@@ -152,6 +152,46 @@ def test_functional_training_mode_read_at_call(held: str, monkeypatch: pytest.Mo
     assert outer.cache_info().size == 2
 
 
+_factor, _shift = 2.0, 0.0
+
+
+class Scaled(nn.Module):
+    """A module that computes by globals, a helper and an attribute of its class."""
+
+    power = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _shifted(x * _factor) ** self.power
+
+
+def _shifted(x: Tensor) -> Tensor:
+    return x + _shift
+
+
+def test_functional_globals_and_classes_that_forward_reaches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = Scaled()
+    apply, _, _ = xf.functional(module)
+    run, x = xf.jit(lambda x: apply({}, {}, x)[0]), torch.tensor([1.0, 2.0])
+
+    def check() -> None:
+        assert_close(run(x), module(x))
+
+    check()
+    monkeypatch.setitem(globals(), "_factor", 3.0)
+    check()
+    monkeypatch.setitem(globals(), "_shift", 1.0)
+    check()
+    monkeypatch.setattr(Scaled, "power", 2)
+    check()
+    monkeypatch.setattr(Scaled, "forward", lambda self, x: -x)
+    check()
+    monkeypatch.setattr(module, "forward", lambda x: x * 100)
+    check()
+    assert run.cache_info().traces == 6
+
+
 def test_explain_names_changed_module_state() -> None:
     module = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).eval()
     apply, params, _ = xf.functional(module)
