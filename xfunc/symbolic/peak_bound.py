@@ -23,7 +23,7 @@ from xfunc.hlo.estimate.buffers import Step
 from xfunc.hlo.estimate.occupancy import STARTS, Found, Task, held
 from xfunc.hlo.estimate.schedule import just_in_time
 from xfunc.symbolic.interpolation import SymbolicModule, fit
-from xfunc.symbolic.polynomial import Env, Polynomial
+from xfunc.symbolic.polynomial import Env
 from xfunc.symbolic.shape_domain import ShapeDomain
 from xfunc.symbolic.symbolic_int import (
     Basis,
@@ -113,12 +113,6 @@ class SymbolicPeak:
         """For each order, the piece that applies there."""
         monomials = self.basis.at(env)
         return [self._piece(k, env, monomials) for k in range(len(self._orders))]
-
-    def envelopes(self, env: Env) -> list[list[Polynomial]]:
-        """For each order, the polynomials that have the peak as their maximum nearby."""
-        return [
-            [self.basis.polynomial(tuple(map(int, t))) for t in p.terms] for p in self.pieces(env)
-        ]
 
     def along(self, env: Env, symbol: str, sizes: np.ndarray) -> np.ndarray:
         """The peaks along a symbol, from the pieces that apply at `env`: exact around there."""
