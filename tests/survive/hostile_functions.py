@@ -167,10 +167,20 @@ READING: dict[str, Hostile] = {
     ),
     "is_nonzero": Hostile(lambda x: x.sum().is_nonzero(), READ, "is_nonzero"),
     "cpu": Hostile(lambda x: x.cpu(), READ, "cpu"),
-    "cuda": Hostile(lambda x: x.cuda(), READ, "cuda"),
     "to cpu": Hostile(lambda x: x.to("cpu"), READ, "Tensor.to"),
     "to cpu and dtype": Hostile(lambda x: x.to("cpu", torch.float64), READ, "Tensor.to"),
     "to other": Hostile(lambda x: x.to(torch.zeros(1, device="cpu")), READ, "Tensor.to"),
+    "literal to cpu": Hostile(lambda x: torch.tensor(x, device="cpu"), READ, "torch.tensor"),
+    "sequence to cpu": Hostile(
+        lambda x: torch.as_tensor([x.sum()], device="cpu"), READ, "use torch.stack"
+    ),
+    "as_tensor to cpu": Hostile(lambda x: torch.as_tensor(x, device="cpu"), READ, "as_tensor"),
+    "to meta": Hostile(lambda x: x.to("meta"), UNSUPPORTED, "a result .* on the meta device"),
+    "beside meta": Hostile(
+        lambda x: x + torch.ones(3, device="meta"),
+        UNSUPPORTED,
+        "made in traced code is on the meta device",
+    ),
     "copy into cpu": Hostile(lambda x: torch.empty(3, device="cpu").copy_(x), READ, "copy_"),
     "data_ptr": Hostile(lambda x: x.data_ptr(), READ, "data_ptr"),
     "storage": Hostile(lambda x: x.storage(), READ, "storage"),

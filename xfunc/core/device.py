@@ -3,6 +3,7 @@
 Attributes:
     TYPE: the device type.
     KEY, AUTOGRAD: dispatch keys.
+    ACCELERATORS: the device types that mean this one in traced code.
     AUTOCAST: the device types of ``torch.autocast`` that take effect, by precedence.
     AUTOGRAD_WRAPPED: the key under which torch differentiates tensors that its transforms have
         wrapped: torch.func keeps the device of CPU, CUDA and XLA tensors in the key, and "other"
@@ -24,6 +25,7 @@ def is_installed(package: str) -> bool:
 
 KEY = "Lazy"
 TYPE = KEY.lower()
+ACCELERATORS = frozenset(("cuda", "xla", TYPE))
 AUTOCAST = ("cuda", "xla", "cpu")
 AUTOGRAD = f"Autograd{KEY}"
 AUTOGRAD_WRAPPED = "AutogradOther"

@@ -16,7 +16,7 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 
@@ -30,7 +30,10 @@ Formula: TypeAlias = "Number | tuple[Any, ...]"
 READS = frozenset([len, int, float])
 """What gives a number that does not remember how it was computed."""
 
-_OF_LEN = torch.overrides.__file__, torch._tensor.__file__  # torch's Python below `len`
+# The files of torch's Python below `len`.
+_OF_LEN = frozenset(
+    f.__code__.co_filename for f in (torch.Tensor.__len__, torch.overrides.handle_torch_function)
+)
 _MAX_DEPTH = 16  # of a formula; a number computed in more steps stands for itself
 
 
@@ -84,8 +87,10 @@ def tracked(found: Any, frame: types.FrameType) -> Any:
     """Sizes or strides that code of the user's reads: as numbers that remember."""
     if not in_user_file(frame.f_code.co_filename):
         return found
-    if isinstance(found, tuple):
-        return type(found)(map(TrackedInt, found))
+    if isinstance(found, torch.Size):
+        return torch.Size(map(TrackedInt, found))
+    if isinstance(found, tuple):  # the strides
+        return tuple(map(TrackedInt, cast("tuple[int, ...]", found)))
     return TrackedInt(found)
 
 

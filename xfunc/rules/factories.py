@@ -136,6 +136,17 @@ def _arange(*bounds: Number, dtype: torch.dtype | None = None, **_: Any) -> Node
     return convert(add(n, number(start, held)) if start else n, dtype)
 
 
+@factory("fft_fftfreq")
+def _fft_frequencies(n: int, d: float = 1.0, *, dtype: torch.dtype | None = None, **_: Any) -> Node:
+    """torch's composite resizes a slice, which leaves the array around it as it was."""
+    dtype = dtype or torch.get_default_dtype()
+    type = array_type(torch.int64, (n,))
+    place = build.iota(type)
+    early = build.compare(place, (n + 1) // 2, "LT")
+    signed = build.select(early, place, build.subtract(place, build.full(n, type)))
+    return multiply(convert(signed, dtype), number(1 / (n * d), dtype))
+
+
 @factory("eye", "eye.m")
 def _eye(n: int, m: int | None = None, *, dtype: torch.dtype | None = None, **_: Any) -> Node:
     dims = (n, n if m is None else m)

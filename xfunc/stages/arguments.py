@@ -10,6 +10,7 @@ import torch
 
 from xfunc import tree
 from xfunc.backends import active
+from xfunc.core import device
 from xfunc.core.avals import NUMBERS, Aval, AvalKey, ShapeDtypeStruct, aval_of, dtype_of
 from xfunc.errors import fail, hint_for, kind_of, short_repr
 from xfunc.stages.checks import no_result
@@ -86,7 +87,9 @@ def as_outputs(name: str, outs: Sequence[object], structure: tree.Structure) -> 
             trace = tracing.current()
             if trace is not None:
                 o = trace.lift(o)
-                o = literal(o) if o.device.type == "cpu" else o
+                if o.device.type != device.TYPE:
+                    values.check_array(o, name, "a result")
+                    o = literal(o)
             result.append(o)
         elif isinstance(o := from_numpy(o), torch.Tensor):
             result.append(literal(o))

@@ -23,6 +23,7 @@ from xfunc.torchlib.losses import LOSSES
 from xfunc.torchlib.operands import OPERANDS
 from xfunc.torchlib.overflow_checks import fitting
 from xfunc.torchlib.quantiles import QUANTILES
+from xfunc.torchlib.triangles import TRIANGLES
 from xfunc.torchlib.unbatched import UNBATCHED
 from xfunc.torchlib.unit_vectors import UNIT_VECTORS
 
@@ -184,6 +185,7 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
     **LOSSES,
     **QUANTILES,
     **READING,
+    **TRIANGLES,
     **UNBATCHED,
     **UNIT_VECTORS,
 }

@@ -30,6 +30,7 @@ class Kind(enum.Enum):
     RANDOM = enum.auto()  # draws from the global generator
     FACTORY = enum.auto()  # makes a tensor: on the device, unless told otherwise
     LITERAL = enum.auto()  # makes a tensor from Python data
+    DEVICE = enum.auto()  # asks where a tensor is
     MOVE = enum.auto()  # moves a tensor: off the device is a read
     INDEX = enum.auto()  # reads if it indexes with a boolean mask
     SIZED = enum.auto()  # reads a tensor among its sizes
@@ -52,7 +53,7 @@ SIZES = frozenset(
     (*properties("shape", "nbytes"), *functions("size", "numel", "nelement", "stride"))
 )
 LENGTH = torch.Tensor.__len__
-DEVICE = properties("device", "is_xla")
+(IS_XLA,) = properties("is_xla")
 SET_DATA: Callable[..., object] = vars(torch._C.TensorBase)["data"].__set__
 
 
@@ -70,7 +71,7 @@ def _table() -> dict[object, Kind]:
     put(
         Kind.METADATA,
         [
-            *properties("shape", "dtype", "device", "ndim", "layout", "is_sparse", "requires_grad"),
+            *properties("shape", "dtype", "ndim", "layout", "is_sparse", "requires_grad"),
             *properties("is_leaf", "itemsize", "nbytes", "is_cpu", "is_cuda", "is_xla"),
             *properties("names", "is_meta", "is_quantized", "is_nested", "_version", "output_nr"),
             *functions("dim", "size", "numel", "nelement", "ndimension", "element_size", "stride"),
@@ -83,7 +84,7 @@ def _table() -> dict[object, Kind]:
     put(
         Kind.READ,
         functions(
-            "item", "tolist", "numpy", "cpu", "cuda", "__bool__", "__int__", "__float__",
+            "item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__",
             "__index__", "__complex__", "__contains__", "__array_wrap__", "equal", "allclose",
             "is_nonzero", "data_ptr", "untyped_storage", "storage", "__dlpack__",
             "__dlpack_device__", "__reduce_ex__",
@@ -94,7 +95,8 @@ def _table() -> dict[object, Kind]:
     put(Kind.ARRAY, [torch.Tensor.__array__, torch.Tensor.__rtruediv__])
     put(Kind.REPR, [torch.Tensor.__repr__, torch.Tensor.__format__])
     put(Kind.COPY, [torch.Tensor.__deepcopy__])
-    put(Kind.MOVE, [torch.Tensor.to, torch.Tensor.type])
+    put(Kind.MOVE, [torch.Tensor.to, torch.Tensor.type, torch.Tensor.cuda])
+    put(Kind.DEVICE, properties("device"))
     put(Kind.INDEX, [torch.Tensor.__getitem__])
     put(Kind.SIZED, functions("reshape", "view", "expand", "repeat", "tile", "unflatten"))
     put(Kind.SIZED, functions("tensor_split"))
@@ -264,7 +266,7 @@ def leaves_device(args: tuple[object, ...], kwargs: Mapping[str, object]) -> boo
             a = a.device
         if isinstance(a, str) and not a.startswith("torch."):
             a = torch.device(a)
-        if isinstance(a, torch.device) and a.type not in ("xla", device.TYPE, "meta"):
+        if isinstance(a, torch.device) and a.type not in (*device.ACCELERATORS, "meta"):
             return True
     return False
 

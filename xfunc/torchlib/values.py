@@ -70,6 +70,7 @@ def why_no_array(x: Shaped) -> tuple[str, str] | None:
             problem = f"its layout {x.layout} is not supported"
         elif x.device.type == "meta":
             problem = "it is on the meta device and has no data"
+            hint = "make it on another device, or use its shape and dtype only."
         elif (found := storageless.why_no_data(x)) is not None:
             problem, hint = found
     return None if problem is None else (f" ({short(x)}) cannot be used: {problem}", hint)
@@ -113,4 +114,4 @@ def find_traced(data: object) -> torch.Tensor | None:
 
 def on_device(where: Any) -> bool:
     """Whether a `device` argument means the device that programs run on."""
-    return where is None or torch.device(where).type in ("xla", device.TYPE)
+    return where is None or torch.device(where).type in device.ACCELERATORS

@@ -24,7 +24,7 @@ from xfunc.torchlib.indexing import part_of
 from xfunc.torchlib.replacements import REPLACEMENTS
 from xfunc.torchlib.torch_functions import Kind
 from xfunc.torchlib.values import FLOAT8, SUPPORTED, check_dtype, tensors_in
-from xfunc.trace import empty_reductions, recorder, rules
+from xfunc.trace import devices, empty_reductions, recorder, rules
 from xfunc.trace.error_translation import explain, refusal_of
 from xfunc.trace.leaks import Leaked, StaleCapture
 from xfunc.trace.literals import literal
@@ -119,6 +119,10 @@ class Mode(TorchFunctionMode):
                 if func is torch_functions.LENGTH:
                     size_questions.note_length(found, sys._getframe(2))
             return found
+        if kind is Kind.DEVICE:
+            return devices.of_tensor(trace, args[0])
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": devices.of_trace(kwargs["device"])}
         if kind is Kind.FACTORY:
             if read := torch_functions.sizes_read(func, args):
                 args = (*rules.check_sizes(trace, func, args[:read]), *args[read:])
@@ -130,6 +134,8 @@ class Mode(TorchFunctionMode):
         elif kind is Kind.MOVE and _only_converts(args, kwargs):
             if type(args[0]) is torch.Tensor and args[0].dtype is args[1]:
                 return self.lift_all(args, kwargs)[0][0]
+        elif func is torch.Tensor.cuda:
+            return self.call(torch.Tensor.to, (args[0], recorder.device()), {})
         elif kind is Kind.ARRAY:
             found = rules.beside_array(trace, func, args)
             if found is not NotImplemented:
@@ -139,6 +145,8 @@ class Mode(TorchFunctionMode):
         ):
             if any(isinstance(t, Leaked) for t in tensors_in(args, kwargs)):
                 args, kwargs = self.lift_all(args, kwargs)
+            if kind is Kind.MOVE:
+                args, kwargs = devices.of_move(trace, args, kwargs)
             done, result = rules.special(trace, kind, func, args, kwargs)
             if done:
                 return result

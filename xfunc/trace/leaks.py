@@ -53,9 +53,12 @@ class StaleCapture(Leaked):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        if torch_functions.kind_of(func) is Kind.METADATA:
-            if func in torch_functions.DEVICE:
-                return recorder.device() if func == torch_functions.DEVICE[0] else True
+        kind = torch_functions.kind_of(func)
+        if kind is Kind.DEVICE:
+            return recorder.device()
+        if kind is Kind.METADATA:
+            if func == torch_functions.IS_XLA:
+                return True
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)

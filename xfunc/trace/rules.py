@@ -225,18 +225,17 @@ def _make_literal(
 ) -> tuple[bool, object]:
     """A tensor of Python data becomes a constant of the program: nothing is transferred."""
     data = args[0] if args else kwargs.get("data", kwargs.get("obj"))
-    where = kwargs.get("device")
-    if func is torch.tensor and isinstance(data, torch.Tensor) and not on_device(where):
-        if _is_traced(trace, data):
+    is_here = on_device(kwargs.get("device"))
+    if isinstance(data, torch.Tensor):
+        if not is_here and _is_traced(trace, data):
             refuse_read(trace, operation_name(func), data)
-    elif func is torch.tensor and isinstance(data, torch.Tensor):
-        # torch's version detaches in place, which vmap refuses.
-        call = trace.mode.call
-        copied = call(torch.clone, (call(torch.detach, (data,), {}),), {})
-        return True, call(torch.Tensor.to, (copied, kwargs.get("dtype") or data.dtype), {})
-    if isinstance(data, torch.Tensor) and where is None:  # Not the user's default device.
-        return True, trace.mode.call(func, args, {**kwargs, "device": recorder.device()})
-    if isinstance(data, torch.Tensor) or not on_device(where):
+        if is_here and func is torch.tensor:
+            # torch's version detaches in place, which vmap refuses.
+            call = trace.mode.call
+            copied = call(torch.clone, (call(torch.detach, (data,), {}),), {})
+            return True, call(torch.Tensor.to, (copied, kwargs.get("dtype") or data.dtype), {})
+        if kwargs.get("device") is None:  # Not the user's default device.
+            return True, trace.mode.call(func, args, {**kwargs, "device": recorder.device()})
         return False, None
     traced = find_traced(data)
     if traced is not None:
@@ -245,6 +244,8 @@ def _make_literal(
             f"{operation_name(func)} reads traced values ({short(traced)}) from a Python sequence",
             "use torch.stack.",
         )
+    if not is_here:
+        return False, None
     kwargs = {k: v for k, v in kwargs.items() if k not in ("device", "requires_grad")}
     with torch._C._DisableFuncTorch():  # Inside a transform, even a fresh tensor is wrapped.
         value = func(*args, **kwargs)

@@ -397,6 +397,13 @@ class Trace:
                 return plain in self.made
             return not self._is_of_parent(layers) and recorder.tensor_id(plain) >= self._first_id
 
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of any device was made in this trace or in one around it."""
+        trace: Trace | None = self
+        while trace is not None and tensor not in trace.made:
+            trace = trace._parent
+        return trace is not None
+
     def next_number(self) -> int:
         """A number between those of the tensors so far and those to come."""
         with torch._C.DisableTorchFunction(), functorch.bottom_level():

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from xfunc.core import device
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.graph import build
 from xfunc.graph.node import Node, Operation, array_type, current, next_number
 from xfunc.tracer.table import RULES
@@ -129,12 +130,22 @@ def wrap(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def node_of(x: torch.Tensor) -> Node:
-    """The node of a tensor; the values of one on the CPU are a constant."""
+    """The node of a tensor; the values of one of torch's own are a constant.
+
+    Raises:
+        UnsupportedOpError: it has no values.
+    """
     if type(x) is Placeholder:
         return x.node
-    if not _is_wrapped(x) and x.device.type == "cpu":
+    if not _is_wrapped(x) and x.device.type != device.TYPE:
+        if x.is_meta:
+            fail(
+                UnsupportedOpError,
+                "a tensor made in traced code is on the meta device, and has no data",
+                "make it on another device, or use its shape and dtype only.",
+            )
         with torch._C._DisableFuncTorch(), torch.no_grad():
-            return build.literal(x.detach().clone())
+            return build.literal(x.detach().to("cpu", copy=True))
     return unwrapped(x).node
 
 

@@ -93,7 +93,7 @@ xf.jit(lambda x: weight * x)(torch.ones(3))
             """\
 UnsupportedOpError: a captured tensor (float32[3]) cannot be used: it is on the meta device and has no data (while tracing <lambda>)
   at example.py:2 in <lambda>: xf.jit(lambda x: weight * x)(torch.ones(3))
-Hint: convert it to a dense tensor of a supported dtype first.""",
+Hint: make it on another device, or use its shape and dtype only.""",
         ),
         Case(
             "A tensor without memory of its own: a FakeTensor, a DTensor, a MaskedTensor or another wrapper.",
