@@ -152,9 +152,13 @@ def test_execution_error_after_end_of_other_process(fresh: Server) -> None:
     env = {"JAX_PLATFORMS": "cpu", "CPU_NUM_DEVICES": "1"}
     running = [fresh.start(LEFT_ALONE, address, k, env=env) for k in range(2)]
     alone, other = (process.wait() for process in running)
-    assert (alone.returncode, other.returncode) == (7, 8), alone.stdout + alone.stderr
-    assert "<lambda> failed while it ran: " in alone.stdout
-    assert "Hint: another process has ended" in alone.stdout
+    assert other.returncode == 8
+    if alone.returncode == 69:  # It was ended before its program noticed.
+        assert "error: process 1 is gone: " in alone.stderr
+    else:
+        assert alone.returncode == 7, alone.stdout + alone.stderr
+        assert "<lambda> failed while it ran: " in alone.stdout
+        assert "Hint: another process has ended" in alone.stdout
 
 
 @pytest.mark.parametrize(
