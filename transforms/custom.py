@@ -70,7 +70,14 @@ class CustomFunction(Transform[P, R]):
                 )
         self._rules = rules
         self.fun = Bundle((self._primal_fun, *rules))
-        self._staged = Staged(self.apply, value=self)
+        self._staged = Staged(self.apply, value=self, static_scalars=self.static_scalars)
+
+    def static_scalars(self, structure: tree.Structure) -> Sequence[bool]:
+        leaves = [object() for _ in range(structure.num_leaves)]
+        args = _by_position(self._primal_fun, *tree.unflatten(structure, leaves))
+        nondiff = [args[i] for i in self._nondiff if -len(args) <= i < len(args)]
+        static = set(map(id, tree.leaves(nondiff)))
+        return [id(x) in static for x in leaves]
 
     def _arguments(
         self, args: tuple[object, ...], kwargs: dict[str, object]

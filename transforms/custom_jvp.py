@@ -116,6 +116,8 @@ class CustomJvp(CustomFunction[P, R]):
     def apply(self, *args: P.args, **kwargs: P.kwargs) -> R:
         diff, nondiff = self._arguments(args, kwargs)
         leaves, structure = tree.flatten(diff)
+        if (trace := tracing.current()) is not None:
+            trace.has_rule = True
         smooth = [i for i, x in enumerate(leaves) if differentiable(x)]
 
         primal = self._primal(nondiff)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 import torch
 
@@ -260,7 +260,7 @@ class Jit(Transform[P, R]):
                         named[where] = value
                 return fun(*full, **named)
 
-            static = tuple((w, type(v), v) for w, v in given)
+            static = tuple((w, _kind(v), v) for w, v in given)
             options = options._replace(static=static, call=call)
         if self._is_sharded:
             self._check_positional(kwargs)
@@ -407,3 +407,10 @@ class Jit(Transform[P, R]):
         if chooser is not None:
             text = f"{text}\n{chooser.explain()}"
         return text.rstrip()
+
+
+def _kind(value: object) -> Hashable:
+    """What equal static arguments may differ in: types of numbers, also in tuples, and -0.0."""
+    if isinstance(value, tuple):
+        return type(value), *map(_kind, cast("tuple[object, ...]", value))
+    return (type(value), repr(value)) if isinstance(value, float | complex) else type(value)

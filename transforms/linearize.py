@@ -121,7 +121,7 @@ class Linear:
             self.values = bind(Call(program), inputs)
 
     def __call__(self, *tangents: object) -> PyTree:
-        if self._trace is not None and not self._trace.is_open:
+        if self._trace is not None and not self._trace.is_open and tracing.current() is None:
             fail(
                 LeakError,
                 f"the linear function of {self._name} was called after the trace that made it "

@@ -253,7 +253,7 @@ class Pullback:
         return Pullback(pull, self._name, self._structure, self._out_tree, self._outs)
 
     def __call__(self, ct: object) -> tuple[PyTree, ...]:
-        if self._trace is not None and not self._trace.is_open:
+        if self._trace is not None and not self._trace.is_open and tracing.current() is None:
             fail(
                 LeakError,
                 f"the pullback of {self._name} was called after the trace that made it ended",

@@ -1,6 +1,6 @@
 """Python numbers that are not differentiated or mapped stay Python numbers, as in JAX."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -166,6 +166,43 @@ def test_grad_captured_tensor_also_in_opaque_argument() -> None:
         return xf.grad(lambda x, o: (x * t * o.tensor).sum())
 
     assert [by(t)(X, Holder(u))[0].item() for t in (a, b) for u in (a, b)] == [4, 10, 10, 25]
+
+
+def test_numbers_in_nondiff_arguments_stay_numbers_outside_of_traces() -> None:
+    def total(x: torch.Tensor, axes: Any, scale: Any = 2) -> torch.Tensor:
+        return x.sum(axes) * scale
+
+    f = xf.custom_jvp(total, nondiff_argnums=1, nondiff_argnames="scale")
+    f.defjvp(lambda axes, scale, xs, ts: (total(xs[0], axes, scale), ts[0].sum(axes)))
+    g = xf.custom_vjp(total, nondiff_argnums=(-2, -1))
+    g.defvjp(lambda x, axes, scale: (total(x, axes, scale), None), lambda *_: (None,))
+    for h in (f, g):
+        for axes in (0, 1, (0, 1)):
+            assert h(ROWS, axes).tolist() == total(ROWS, axes).tolist()
+            assert h(ROWS, axes, scale=3).tolist() == total(ROWS, axes, 3).tolist()
+        assert h(ROWS.long(), 0, 0.5).tolist() == total(ROWS.long(), 0, 0.5).tolist()
+        assert h(ROWS.long(), 0, 1).dtype == torch.int64
+        assert h(ROWS.long(), 0, 1.0).dtype == torch.float32
+
+
+def test_equal_static_numbers_of_other_types_are_other_values() -> None:
+    class Pair(NamedTuple):
+        first: float
+        second: object
+
+    def scaled(x, n):
+        return x * (n[0] if isinstance(n, tuple) else n)
+
+    f, x = xf.jit(scaled, static_argnums=1), torch.arange(3)
+    values = 1, 1.0, True, 0.0, -0.0, (1,), (1.0,), (True,), Pair(1, (2,)), Pair(1.0, (2,))
+    for n in values:
+        got, want = f(x, n), scaled(x, n)
+        torch.testing.assert_close(got.cpu(), want, rtol=0, atol=0)
+        assert got.cpu().signbit().tolist() == want.signbit().tolist()
+    assert xf.trace_count(f) == len(values)
+    nested = xf.jit(lambda x, *, n: x * n[1][0], static_argnames="n")
+    assert nested(x, n=(1, (2,))).dtype == torch.int64
+    assert nested(x, n=(1, (2.0,))).dtype == torch.float32
 
 
 def test_custom_rules_tensors_in_nondiff_argument_are_data() -> None:

@@ -68,3 +68,9 @@ def test_jvp_constant_times_infinity_has_zero_tangent(constant: str) -> None:
         xf.linearize(run, X)[1](X),
     ):
         torch.testing.assert_close(xf.device_get(tangents), expected)
+
+
+def test_plain_jvp_of_jitted_function_has_zeros() -> None:
+    ones = torch.ones(3)
+    _, found = torch.func.jvp(lambda x: xf.jit(two)(x)[0], (X,), (ones,))
+    assert found.tolist() == [0.0, 0.0, 0.0]

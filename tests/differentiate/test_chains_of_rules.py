@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -132,6 +133,22 @@ def test_grad_of_grad_of_a_forward_rule_that_calls_its_function() -> None:
     second = -4 * x.sin().sin() * 2 * x.cos() * x.cos() - 4 * x.sin().cos() * x.sin()
     f = xf.grad(xf.grad(xf.checkpoint(lambda x: h(h(x)))))
     assert f(torch.tensor(2.0)).item() == pytest.approx(second.item(), rel=1e-5)
+
+
+def _jvp(f: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x: xf.jvp(f, (x,), (torch.ones_like(x),))[1]
+
+
+@pytest.mark.parametrize("inside", ["jit", "scan", "cond"])
+def test_second_derivatives_see_the_operations_of_a_forward_rule(inside: str) -> None:
+    h = xf.custom_jvp(torch.sin)
+    h.defjvp(lambda p, t: (p[0].sin(), 2 * p[0].cos() * t[0]))
+    within = INSIDE[inside](h)
+    x = torch.tensor(2.0, dtype=torch.float64)
+    # The derivative of the square is 2 sin(x) 2 cos(x); the next one does not know the rule.
+    want = pytest.approx(4 * (2 * x).cos().item())
+    for outer, inner in itertools.product((xf.grad, _jvp), repeat=2):
+        assert outer(inner(lambda x: within(x).square()))(x).item() == want
 
 
 def test_third_derivative_of_chained_rules() -> None:

@@ -228,6 +228,24 @@ class TestCustomGradient:
         hlo = str(xf.make_hlo(xf.grad(f))(X))
         assert hlo.count(" exponential(") == 1
 
+    def test_rule_closes_over_pullback_or_linear_function(self) -> None:
+        @xf.custom_gradient
+        def pulled(x: torch.Tensor) -> Any:
+            y, pull = xf.vjp(torch.sin, x)
+            return y, lambda ct: pull(ct)[0]
+
+        @xf.custom_gradient
+        def pushed(x: torch.Tensor) -> Any:
+            y, push = xf.linearize(torch.sin, x)
+            return y, push
+
+        for f in (pulled, pushed):
+            g = xf.grad(lambda x, f=f: f(x).sum())
+            per_example = xf.vmap(g)(torch.stack([X, 2 * X]))
+            torch.testing.assert_close(per_example.cpu(), torch.cos(torch.stack([X, 2 * X])))
+            second = xf.grad(lambda x, g=g: g(x).sum())(X)
+            torch.testing.assert_close(second.cpu(), -torch.sin(X))
+
     def test_integers_and_numbers_in_rule_closure(self) -> None:
         i = torch.tensor(1)
 

@@ -108,6 +108,8 @@ def _absent(output: Aval) -> Tensor | None:
     """A tangent that torch treats as absent: zeros that stay zero when multiplied by infinity."""
     if not differentiable(output):
         return None
+    if tracing.current() is None:  # torch.func.jvp of a jitted function
+        return runtime().to_device(torch.zeros(output.shape, dtype=output.dtype, device="cpu"))
     return functorch.zero_tensor(output.shape, output.dtype, recorder.device())
 
 

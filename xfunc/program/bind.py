@@ -77,13 +77,13 @@ def _rule_of(primitive: Primitive) -> Rule | None:
     kind = functorch.levels()[-1] if functorch.levels() else functorch.VMAP
     if kind == functorch.VMAP:
         return None
-    if primitive.rule is None and kind == functorch.GRAD and primitive.has_rule:
-        return _Gradient(primitive)
+    if primitive.rule is None and primitive.has_rule:
+        return _OfContents(primitive)
     return primitive.rule
 
 
-class _Gradient(Rule):
-    """The rule, at a gradient's level, of a primitive in which custom_vjp functions are called."""
+class _OfContents(Rule):
+    """The rule of a primitive in which functions with custom rules are called."""
 
     def __init__(self, primitive: Primitive):
         self._primitive = primitive
@@ -96,6 +96,11 @@ class _Gradient(Rule):
     ) -> tuple[Sequence[int], Sequence[Tensor | None]]:
         wrt = tuple(i for i, a in enumerate(kept) if differentiable(a))
         return wrt, self._primitive.vjp(kept, cts, wrt)
+
+    def jvp(
+        self, kept: Sequence[Tensor], tangents: Sequence[Tensor | None]
+    ) -> Sequence[Tensor | None]:
+        return self._primitive.jvp(kept, tangents)
 
 
 class _Below(Rule):

@@ -99,7 +99,7 @@ class Primitive(Protocol):
 
     @property
     def has_rule(self) -> bool:
-        """Whether custom_vjp functions are called in it."""
+        """Whether functions with custom rules are called in it."""
         return False
 
     def with_fwd_rules(self) -> Primitive:

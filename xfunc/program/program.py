@@ -190,7 +190,7 @@ class TracedProgram:
         self._raw_fn, self._n_args = fn, len(self.avals)
         self._labels = labels
         self._traced = False
-        self.has_rule = False  # whether a custom_vjp function is called in it, once it is traced
+        self.has_rule = False  # whether a function with a custom rule is called in it
         self.defined_at: Location | None = None
         self._derived = derived  # A derived program has no captures.
         self._ctx = ambient.key()  # also for tracing it again elsewhere
@@ -353,7 +353,7 @@ class TracedProgram:
         return self.derive(("pullback", wrt, cts), f"pullback of {self.name}", fn, avals)
 
     def with_fwd_rules(self) -> TracedProgram:
-        """The function as a gradient sees it: custom_vjp functions as their forward rules."""
+        """The function as levels below a derivative see it: custom functions as their rules."""
         floats = tuple(i for i, a in enumerate(self.avals) if differentiable(a))
 
         def fn(*flat: torch.Tensor) -> list[torch.Tensor]:

@@ -10,8 +10,8 @@ from xfunc.program.program import TracedProgram
 from xfunc.stages.compiler_options import CompilerOptions
 from xfunc.tree import Function
 
-Static: TypeAlias = tuple[tuple[int | str, type, object], ...]
-"""Arguments that were taken out: position or name, type and value of each."""
+Static: TypeAlias = tuple[tuple[int | str, Hashable, object], ...]
+"""Arguments that were taken out: position or name, kind of the value and value of each."""
 Fixed: TypeAlias = tuple[tuple[int, object], ...]
 """Leaves of the arguments that are not arrays, by position."""
 

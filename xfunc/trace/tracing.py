@@ -234,7 +234,7 @@ class Trace:
         self.capture_inputs: list[torch.Tensor] = []
         self._in_plain_autograd = False
         self.has_float8 = False  # whether some values may have such dtypes
-        self.has_rule = False  # whether a custom_vjp function was differentiated or could be
+        self.has_rule = False  # whether a function with a custom rule was called
         self.track_captures = False  # whether captures that require grad are differentiated
         self._frozen = frozen_captures
         self._placeholders: list[
