@@ -154,6 +154,18 @@ def test_key_captured_repeats_and_new_keys_do_not_retrace() -> None:
     assert xf.trace_count(f) == 1
 
 
+def test_keys_are_computed_once() -> None:
+    """A hash shifts 20 times: a fusion with more computes keys again for each number drawn."""
+
+    def draw(key: torch.Tensor) -> torch.Tensor:
+        keys = xr.split(xr.split(key)[0], 64)
+        return xf.vmap(lambda k: xr.uniform(xr.fold_in(k, 3), (4,)))(keys)
+
+    text = xf.jit(draw).lower(xr.key(0)).compile().as_text()
+    assert text is not None
+    assert max(c.count(" shift-left(") for c in text.split("\n}\n")) == 20
+
+
 def test_key_is_a_plain_leaf() -> None:
     state = {"key": xr.key(7), "x": X}
     value, grads = xf.value_and_grad(lambda x, s: (x * xr.uniform(s["key"], (6,))).sum())(X, state)

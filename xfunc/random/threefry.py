@@ -13,6 +13,10 @@ NOTE [plain torch arithmetic]: the hash is some 150 elementwise operations, whic
 runs about as fast as JAX's; it needs no rules of its own under `vmap` and `disable_jit`. It is
 traced once for each shape. XLA's RngBitGenerator expands to the same arithmetic, but does not
 accept a batch of keys.
+
+NOTE [keys are computed once]: a draw from the keys of a split is a hash of hashes. Without a
+barrier between them, XLA fuses both, and computes the words of the key again for each number drawn;
+jaxlib 0.12 takes minutes to compile three hashes in a row for the CPU.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import torch
 from xfunc.backends.devices import to_device
 from xfunc.core.avals import short
 from xfunc.errors import fail, kind_of, short_repr
+from xfunc.ops.single_evaluation import materialize
 from xfunc.random.checks import INTEGERS, Shape, Tensor, as_key, as_shape
 from xfunc.torchlib.eager import is_eager
 from xfunc.trace import tracing
@@ -242,12 +247,14 @@ def random_bits(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tens
 
 @partial(jit, static_argnames="shape")
 def _split(key: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return torch.stack(_hash_of_positions(key, shape), -1)
+    keys = torch.stack(_hash_of_positions(key, shape), -1)
+    return materialize(keys)  # NOTE [keys are computed once]
 
 
 @jit
 def _fold_in(key: Tensor, data: int | Tensor) -> Tensor:
-    return torch.stack(threefry(key, 0, torch.as_tensor(data).to(key.device, torch.int32)))
+    key = torch.stack(threefry(key, 0, torch.as_tensor(data).to(key.device, torch.int32)))
+    return materialize(key)  # NOTE [keys are computed once]
 
 
 @jit
