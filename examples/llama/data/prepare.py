@@ -14,7 +14,7 @@ from .data_config import DataConfig
 from .disk_cache import Cached, cached
 from .documents import PYTHON_DOCS, DataError, Map
 from .tokenizer import Tokenizer
-from .workers import Workers
+from .workers import map_in_processes
 
 Say = Callable[[str], object]
 
@@ -124,14 +124,13 @@ class _Source:
         def tell(documents: int, tokens: int) -> None:
             seldom(f"{documents:,} documents, {tokens:,} tokens so far")
 
-        with Workers(self._config.processes or _processes(self.files)) as workers:
-            mapped = map if workers.count == 1 else workers.map
-            if encoder is None:
-                corpus.write(self.pieces(left_out.append), known, folder, tell, mapped)
-            else:
-                found = self.examples(encoder, left_out.append, mapped)
-                corpus.write_examples(found, known, folder, tell)
-        if encoder is not None:
+        count = self._config.processes or _processes(self.files)
+        mapped = map if count == 1 else functools.partial(map_in_processes, count)
+        if encoder is None:
+            corpus.write(self.pieces(left_out.append), known, folder, tell, mapped)
+        else:
+            found = self.examples(encoder, left_out.append, mapped)
+            corpus.write_examples(found, known, folder, tell)
             (folder / _NOTE).write_text("\n".join(encoder.notes()), "utf-8")
         (folder / _LEFT_OUT).write_text("".join(f"{line}\n" for line in left_out), "utf-8")
 
