@@ -75,5 +75,5 @@ def test_commands_end_to_end(
     assert [line["step"] for line in imported] == [1, 2, 2]
     data = config.read(again / "config.yaml").data
     expected = loss_of_transformers(hub, Reader(data, again).batch(0))
-    assert imported[0]["loss"] == pytest.approx(expected, abs=1e-5)
+    assert imported[0]["loss"] == pytest.approx(expected, abs=2e-3)  # in bfloat16
     assert command("eval", again, "--step", 0).endswith(f"held-out loss {loss}")
