@@ -28,10 +28,7 @@ _SHOWN = 5  # of the records left out
 def prepare(
     config: DataConfig, folder: Path, vocab: int | None, say: Say
 ) -> tuple[Tokenizer, list[Corpus], list[Cached]]:
-    """The tokenizer, and the tokens of each source and their folder, for a `Reader`.
-
-    It explains the arguments.
-    """
+    """The tokenizer, and the tokens of each source and their folder, for a `Reader`."""
     if not config.files:
         raise DataError("data.files is empty: give files, folders or patterns")
     if (size := config.vocab or vocab) is None:
@@ -83,13 +80,7 @@ def _sources(config: DataConfig, say: Say) -> list["_Source"]:
 
 
 class _Source:
-    """Files that are read together.
-
-    Args:
-        config: the settings.
-        train: files to train on; unless the settings name others, a part is held out.
-        validation: files to evaluate on.
-        say: called with messages about whatever takes long.
+    """Files that are read together: to train on, and to evaluate on if the settings name some.
 
     Attributes:
         files: all of them.
