@@ -170,7 +170,8 @@ def attend(
     elif plan.sharding is not None and plan.context > 1:
         mixed = ring(q, k, v, segments, sharding=plan.sharding, block=plan.block, **see)
     elif plan.attention == "blockwise":
-        mixed = attention.blockwise(q, k, v, segments, block=plan.block, sinks=sinks, **see)
+        how: dict[str, Any] = {"block": plan.block, "sharding": plan.sharding}
+        mixed = attention.blockwise(q, k, v, segments, sinks=sinks, **see, **how)
     else:
         mixed = _by_kernel(q, k, v, segments, config, plan, local)
     return joined(_lie(mixed[..., : config.value_dim], lambda s: s.heads, plan), layer)
