@@ -21,10 +21,10 @@ from .data.data_config import DataConfig
 from .data.reader import Reader
 from .hub import hf
 from .model import complete
+from .model.parameters import NotFiniteError
 from .model.sampling import Settings
 from .parallel import hosts
 from .train import allocation, evaluate, fit, interrupts
-from .train.finite import NotFiniteError
 
 # Errors whose messages say all: what is wrong, and the repair.
 _EXPLAINED = (ValueError, OSError, xf.errors.XfuncError)
@@ -63,11 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def fit_command(argv: Sequence[str]) -> int:
     """Train, from the newest checkpoint in the run's folder or from the beginning."""
     parser = _parser("fit", fit_command, defaults=config.Run())
-    parser.add_argument(
-        "--new-data",
-        action="store_true",
-        help="go on from a checkpoint though text, order or size of batches are others than its",
-    )
+    text = "go on from a checkpoint though text, order or size of batches are others than its"
+    parser.add_argument("--new-data", action="store_true", help=text)
     args = _parsed("fit", parser, argv)
     if xf.default_backend() == "cpu":
         allocation.keep_memory()
@@ -109,22 +106,10 @@ def generate_command(argv: Sequence[str]) -> int:
     add("--chat", action="store_true", help="texts are what a user says: print the answers")
     add("--template", metavar="FILE", help="of chats (default: the tokenizer's)")
     add = parser.add_argument_group("sampling").add_argument
-    add(
-        "--temperature",
-        type=float,
-        default=0.7,
-        metavar="T",
-        help="0: the likeliest (default: 0.7)",
-    )
+    add("--temperature", type=float, default=0.7, help="0: the likeliest (default: 0.7)")
     add("--top-k", type=int, default=0, metavar="K", help="only the K likeliest (default: 0, any)")
     add("--top-p", type=float, default=1.0, metavar="P", help="the likeliest, up to P (default: 1)")
-    add(
-        "--min-p",
-        type=float,
-        default=0.0,
-        metavar="P",
-        help="at least P of the likeliest (default: 0)",
-    )
+    add("--min-p", type=float, default=0.0, metavar="P", help="at least P of the likeliest's")
     add("--seed", type=int, default=0, metavar="N", help="of random numbers (default: 0)")
     args = _parsed("generate", parser, argv)
     names = [field.name for field in dataclasses.fields(Settings)]
@@ -145,7 +130,7 @@ def generate_command(argv: Sequence[str]) -> int:
         encoder = conversations.Encoder(known, DataConfig(kind="chat", template=args.template))
         prompts = [encoder.prompt([{"role": "user", "content": text}]) for text in texts]
     else:
-        prompts = complete.prompts_of(known, texts)
+        prompts = [known.encode_prompt(text) for text in texts]
     try:
         made = complete.complete(
             found.computing(),
@@ -170,9 +155,8 @@ def import_command(argv: Sequence[str]) -> int:
     parser = _parser(
         "import-hf", import_command, "one with config.json and safetensors", config.TUNING
     )
-    parser.add_argument(
-        "--adapter", type=Path, metavar="FOLDER", help="adapters of PEFT to begin with"
-    )
+    add = parser.add_argument
+    add("--adapter", type=Path, metavar="FOLDER", help="adapters of PEFT to begin with")
     args = _parsed("import-hf", parser, argv)
     run = trained_weights.import_published(args.folder, args.config, args.settings, args.adapter)
     if ignored := hf.left_out(args.folder):
@@ -185,17 +169,10 @@ def import_command(argv: Sequence[str]) -> int:
 def export_command(argv: Sequence[str]) -> int:
     """Write trained weights in Hugging Face's format."""
     parser = _weights_parser("export-hf", export_command)
-    parser.add_argument("--out", type=Path, required=True, help="a new folder")
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    parser.add_argument(
-        "--dtype",
-        choices=known,
-        metavar="D",
-        help="float32 or bfloat16 (default: that in which the model was computed)",
-    )
-    parser.add_argument(
-        "--adapter", action="store_true", help="write adapters alone, in PEFT's format"
-    )
+    add, known = parser.add_argument, {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    add("--out", type=Path, required=True, help="a new folder")
+    add("--dtype", choices=known, help="default: that in which the model was computed")
+    add("--adapter", action="store_true", help="write adapters alone, in PEFT's format")
     args = _parsed("export-hf", parser, argv)
     if args.adapter and args.dtype:
         parser.error("--adapter writes the dtype that adapters are trained in: leave out --dtype")

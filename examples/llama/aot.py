@@ -126,15 +126,10 @@ def _run(args: argparse.Namespace) -> Run:
 
 @dataclass(frozen=True)
 class Case:
-    """A step of a run, to be compiled for chips that need not be present.
-
-    Attributes:
-        run: the settings, as `fit` has them.
-        topology: a name such as `v6e-256` or `v6e:16x16`.
-    """
+    """A step of a run, to be compiled for chips that need not be present."""
 
     run: Run
-    topology: str
+    topology: str  # such as v6e-256 or v6e:16x16
 
     def __str__(self) -> str:
         recipe, data = self.recipe, self.run.data

@@ -1,8 +1,7 @@
 """Checks of settings, whose errors say what to use."""
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, Protocol
+from typing import Any
 
 
 def at_least(settings: object, least: int, *names: str) -> None:
@@ -21,13 +20,7 @@ def above_0(settings: object, *names: str) -> None:
             raise ValueError(f"{name} is {value}: use a number above 0")
 
 
-class HasChoices(Protocol):
-    """A class of settings, some of which are one of several names."""
-
-    CHOICES: ClassVar[Mapping[str, Iterable[str]]]
-
-
-def choices(settings: HasChoices) -> None:
+def choices(settings: Any) -> None:
     """Raise a ValueError unless each field in `CHOICES` has one of the names there."""
     for name, known in settings.CHOICES.items():
         if (value := getattr(settings, name)) not in known:

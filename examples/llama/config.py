@@ -46,15 +46,6 @@ class Mesh:
     def __post_init__(self) -> None:
         checks.at_least(self, 1, *(axis for axis in AXES if axis != "fsdp" or self.fsdp != -1))
 
-    @property
-    def parts(self) -> int:
-        """How many parts a batch is divided into."""
-        return self.data * self.fsdp * self.expert
-
-    def sized(self, devices: int) -> "Mesh":
-        """The mesh of so many devices, whose sizes are all known."""
-        return Mesh(**self.axes(devices))
-
     def axes(self, devices: int) -> dict[str, int]:
         """The size of each axis on so many devices."""
         sizes = dataclasses.asdict(self)
@@ -80,13 +71,12 @@ class Run:
         data: what it is trained on.
         mesh: the mesh of devices.
         base: a folder in Hugging Face's format that the run started from. Frozen weights are read
-            from there (see `train.tune`), and pairs are compared with it (see `train.preference`);
-            null: it did not start from any.
+            from there, and pairs are compared with it.
         seed: seed of the weights before the first step.
         on_bad: what to do at a step whose loss or gradient is not finite. `skip` leaves the weights
             unchanged, `stop` also saves and ends the run, `ignore` takes the step.
         watchdog: how many times its usual duration a step may take. When one takes longer, and more
-            than a minute, each process prints where its threads are; null: never.
+            than a minute, each process prints where its threads are.
         save_every: steps between checkpoints.
         keep: the number of newest checkpoints to keep.
         keep_every: steps between checkpoints that are never deleted; null: none.
@@ -95,8 +85,7 @@ class Run:
         context: longest sequence of an exported model in other tools; at least data.seq.
         trackers: where metrics are also shown: tensorboard, or wandb, which must be installed.
         profile: steps to profile for xprof, such as [10, 11].
-        programs: a folder that keeps compiled programs for the next process. Runs may share it;
-            null: each process makes its own.
+        programs: a folder that keeps compiled programs for the next process; runs may share it.
     """
 
     folder: str = "runs/demo"
@@ -144,21 +133,21 @@ class Run:
 
     def check_shares(self, devices: int) -> None:
         """Raise an error if the devices cannot share the batch, or its rows, evenly."""
-        mesh = self.mesh.sized(devices)
-        if self.data.batch % (parts := mesh.parts):
+        axes = self.mesh.axes(devices)
+        if self.data.batch % (parts := axes["data"] * axes["fsdp"] * axes["expert"]):
             raise SettingError(
                 f"data.batch is {self.data.batch}, and {parts} devices share it: make it a "
                 f"multiple of {parts}, or mesh.fsdp smaller"
             )
-        chunks = 2 * mesh.context
+        chunks = 2 * self.mesh.context
         if chunks > 2 and self.data.seq % chunks:
             raise SettingError(
-                f"data.seq is {self.data.seq}, and mesh.context is {mesh.context}: make "
+                f"data.seq is {self.data.seq}, and mesh.context is {self.mesh.context}: make "
                 f"data.seq a multiple of {chunks}"
             )
 
     def keep_programs(self) -> None:
-        """Let programs be kept in the folder that `programs` names."""
+        """Keep compiled programs in the folder that `programs` names."""
         if self.programs is not None:
             folder = Path(self.programs).expanduser()
             folder.mkdir(parents=True, exist_ok=True)
@@ -189,22 +178,19 @@ class Run:
         return dataclasses.replace(self.train, plan=plan, pairs=pairs, skip_bad=skip_bad)
 
 
-# The groups of settings in `--help`, each with the keys in it, or patterns of those in none before.
+# The groups of settings in `--help`, with patterns of keys.
 GROUPS = {
     "Common settings": (
-        *("train.model", "data.files", "data.tokenizer", "train.steps", "data.batch", "data.seq"),
-        *("train.peak_lr", "train.precision", "mesh.fsdp", "mesh.tensor", "folder"),
+        "train.model data.files data.tokenizer train.steps data.batch data.seq train.peak_lr "
+        "train.precision mesh.fsdp mesh.tensor folder"
     ),
-    "Model": ("train.model.*",),
-    "Data": ("data.*",),
-    "Fine-tuning": (
-        *("base", "train.tune.*", "train.preference"),
-        *("train.dpo_*", "train.orpo_*", "train.kto_*"),
-    ),
-    "Memory": ("train.plan.*",),
-    "Training": ("train.*", "seed"),
-    "Sharding": ("mesh.*",),
-    "Checkpoints, evaluation and reports": ("*",),
+    "Model": "train.model.*",
+    "Data": "data.*",
+    "Fine-tuning": "base train.tune.* train.preference train.dpo_* train.orpo_* train.kto_*",
+    "Memory": "train.plan.*",
+    "Training": "train.* seed",
+    "Sharding": "mesh.*",
+    "Checkpoints, evaluation and reports": "*",
 }
 
 # Defaults of a run with imported weights, on data that must be given.
@@ -225,14 +211,8 @@ def read(
 ) -> Run:
     """Settings from a YAML file or a preset, then from texts such as ``train.steps=100``.
 
-    Args:
-        source: a file, or one of `presets`; None: no file.
-        pairs: settings that override those.
-        run: the defaults; None: those for training the model from the start, or the demo's if no
-            model is named.
-
-    Raises:
-        SettingError: there is no such file or key, or a value does not fit.
+    `run` has the defaults; None: those for training the model from the start, or the demo's if no
+    model is named.
     """
     pairs = tuple(pairs)
 
@@ -262,10 +242,8 @@ def from_start(sizes: model.Config) -> Run:
 def tuned(found: Run, start: Run) -> Run:
     """The defaults for tuning what `found` says: all weights, adapters, or with pairs.
 
-    Sources of the rates: Touvron et al., "Llama 2", 2023, for all weights; Dettmers et al.,
-    "QLoRA", 2023, for adapters; Tunstall et al., "Zephyr", 2023, for pairs, and the scripts of Hong
-    et al., "ORPO", 2024, and TRL's defaults for KTO, for their losses; ten times these for
-    adapters, as in Schulman et al., "LoRA Without Regret", 2025.
+    Sources: "Llama 2", 2023, for all weights; "QLoRA", 2023, for adapters; "Zephyr", 2023, "ORPO",
+    2024, and TRL for pairs; for adapters ten times as much, as in "LoRA Without Regret", 2025.
     """
     loss = found.train.preference if found.data.kind in ("pairs", "unpaired") else "tokens"
     rates = {"tokens": (2e-5, 2e-4), "dpo": (5e-7, 5e-6), "orpo": (5e-6, 5e-5)}

@@ -18,7 +18,7 @@ from .checkpoint import trained_weights
 from .config import Run
 from .data import tokenizer
 from .data.data_config import DataConfig
-from .model.complete import complete, prompts_of
+from .model.complete import complete
 from .model.plan import Plan
 from .model.sampling import Settings
 from .train import allocation, fit
@@ -34,7 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompt", default='The "for" statement is used to')
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("demo_output"))
     args = parser.parse_args(argv)
     if args.steps < 2:
         parser.error("--steps must be at least 2")
@@ -53,15 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         steps = [line for line in lines if "loss" in line]
         text = sample(trained_weights.load(folder), args.prompt, args.seed)
     losses = [line["loss"] for line in steps]
-    args.out.mkdir(parents=True, exist_ok=True)
-    draw(losses, args.out / "loss.png")
     console.print(f"\n{text_plot(losses)}\n\n{text}\n", soft_wrap=True)
     host = statistics.median(line["host_ms"] for line in steps)
     rate = statistics.median(line.get("tokens_per_second", 0.0) for line in steps)
     console.print(f"{rate:,.0f} tokens/s, {host:.2f} ms of host time a step")
     held_out = f"held-out {outcome.held_out:.3f}"
     console.print(f"loss: first {losses[0]:.3f}, last {losses[-1]:.3f}, {held_out}")
-    console.print(f"loss curve: {args.out / 'loss.png'}")
     console.print(f"traces of train_step: {xf.trace_count(train.train_step)}")
     return 0 if losses[-1] < losses[0] else 1
 
@@ -76,23 +72,9 @@ def sample(found: trained_weights.Trained, prompt: str, seed: int) -> str:
     """The prompt with its continuation."""
     known, how = tokenizer.load(found.tokenizer), Settings(TEMPERATURE, seed=seed)
     [more] = complete(
-        found.computing(), known, prompts_of(known, [prompt]), NEW, how, config=found.recipe.model
+        found.computing(), known, [known.encode_prompt(prompt)], NEW, how, config=found.recipe.model
     )
     return prompt + more
-
-
-def draw(losses: Sequence[float], file: Path) -> None:
-    """Draw the loss curve."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 5))
-    axes.plot(range(1, len(losses) + 1), losses, linewidth=0.7)
-    axes.set(xlabel="step", ylabel="loss (nats per token)")
-    figure.savefig(file, dpi=120, bbox_inches="tight")
-    pyplot.close(figure)
 
 
 def text_plot(values: Sequence[float], width: int = 64, height: int = 8) -> str:

@@ -21,16 +21,10 @@ class NotWrittenError(OSError):
 
 @contextlib.contextmanager
 def written(path: Path, partial: Path | None = None) -> Iterator[Path]:
-    """Where to write what becomes the file or folder `path` at the end of the ``with`` block.
+    """Where to write what becomes the file or new folder `path` at the end of the ``with`` block.
 
-    If the block fails, what it wrote is removed, and an old file `path` is as it was.
-
-    Args:
-        path: a file, which may exist, or a folder, which does not.
-        partial: the name until then; None: ``<path>.partial``.
-
-    Raises:
-        NotWrittenError: the disk is full, or fails.
+    If the block fails, what it wrote is removed, and an old file `path` is as it was; if that is
+    because the disk is full, or fails, the error is a `NotWrittenError`.
     """
     partial = partial or path.with_name(f"{path.name}.partial")
     _remove(partial)  # A killed process may have left it.

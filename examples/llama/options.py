@@ -4,6 +4,7 @@ A field's possible values come from its type, or from `CHOICES` of its class, an
 from the class's ``Attributes:``. Fields in `DERIVED` of a class are no settings.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import fnmatch
@@ -32,12 +33,9 @@ class SettingError(ValueError):
 
 
 def changed(settings: T, values: Any, path: str = "") -> T:
-    """The settings, with values replaced by those of a nested mapping.
+    """The settings, with values replaced by those of a nested mapping, `{"train": {"steps": 9}}`.
 
-    Args:
-        settings: a frozen dataclass, whose fields may be dataclasses too.
-        values: what to replace, such as ``{"train": {"steps": 100}}``.
-        path: where the settings are within others, for messages.
+    `path` is where the settings are within others, for messages.
 
     Raises:
         SettingError: an unknown key, or a value of the wrong type or out of range.
@@ -101,51 +99,39 @@ class Setting(NamedTuple):
     """A setting as help shows it: its key, its value as one types it, and its description."""
 
     key: str
-    value: str | None
+    value: str
     meaning: str
     choices: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        return self.key if self.value is None else f"{self.key}={self.value}"
 
-
-def described(
-    settings: Any, groups: Mapping[str, Iterable[str]], *, with_values: bool = True
-) -> str:
+def described(settings: Any, groups: Mapping[str, str], *, with_values: bool = True) -> str:
     """The settings in groups, each with its value and the first sentence of its description.
 
-    Args:
-        settings: a frozen dataclass.
-        groups: titles, and patterns of keys such as ``mesh.*``; a setting is in the first group
-            with a pattern that matches, and groups and settings are in this order.
-        with_values: whether their values are shown.
+    A group has a title, and patterns of keys such as ``mesh.*``. A setting is in the first group
+    with a pattern that matches.
     """
     rest, sections = list(_rows(settings)), []
-    if not with_values:
-        rest = [row._replace(value=None) for row in rest]
     for title, patterns in groups.items():
-        found = [s for pattern in patterns for s in rest if fnmatch.fnmatchcase(s.key, pattern)]
+        found = [s for one in patterns.split() for s in rest if fnmatch.fnmatchcase(s.key, one)]
         rest = [setting for setting in rest if setting not in found]
-        sections.append(f"{title}:\n{_table(found)}")
-    return "\n\n".join([*sections, _table(rest)] if rest else sections)
+        sections.append(f"{title}:\n{_table(found, with_values)}")
+    return "\n\n".join(sections)
 
 
-def _table(settings: Sequence[Setting]) -> str:
+def _table(settings: Sequence[Setting], with_values: bool) -> str:
     """A line for each setting, and one more for its choices."""
-    width = 2 + max(len(str(setting)) for setting in settings)
-    rows: list[tuple[str, str]] = []
-    for setting in settings:
+    heads = [f"{s.key}={s.value}" if with_values else s.key for s in settings]
+    width = 4 + max(map(len, heads))
+    rows: list[str] = []
+    for head, setting in zip(heads, settings, strict=True):
         meaning = setting.meaning.partition(". ")[0].removesuffix(".")
-        rows.append((str(setting), meaning))
+        rows.append(f"{f'  {head}':{width}}{meaning}")
         if setting.choices:
-            rows.append(("", f"one of {', '.join(setting.choices)}"))
-    return "\n".join(_wrapped(f"  {head:{width}}{text}", width + 2) for head, text in rows)
-
-
-def _wrapped(text: str, indent: int) -> str:
-    return textwrap.fill(
-        text, 100, subsequent_indent=" " * indent, break_on_hyphens=False, break_long_words=False
-    )
+            rows.append(f"{'':{width}}one of {', '.join(setting.choices)}")
+    fill = textwrap.TextWrapper(
+        100, subsequent_indent=" " * width, break_on_hyphens=False, break_long_words=False
+    ).fill
+    return "\n".join(map(fill, rows))
 
 
 def _rows(settings: Any, path: str = "") -> Iterator[Setting]:
@@ -153,7 +139,7 @@ def _rows(settings: Any, path: str = "") -> Iterator[Setting]:
     for key, kind in kinds.items():
         value, whole, meaning = getattr(settings, key), _join(path, key), meanings.get(key, "")
         if not dataclasses.is_dataclass(value):
-            choices = typing.get_args(kind) if _is_choice(kind) else ()
+            choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
             yield Setting(whole, _typed(value), meaning, choices)
             continue
         if names := NAMED.get(type(value)):
@@ -183,7 +169,8 @@ _hints = functools.cache(typing.get_type_hints)
 def _kinds(cls: type) -> dict[str, Any]:
     """The type of each field that can be set; a family may have been registered since."""
     names = [field.name for field in dataclasses.fields(cls)]
-    choices = {name: _choice(known) for name, known in getattr(cls, "CHOICES", {}).items()}
+    literal: Any = Literal
+    choices = {name: literal[tuple(known)] for name, known in getattr(cls, "CHOICES", {}).items()}
     kinds = _hints(cls) | choices
     return {name: kinds[name] for name in names if name not in getattr(cls, "DERIVED", ())}
 
@@ -204,14 +191,6 @@ def _known(name: object, known: Iterable[str], path: str = "") -> str:
     return f"did you mean {_join(path, near[0])}?" if near else f"use one of {', '.join(known)}"
 
 
-def _choice(names: Iterable[str]) -> Any:
-    return typing.cast(Any, Literal)[tuple(names)]
-
-
-def _is_choice(kind: Any) -> bool:
-    return typing.get_origin(kind) is Literal
-
-
 def _value(kind: Any, old: Any, value: Any, path: str) -> Any:
     """A value of a field's type. A text is read as YAML unless the field takes texts."""
     # `Literal[...] | None` is a typing.Union.
@@ -219,37 +198,27 @@ def _value(kind: Any, old: Any, value: Any, path: str) -> Any:
     kinds = typing.get_args(kind) if several else (kind,)
     optional = types.NoneType in kinds
     if isinstance(value, str) and (str not in kinds or (optional and value == "null")):
-        value = _parsed(value)
+        with contextlib.suppress(yaml.YAMLError):  # such as a pattern, *.txt
+            value = yaml.safe_load(value)
     if value is None and optional:
         return None
-    [one] = [k for k in kinds if k is not types.NoneType]
-    if dataclasses.is_dataclass(one):
-        return _dataclass(one, old, value, path)
+    one: Any = next(k for k in kinds if k is not types.NoneType)
+    if isinstance(value, str) and one in NAMED:
+        if value not in NAMED[one]:
+            raise SettingError(f"{path} is {value!r}: {_known(value, NAMED[one])}")
+        return NAMED[one][value]
+    if hasattr(one, "__dataclass_fields__"):
+        return changed(old if isinstance(old, one) else one(), value, path)
     if typing.get_origin(one) is tuple:
         item = typing.get_args(one)[0]
         values = value if isinstance(value, list | tuple) else [value]
         return tuple(_value(item, None, v, f"{path}[{i}]") for i, v in enumerate(values))
-    if _is_choice(one):
+    if typing.get_origin(one) is Literal:
         choices = typing.get_args(one)
         if value not in choices:
             raise SettingError(f"{path} is {value!r}: {_known(value, choices)}")
         return value
     return _scalar(one, value, path, optional)
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:  # such as a pattern, *.txt
-        return text
-
-
-def _dataclass(cls: Any, old: Any, value: Any, path: str) -> Any:
-    if isinstance(value, str) and cls in NAMED:
-        if value not in NAMED[cls]:
-            raise SettingError(f"{path} is {value!r}: {_known(value, NAMED[cls])}")
-        return NAMED[cls][value]
-    return changed(old if isinstance(old, cls) else cls(), value, path)
 
 
 def _scalar(kind: type, value: Any, path: str, optional: bool) -> Any:

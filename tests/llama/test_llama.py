@@ -323,11 +323,10 @@ def test_text_plot() -> None:
     assert len(demo.text_plot(range(1, 1000), width=20).splitlines()[-1]) == 27
 
 
-def test_demo_plots_and_prints_losses(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_prints_losses(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 300, encoding="utf-8")
-    assert demo.main(["--data", str(text), "--steps", "12", "--out", str(tmp_path / "out")]) == 0
-    assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert demo.main(["--data", str(text), "--steps", "12"]) == 0
     printed = capsys.readouterr().out
     assert re.search(r"loss: first \d+\.\d+, last \d+\.\d+, held-out \d+\.\d+", printed)
     assert re.search(r"traces of train_step: \d+", printed)

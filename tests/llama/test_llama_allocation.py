@@ -10,7 +10,7 @@ import pytest
 
 CODE = """
 import ctypes, json, sys, threading
-from examples.llama import allocation
+from examples.llama.train import allocation
 
 class Info(ctypes.Structure):
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
@@ -22,7 +22,6 @@ libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.free.argtypes = [ctypes.c_void_p]
 before = libc.mallinfo2()
 done = sys.argv[1] == "yes" and allocation.keep_memory()
-libc.malloc_trim(0)  # as protobuf does now and then
 
 def allocate():
     pointer = libc.malloc(200 << 20)
@@ -35,18 +34,11 @@ thread = threading.Thread(target=allocate)
 thread.start()
 thread.join()
 free = libc.mallinfo2().fordblks - before.fordblks
-middle, advised = libc.malloc(200 << 20) + (100 << 20), None
-for line in open("/proc/self/smaps"):
-    name, *rest = line.split()
-    if not name.endswith(":"):
-        low, high = (int(end, 16) for end in name.split("-"))
-    elif name == "VmFlags:" and low <= middle < high:
-        advised = "hg" in rest
-print(json.dumps([done, mapped, free, advised]))
+print(json.dumps([done, mapped, free]))
 """
 
 
-def told(keep: str) -> tuple[bool, list[int], int, bool]:
+def told(keep: str) -> tuple[bool, list[int], int]:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     argv = [sys.executable, "-c", CODE, keep]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True)
@@ -55,14 +47,8 @@ def told(keep: str) -> tuple[bool, list[int], int, bool]:
 
 @pytest.mark.slow
 def test_keep_memory_reuses_freed_large_arrays() -> None:
-    size = 200 << 20
-    done, mapped, free, _ = told("no")
-    assert (done, min(mapped) >= size, free < size) == (False, True, True)
-    done, mapped, free, _ = told("yes")
-    assert (done, mapped, free >= size) == (True, [0, 0], True)
-
-
-@pytest.mark.slow
-def test_keep_memory_uses_huge_pages_if_available() -> None:
-    available = Path("/sys/kernel/mm/transparent_hugepage").exists()
-    assert [told(keep)[-1] for keep in ("no", "yes")] == [False, available]
+    half = 100 << 20  # of an array; some of the heap was free before
+    done, mapped, free = told("no")
+    assert (done, min(mapped) > half, free < half) == (False, True, True)
+    done, mapped, free = told("yes")
+    assert (done, mapped, free > half) == (True, [0, 0], True)

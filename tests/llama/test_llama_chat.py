@@ -1,6 +1,7 @@
 """Conversations and pairs: templates against transformers, what is learned, and bad records."""
 
 import json
+import re
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -254,6 +255,68 @@ def test_training_template_of_one_that_leaves_out_thoughts_alone() -> None:
     b, d = answers = ["\n<think>hm</think>\nb", "\n<think></think>\nd"]
     assert text == f"[gMASK]<sop><|user|>\na<|assistant|>{b}<|user|>\nc<|assistant|>{d}"
     assert ([text[start:end] for start, end in spans], rewritten) == (answers, 0)
+
+
+FORMATS = {  # of chats with answers a and b: before them, between them, and what each has
+    # https://cookbook.openai.com/articles/openai-harmony
+    "gptoss": (
+        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+        "Knowledge cutoff: 2024-06\nCurrent date: DATE\n\nReasoning: medium\n\n# Valid channels: "
+        "analysis, commentary, final. Channel must be included for every message.<|end|>"
+        "<|start|>developer<|message|># Instructions\n\nBe short.\n\n<|end|>"
+        "<|start|>user<|message|>x<|end|><|start|>assistant",
+        "<|start|>user<|message|>y<|end|><|start|>assistant",
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>a"
+        "<|return|>",
+        "<|channel|>final<|message|>b<|return|>",
+    ),
+    # https://huggingface.co/deepseek-ai/DeepSeek-V3
+    "deepseekv3": (
+        "<|begin_of_text|>Be short.<\uff5cUser\uff5c>x<\uff5cAssistant\uff5c>",
+        "<\uff5cUser\uff5c>y<\uff5cAssistant\uff5c>",
+        "a<\uff5cend▁of▁sentence\uff5c>",
+        "b<\uff5cend▁of▁sentence\uff5c>",
+    ),
+}
+RATED = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": "x"},
+    {"role": "assistant", "content": "a", "thinking": "hm"},
+    {"role": "user", "content": "y"},
+    {"role": "assistant", "content": "b"},
+]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_training_template_of_a_format_matches_transformers(name: str, folder: Path) -> None:
+    shipped = Path(chat_template.__file__).parent / "templates" / f"{name}.jinja"
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs.chat_template = shipped.read_text("utf-8")
+    special = {"bos_token": theirs.bos_token}
+    # The model's own has no marks, and writes but the last answer with thoughts and as the end.
+    source = theirs.chat_template.replace("{%- generation %}", "")
+    source = source.replace("{%- endgeneration %}", "")
+    source = source.replace("message.thinking is string", "message.thinking and loop.last")
+    source = source.replace("'<|return|>'", "('<|return|>' if loop.last else '<|end|>')")
+    stock = chat_template.Template(source, special)
+    ours = chat_template.training(stock)
+    assert ours.source == theirs.chat_template
+    assert stock.answers(RATED)[2] > 0
+    assert stock.render(RATED[:3]) == ours.render(RATED[:3])
+
+    begin, middle, first, second = FORMATS[name]
+    text, spans, rewritten = ours.answers(RATED)
+    assert re.sub(r"\d{4}-\d\d-\d\d", "DATE", text) == begin + first + middle + second
+    assert ([text[start:end] for start, end in spans], rewritten) == ([first, second], 0)
+    found = theirs.apply_chat_template(RATED, return_dict=True, return_assistant_tokens_mask=True)
+    known = tokenizer.load(folder)
+    encoded = conversations.Encoder(known, DataConfig(kind="chat")).encode(text, spans)
+    assert encoded.tokens == found["input_ids"]
+    assert [int(yes) for yes in encoded.learned] == found["assistant_masks"]
+
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": {}}]}
+    with pytest.raises(chat_template.TemplateError, match=r"it has no tools: give a file in data"):
+        ours.render([*RATED[:2], call])
 
 
 def test_training_template_is_the_tokenizers_own_or_an_error() -> None:

@@ -11,10 +11,10 @@ import xfunc as xf
 from examples.llama import model
 from examples.llama.data import tokenizer
 from examples.llama.model import generate
-from examples.llama.model.complete import complete, prompts_of
+from examples.llama.model.complete import complete
+from examples.llama.model.parameters import NotFiniteError
 from examples.llama.model.plan import Plan
 from examples.llama.model.sampling import Sampling, Settings
-from examples.llama.train.finite import NotFiniteError
 
 CONFIG = model.TINY["tiny"]
 PLAN = Plan(block=8)
@@ -104,7 +104,7 @@ def test_complete_texts_of_several_batches_equal_each_alone(
     config, params = talking
     texts = ["the", "the cat and the dog", "é", "say bye and 日本 " * 3, "dog"]
     settings = Settings(0.9, seed=2**63 - 2)
-    prompts = prompts_of(known, texts)
+    prompts = [known.encode_prompt(text) for text in texts]
     made = complete(params, known, prompts, 7, settings, config=config, plan=PLAN, size=2)
     seeds = [2**63 - 2, 2**63 - 1, -(2**63), 1 - 2**63, 2 - 2**63]
     for prompt, seed, answer in zip(prompts, seeds, made, strict=True):
@@ -138,4 +138,4 @@ def test_complete_errors(
             complete(params, known, none, 3, config=config)
     broken = params | {"norm": params["norm"] * torch.nan}
     with pytest.raises(NotFiniteError, match="logits that are not finite"):
-        complete(broken, known, prompts_of(known, ["the"]), 3, config=config)
+        complete(broken, known, [known.encode_prompt("the")], 3, config=config)

@@ -10,7 +10,7 @@ import torch
 
 import xfunc as xf
 from examples.llama import config, model, train
-from examples.llama.model import cudnn
+from examples.llama.model import kernels
 from examples.llama.model.attention import Scores
 from examples.llama.model.plan import Plan
 from examples.llama.options import SettingError
@@ -56,7 +56,7 @@ def settings(config: bytes) -> Any:
 )
 def test_cudnn_attention_calls_match_jax(window: Any, scale: Any, dtype: torch.dtype) -> None:
     def ours(q: Any, k: Any, v: Any, ct: Any) -> Any:
-        run = functools.partial(cudnn.cudnn_attention, window=window, scores=Scores(scale))
+        run = functools.partial(kernels.cudnn_attention, window=window, scores=Scores(scale))
         out, pull = xf.vjp(run, q, k, v)
         return out, *pull(ct)
 
@@ -86,7 +86,7 @@ def test_cudnn_train_step_has_one_call_per_pass() -> None:
 @pytest.mark.slow
 def test_cudnn_attention_sharded_over_rows_and_heads() -> None:
     where = Sharding.of({"data": 1, "fsdp": 2, "tensor": 4}, abstract=True)
-    run = functools.partial(cudnn.cudnn_attention, sharding=where)
+    run = functools.partial(kernels.cudnn_attention, sharding=where)
     lowered = xf.jit(run).lower(*qkv())
     [(_, sizes, _, _)] = calls(lowered.module)
     assert sizes == [[1, 1, SEQ, DIM]] * 3  # each key's head twice, for four devices
@@ -104,7 +104,7 @@ def test_cudnn_attention_sharded_over_rows_and_heads() -> None:
 def test_cudnn_attention_unsupported_inputs_raise(given: Any, named: Any, why: str) -> None:
     said = f"cuDNN has no attention for {re.escape(why)}: use the attention 'blockwise'"
     with pytest.raises(ValueError, match=said):
-        xf.jit(functools.partial(cudnn.cudnn_attention, **named))(*given)
+        xf.jit(functools.partial(kernels.cudnn_attention, **named))(*given)
 
 
 def test_cudnn_attention_on_cpu_is_refused() -> None:

@@ -217,9 +217,8 @@ def test_fit_reports_speed_on_known_chips(
     run_of: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert metrics.chip() is None
-    assert metrics.hbm_gib() is None
     monkeypatch.setattr(metrics, "chip", lambda: "v6e")
-    monkeypatch.setattr(metrics, "hbm_gib", lambda: 12.5)
+    monkeypatch.setattr(xf, "memory_stats", lambda: {"bytes_in_use": 12.5 * 2**30})
     run, screen = run_of("a", "eval_every=100", "save_every=100"), io.StringIO()
     fit.fit(run, Console(file=screen, force_terminal=True, width=200))
     assert re.search(r"8/8.* loss \d.\d{3}  \S+ tokens/s  MFU .*HBM 12.50 GiB", screen.getvalue())

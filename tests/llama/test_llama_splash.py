@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama.model import splash
+from examples.llama.model import kernels
 from examples.llama.model.attention import Scores, dense
 from examples.llama.parallel.sharding import Sharding
 from xfunc.errors import CompileError, UnsupportedOpError
@@ -19,7 +19,7 @@ WEIGHTS = torch.randn(BATCH, HEADS, SEQ, DIM, generator=torch.Generator().manual
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splash, "PLATFORM", "cpu")
+    monkeypatch.setattr(kernels, "PLATFORM", "cpu")
 
 
 def qkv(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
@@ -29,7 +29,7 @@ def qkv(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 
 
 def blocks_of_128(*inputs: Any) -> torch.Tensor:
-    return splash.splash_attention(*inputs, block=128)
+    return kernels.splash_attention(*inputs, block=128)
 
 
 def results(attention: Any, segments: Any, dtype: torch.dtype = torch.float32) -> Any:
@@ -55,7 +55,7 @@ def test_splash_matches_dense_attention(segments: Any) -> None:
 @pytest.mark.usefixtures("interpreted")
 def test_splash_with_window_and_cap() -> None:
     kind = Scores(scale=0.3, cap=2.0)
-    see = functools.partial(splash.splash_attention, block=128, window=50, scores=kind)
+    see = functools.partial(kernels.splash_attention, block=128, window=50, scores=kind)
     want = results(functools.partial(dense, reach=50, scores=kind), DOCUMENTS)
     torch.testing.assert_close(results(see, DOCUMENTS), want, rtol=1e-4, atol=1e-5)
 
@@ -100,10 +100,10 @@ def test_splash_in_scanned_layers(policy: Any) -> None:
 def test_splash_named_results_are_not_recomputed(policy: Any, forwards: int) -> None:
     x = tuple(xf.ShapeDtypeStruct(t.shape, torch.bfloat16) for t in qkv())
     lowered = xf.jit(xf.grad(lambda x: layers(x, None, policy))).lower(x)
-    assert len(kernels(lowered)) == forwards + 2  # one for dq, one for dk and dv
+    assert len(kernel_names(lowered)) == forwards + 2  # one for dq, one for dk and dv
 
 
-def kernels(lowered: Any) -> list[str]:
+def kernel_names(lowered: Any) -> list[str]:
     instructions = [i for c in lowered.module.computations for i in c.instructions]
     return [i.name for i in instructions if i.proto.custom_call_target == "tpu_custom_call"]
 
@@ -113,7 +113,7 @@ def test_splash_compiles_for_tpu_with_sharded_heads_and_rows() -> None:
     sharding = Sharding.of({"fsdp": 2, "tensor": 2}, abstract=True)
 
     def weighted(q: Any, k: Any, v: Any, segments: Any) -> torch.Tensor:
-        out = splash.splash_attention(q, k, v, segments, block=128, sharding=sharding)
+        out = kernels.splash_attention(q, k, v, segments, block=128, sharding=sharding)
         return out.float().sum()
 
     q, k, v = (
@@ -138,7 +138,7 @@ def test_splash_unsupported_sizes_raise(seq: int, block: int) -> None:
         rf"a sequence of {seq} in blocks of {min(block, seq)}: .* or the attention 'blockwise'"
     )
     with pytest.raises(ValueError, match=message):
-        xf.jit(lambda q: splash.splash_attention(q, q, q, block=block))(q)
+        xf.jit(lambda q: kernels.splash_attention(q, q, q, block=block))(q)
 
 
 def test_splash_float64_raises() -> None:

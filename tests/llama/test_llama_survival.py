@@ -95,7 +95,10 @@ def test_fit_learns_in_every_kind_of_run(
     assert len(losses) == 6
     assert losses[-1] < losses[0]
     if KINDS[kind][0] == "pairs":  # At first the model is its own reference.
-        assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
+        # XLA's CPU computes `mixed` with weights that are not rounded to bfloat16, as those of the
+        # reference are: with --xla_allow_excess_precision=false it is log(2) to 1e-8.
+        bound = 5e-4 if "precision=mixed" in KINDS[kind][1] else 1e-6
+        assert losses[0] == pytest.approx(math.log(2), abs=bound)
 
 
 # -- damage -----------------------------------------------------------------------------------

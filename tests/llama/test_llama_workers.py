@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import xfunc as xf
 from examples.llama.data.documents import DataError
 from examples.llama.data.reader import DataConfig, Reader
-from examples.llama.data.workers import Workers
+from examples.llama.data.workers import map_in_processes
 from tests.llama.texts import documents_of, write_lines
 
 
@@ -26,56 +27,49 @@ def children() -> set[str]:
 
 @pytest.fixture(autouse=True)
 def _none_left() -> Iterator[None]:
+    resource_tracker.ensure_running()  # It stays until the program ends.
     before = children()
     yield
     assert children() == before
 
 
 def test_workers_map_is_in_order() -> None:
-    with Workers(3) as workers:
-        assert list(workers.map(hex, range(100))) == list(map(hex, range(100)))
-        assert list(workers.map(int, ["1", "2"])) == [1, 2]
+    assert list(map_in_processes(3, hex, range(100))) == list(map(hex, range(100)))
+    assert list(map_in_processes(3, int, ["1", "2"])) == [1, 2]
 
 
 def test_workers_do_not_import_torch() -> None:
     """It takes more than a second, and they need tokenizers alone."""
-    with Workers(2) as workers:
-        asked = ["'torch' in __import__('sys').modules"] * 2
-        assert list(workers.map(eval, asked)) == [False, False]
+    asked = ["'torch' in __import__('sys').modules"] * 2
+    assert list(map_in_processes(2, eval, asked)) == [False, False]
 
 
 def test_workers_map_reads_a_few_items_ahead() -> None:
     taken = []
-    with Workers(2) as workers:
-        results = workers.map(str, (taken.append(n) or n for n in range(10**9)))
-        assert [next(results) for _ in range(5)] == ["0", "1", "2", "3", "4"]
+    results = map_in_processes(2, str, (taken.append(n) or n for n in range(10**9)))
+    assert list(itertools.islice(results, 5)) == ["0", "1", "2", "3", "4"]
     assert len(taken) <= 5 + 2 * 2
 
 
 def test_workers_map_errors_come_in_turn() -> None:
-    with Workers(2) as workers:
-        results = workers.map(int, ["1", "2", "x", "3"])
-        assert [next(results), next(results)] == [1, 2]
-        with pytest.raises(ValueError, match="invalid literal for int"):
-            next(results)
+    results = map_in_processes(2, int, ["1", "2", "x", "3"])
+    assert [next(results), next(results)] == [1, 2]
+    with pytest.raises(ValueError, match="invalid literal for int"):
+        next(results)
 
     def items() -> Iterator[str]:
         yield from ("1", "2", "3")
         raise DataError("damaged")
 
-    with Workers(2) as workers:
-        results = workers.map(int, items())
-        assert list(itertools.islice(results, 3)) == [1, 2, 3]
-        with pytest.raises(DataError, match="damaged"):
-            next(results)
+    results = map_in_processes(2, int, items())
+    assert list(itertools.islice(results, 3)) == [1, 2, 3]
+    with pytest.raises(DataError, match="damaged"):
+        next(results)
 
 
 def test_workers_map_of_a_dead_process_raises() -> None:
-    with (
-        Workers(2) as workers,
-        pytest.raises(DataError, match=r"ended, with status 7: .* use fewer data\.processes"),
-    ):
-        list(workers.map(os._exit, [7]))
+    with pytest.raises(DataError, match=r"makes tokens ended: .* use fewer data\.processes"):
+        list(map_in_processes(2, os._exit, [7]))
 
 
 def leaves(reader: Reader) -> list[list[int]]:
@@ -147,14 +141,13 @@ def test_data_config_wrong_processes_raise() -> None:
 PROGRAM = """
 import signal
 import sys
-from examples.llama.data.workers import Workers
+from examples.llama.data.workers import map_in_processes
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
-with Workers(2) as workers:
-    print(*workers.map(abs, range(5)), flush=True)
-    results = workers.map(abs, range(10**9))
-    print(next(results), flush=True)
-    sys.stdin.read()
+print(*map_in_processes(2, abs, range(5)), flush=True)
+results = map_in_processes(2, abs, range(10**9))
+print(next(results), flush=True)
+sys.stdin.read()
 """
 
 

@@ -12,7 +12,7 @@ import xfunc as xf
 from examples.llama import config, model, train
 from examples.llama.aot import Case
 from examples.llama.hub import hf
-from examples.llama.model import generate, splash
+from examples.llama.model import generate, kernels
 from examples.llama.model.attention import dense
 from examples.llama.model.plan import Plan
 from examples.llama.model.sizes import Experts, Latent
@@ -200,7 +200,7 @@ DOCUMENTS = torch.tensor([[1] * 50 + [2] * 78, [1] * 128, [1] * 100 + [0] * 28, 
 def test_splash_attention_equals_dense_attention(
     axes: dict[str, int], segments: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(splash, "PLATFORM", "cpu")
+    monkeypatch.setattr(kernels, "PLATFORM", "cpu")
     sharding = Sharding.of(axes)
     generator = torch.Generator().manual_seed(0)
     qkv = [torch.randn(4, n, 128, 16, generator=generator) for n in (4, 2, 2)]
@@ -210,6 +210,6 @@ def test_splash_attention_equals_dense_attention(
         value = xf.value_and_grad(lambda qkv: (attention(*qkv) * weights).sum())
         return xf.device_get(value(qkv))
 
-    got = gradients(lambda q, k, v: splash.splash_attention(q, k, v, segments, sharding=sharding))
+    got = gradients(lambda q, k, v: kernels.splash_attention(q, k, v, segments, sharding=sharding))
     want = gradients(lambda q, k, v: dense(q, k, v, segments))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

@@ -29,12 +29,8 @@ class Checkpoints:
     """Checkpoints ``<folder>/<step>``, written while training goes on.
 
     ``with Checkpoints(folder) as checkpoints:`` waits at its end for the one that is being written.
-    Of several processes each makes its own object, with the same arguments.
-
-    Args:
-        folder: on a file system that all processes see; made when the first one is saved.
-        keep: how many to keep; an older one goes when a newer one is complete.
-        keep_every: checkpoints of the multiples of this stay for good; None: none do.
+    Of several processes, which all see the folder, each makes its own object. The newest `keep`
+    stay, and those of the multiples of `keep_every`.
     """
 
     def __init__(self, folder: str | PathLike[str], keep: int = 3, keep_every: int | None = None):
@@ -62,16 +58,9 @@ class Checkpoints:
     def save(self, step: int, state: Any, extra: dict[str, Any], *, at_once: bool = False) -> None:
         """Begin to save; the state may be donated or changed from now on.
 
-        Args:
-            step: how many steps made the state.
-            state: a tree of tensors and Python numbers.
-            extra: what JSON can hold, such as the position in the data.
-            at_once: whether to wait until it is written: then the host never holds more than one
-                array of the state.
-
-        Raises:
-            CheckpointWriteError: the save before failed; this one was not begun.
-            FileExistsError: there is a checkpoint of this step, or of a later one.
+        `extra` is what JSON can hold. If `at_once`, it waits until all is written: then the host
+        never holds more than one array of the state. Otherwise the next call raises the error of
+        one that failed.
         """
         self.wait()
         latest = max((s for s in self.steps() if s not in self._damaged), default=-1)
@@ -95,11 +84,7 @@ class Checkpoints:
         importlib.import_module("torch.distributed.checkpoint")
 
     def wait(self) -> None:
-        """Wait until the save in progress is complete.
-
-        Raises:
-            CheckpointWriteError: it failed, and left nothing; those before are as they were.
-        """
+        """Wait until the save in progress is complete, and raise its error."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -115,14 +100,10 @@ class Checkpoints:
         *,
         partial: bool = False,
     ) -> Restored:
-        """Read a checkpoint.
+        """Read the checkpoint of a step; see `xf.sharding.load_checkpoint`.
 
-        Args:
-            target: what the state is and where it shall be; see `xf.sharding.load_checkpoint`.
-            step: which one. None: the newest that is not damaged, with a warning for each that is;
-                the next save then renames those to ``<step>.damaged``.
-            check: is given `extra` before the state is read, and may raise an error.
-            partial: whether the target may be a part of the state; the rest is not read.
+        None is the newest that is not damaged, with a warning for each that is; the next save then
+        renames those to ``<step>.damaged``. `check` is given `extra` before the state is read.
 
         Raises:
             FileNotFoundError: there is none, or none of that step.

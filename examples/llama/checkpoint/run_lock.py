@@ -27,9 +27,6 @@ def owned(folder: Path) -> Iterator[None]:
 
     The operating system releases the lock when its process ends, in whatever way. The first of a
     run's several processes holds it for all of them.
-
-    Raises:
-        FolderInUseError: another process owns it; nothing in the folder was read or written.
     """
     lock, taken = FileLock(folder / _LOCK, timeout=0), False
     if hosts.is_first():

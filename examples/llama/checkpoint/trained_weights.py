@@ -16,10 +16,9 @@ from ..data import documents, tokenizer
 from ..hub import hf
 from ..hub.hf_config import load_config, load_context, load_dtype
 from ..model import Params
-from ..model.parameters import cast
+from ..model.parameters import cast, check_finite
 from ..options import SettingError
 from ..parallel import hosts
-from ..train.finite import check_finite
 from ..train.train_config import Recipe
 from ..tune import adapters, base_weights, lora
 from .checkpoints import Checkpoints
@@ -63,13 +62,9 @@ class Trained(NamedTuple):
 def load(
     folder: Path, step: int | None = None, source: str | None = None, pairs: Iterable[str] = ()
 ) -> Trained:
-    """The weights in a folder.
+    """The weights in a run's folder, at a step or the newest one, or in Hugging Face's format.
 
-    Args:
-        folder: a run's, or one in Hugging Face's format.
-        step: which checkpoint of a run; None: the newest.
-        source: settings, see `config.read`; None: those of the run.
-        pairs: settings that differ from those.
+    `source` and `pairs` are settings that differ from the run's, see `config.read`.
     """
     if (folder / "config.json").exists():
         if step is not None:
@@ -85,7 +80,8 @@ def load(
     data = dataclasses.replace(run.data, tokenizer=str(folder / "tokenizer"))
     run = dataclasses.replace(run, folder=str(folder), data=data)
     hosts.check_same_settings(run)
-    _check_same_tokenizer(folder / "tokenizer")
+    tokens = folder / "tokenizer"
+    hosts.check_same_files(tokens, [tokens / name for name in tokenizer.FILES])
     run.keep_programs()
     recipe = run.recipe(xf.device_count())
     based = base_weights.about(run, recipe)
@@ -100,9 +96,6 @@ def load(
     return _usable(Trained(name, run, recipe, params, folder / "tokenizer", frozen, found.step))
 
 
-_SEQ = 2048  # tokens per row, if neither the settings nor the model say less
-
-
 def load_published(
     folder: Path,
     source: str | None,
@@ -112,12 +105,8 @@ def load_published(
 ) -> Trained:
     """The weights in a folder in Hugging Face's format; its model and tokenizer are the run's.
 
-    Args:
-        folder: has config.json and safetensors.
-        source: settings, see `config.read`.
-        pairs: settings that differ from those.
-        defaults: the settings that neither gives, except the model.
-        adapter: a folder of adapters to start from; None: new ones.
+    `source` and `pairs` are those of `config.read`, and `defaults` what neither gives, except the
+    model. `adapter` is a folder of adapters to start from.
     """
     sizes = load_config(folder)
     tune, started = defaults.train.tune, None
@@ -127,7 +116,7 @@ def load_published(
     recipe = dataclasses.replace(defaults.train, model=sizes, tune=tune)
     if load_dtype(folder) is torch.bfloat16:
         recipe = dataclasses.replace(recipe, precision="mixed")
-    data = dataclasses.replace(defaults.data, seq=min(context or _SEQ, _SEQ))
+    data = dataclasses.replace(defaults.data, seq=min(context or 2048, 2048))
     start = dataclasses.replace(defaults, train=recipe, data=data)
     pairs = tuple(pairs)
     run = config.read(source, pairs, config.tuned(config.read(source, pairs, start), start))
@@ -135,7 +124,7 @@ def load_published(
     for files in (run.data.files, run.data.validation):
         documents.find(files)  # An error before the weights are read, which takes long.
     hosts.check_same_files(folder, [folder / "config.json", *hf.files(folder)])
-    _check_same_tokenizer(folder)
+    hosts.check_same_files(folder, [folder / name for name in tokenizer.FILES])
     if adapter is not None:
         hosts.check_same_files(adapter, [adapter / adapters.CONFIG, adapter / adapters.TENSORS])
     run.keep_programs()
@@ -150,13 +139,13 @@ def load_published(
         _, params = hf.load(folder, recipe.numbers.weights, base_weights.every_sharding(recipe))
         return Trained(str(folder), run, recipe, params, folder)
     _, every = base_weights.read(folder, recipe)
-    params = _begun(every, run, recipe) if started is None else _placed(started, recipe)
+    where = train.shardings(recipe).params
+    if started is None:
+        params = _begun(every, run, where, recipe)
+    else:
+        params = xf.device_put(cast(started, recipe.numbers.weights), where)
     name = str(folder) if adapter is None else f"{folder}, with the adapters in {adapter},"
     return Trained(name, run, recipe, params, folder, base_weights.frozen(every, recipe))
-
-
-def _check_same_tokenizer(folder: Path) -> None:
-    hosts.check_same_files(folder, [folder / name for name in tokenizer.FILES])
 
 
 def _check_left(key: str, was: Any, now: Any, file: Path) -> None:
@@ -172,22 +161,15 @@ def _check_left(key: str, was: Any, now: Any, file: Path) -> None:
     raise SettingError(f"train.{key} comes from {file}: {differ}. Leave these settings out")
 
 
-def _placed(params: Params, recipe: Recipe) -> Params:
-    """The trained weights, on the devices."""
-    where: Any = train.shardings(recipe)
-    return xf.device_put(cast(params, recipe.numbers.weights), where.params)
-
-
-def _begun(params: Params, run: Run, recipe: Recipe) -> Params:
+def _begun(params: Params, run: Run, where: Params, recipe: Recipe) -> Params:
     """The trained part of all weights, before the first step."""
-    where: Any = train.shardings(recipe)
 
     def begin(params: Params) -> Params:
         adapt = lora.adapters(recipe.model, recipe.tune, xf.random.key(run.seed))
         found = lora.trained(params, recipe.model, recipe.tune, adapt)
         return cast(found, recipe.numbers.weights)
 
-    return xf.jit(begin, out_shardings=where.params)(params)
+    return xf.jit(begin, out_shardings=where)(params)
 
 
 def _usable(trained: Trained) -> Trained:
@@ -203,10 +185,7 @@ def import_published(
     pairs: Iterable[str] = (),
     adapter: Path | None = None,
 ) -> Run:
-    """Make a run from weights in Hugging Face's format: they become its checkpoint of step 0.
-
-    Arguments are those of `load_published`, whose `defaults` are `config.TUNING`.
-    """
+    """Make a run from weights in Hugging Face's format: they become its checkpoint of step 0."""
     trained = _usable(load_published(folder, source, pairs, config.TUNING, adapter))
     run = Path(trained.run.folder)
     with owned(run):
@@ -235,13 +214,7 @@ def _save_as_run(trained: Trained, source: Path, folder: Path) -> None:
 
 
 def export_published(trained: Trained, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write weights and tokenizer in Hugging Face's format.
-
-    Args:
-        trained: the weights.
-        folder: a new one.
-        dtype: the dtype they are stored in; None: the one the model computed in.
-    """
+    """Write weights, in a dtype or the model's, and tokenizer in Hugging Face's format."""
     dtype = dtype or trained.recipe.numbers.arithmetic
     model, context = trained.recipe.model, max(trained.run.context, trained.run.data.seq)
     hf.save(folder, model, trained.whole(), trained.tokenizer, dtype=dtype, context=context)

@@ -1,8 +1,7 @@
 """Rows of whole documents, for conversations and pairs: no document continues in another row.
 
-Which documents share a row is the same in all epochs, and of no meaning, for they do not see each
-other; the order of the rows is drawn anew for each. Documents share rows within blocks of them, see
-NOTE [blocks of documents] in `packing`.
+Which documents share a row is the same in all epochs; the order of the rows is drawn anew for each.
+Documents share rows within blocks of them, see NOTE [blocks of documents] in `packing`.
 """
 
 import functools
@@ -29,9 +28,6 @@ class Whole:
         seed: of the order of the rows.
         labelled: whether groups have labels, see `preference`: in place of whether the first token
             of the first document is learned.
-
-    Attributes:
-        rows: how many rows an epoch has.
     """
 
     def __init__(self, part: Part, seq: int, group: int, seed: int, *, labelled: bool = False):

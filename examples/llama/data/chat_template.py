@@ -24,15 +24,6 @@ Span = tuple[int, int]
 FILE = "chat_template.jinja"
 TRAINING = "training"  # in place of a file: see `training`
 _SHIPPED = Path(__file__).parent / "templates"
-_REFUSALS = (  # what a template may raise when given messages that it was not written for
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    ArithmeticError,
-    LookupError,
-    AttributeError,
-    RecursionError,
-)
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -41,12 +32,7 @@ class TemplateError(DataError):
 
 
 class Template:
-    """A chat template.
-
-    Args:
-        source: its text, in jinja.
-        special: the tokens that it may name, such as `bos_token`.
-    """
+    """A chat template, in jinja, and the special tokens that it may name, such as `bos_token`."""
 
     def __init__(self, source: str, special: Mapping[str, str] = {}):
         self.source, self.special = source, dict(special)
@@ -71,12 +57,8 @@ class Template:
         """The text of a conversation, and the parts of it that the assistant says.
 
         A template may mark that itself, by `{% generation %}`. Otherwise it is what follows on the
-        text of the messages before and on what opens an answer.
-
-        Args:
-            messages: the conversation.
-            tools: what the assistant may call.
-            since: the first message that counts.
+        text of the messages before and on what opens an answer. Messages before `since` do not
+        count.
 
         Returns:
             The text; from where to where the answers go, with what ends each of them; and how many
@@ -110,7 +92,7 @@ class Template:
                 ):
                     parts.append(part)
                 return "".join(parts), list(spans)
-        except _REFUSALS as error:
+        except Exception as error:  # A template may raise anything.
             raise TemplateError(f"the chat template rejected it: {error}") from error
 
 
@@ -151,10 +133,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return made
 
 
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+def _to_json(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **how)
 
 
 def _refuse(message: str) -> None:
@@ -211,12 +191,9 @@ def _samples(template: Template) -> list[str | None]:
 
 
 def load(folder: Path, file: str | None = None) -> Template:
-    """The template of a tokenizer.
+    """The template of the tokenizer in a folder, or in another file, or the one for training.
 
-    Args:
-        folder: has the tokenizer; the template is in `chat_template.jinja` there, or in
-            `tokenizer_config.json`.
-        file: has another template, or is `TRAINING`; None: that one.
+    A tokenizer has it in `chat_template.jinja`, or in `tokenizer_config.json`.
     """
     if file == TRAINING:
         return training(load(folder))

@@ -2,11 +2,9 @@
 
 A record of `chat` has `messages`; `conversations`, as in ShareGPT; a `prompt` and a `completion`;
 or an `instruction`, perhaps an `input` to it, and an `output`, as in Alpaca. One of `pairs` has a
-`prompt`, and a `chosen` and a `rejected` answer to it; one of `unpaired` has a `prompt`, a
-`completion`, and a `label`, which is true if that is a desirable answer. Prompts and the answers
-to them, except Alpaca's, are texts or lists of messages.
-Messages become text by the template of the tokenizer; a prompt and an answer that are texts follow
-on each other as they are, between the tokens that begin and end a document.
+`prompt`, a `chosen` and a `rejected` answer; one of `unpaired` a `prompt`, a `completion`, and a
+`label`. Messages become text by the template of the tokenizer; a prompt and an answer that are
+texts follow on each other as they are.
 """
 
 import functools
@@ -65,9 +63,6 @@ class Encoder:
         """What there is to learn from in a record: a conversation, or the two of a pair.
 
         One that is longer than a row is empty, or cut, if the settings say so.
-
-        Raises:
-            BadRecordError: the record lacks something, or is longer than a row.
         """
         found = self._record(row, where)
         if not all(any(example.learned[1:]) for example in found):
@@ -188,11 +183,7 @@ class Encoder:
         return encoded._replace(answers=len(spans) + left, rewritten=left)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens of a conversation, up to what the assistant says next.
-
-        Raises:
-            TemplateError: there is no template, or it refuses the conversation.
-        """
+        """The tokens of a conversation, up to what the assistant says next."""
         if isinstance(self._template, TemplateError):
             raise self._template
         return list(self.encode(self._template.render(messages, prompt=True), []).tokens)
@@ -318,10 +309,7 @@ def _clean(text: str) -> str:
 def split(
     records: Iterable[tuple[Example, ...]], held_out: float
 ) -> Iterator[tuple[tuple[Example, ...], bool]]:
-    """Each record, and whether it is held out from training, as `documents.split` does it.
-
-    Where that would be fewer than ten or so, they are the last ones, one at least.
-    """
+    """Like `documents.split`; where fewer than ten or so would be held out, the last ones are."""
     records = iter(records)
     first = list(itertools.islice(records, math.ceil(10 / held_out)))
     if len(first) * held_out < 10:

@@ -62,8 +62,7 @@ def write(
 ) -> None:
     """Encode documents, given with whether each is held out, into the files of a corpus.
 
-    `tell` is given the numbers of documents and of tokens so far, again and again. `mapped` is like
-    the builtin, and is called with what encodes several pieces.
+    `tell` is given the numbers of documents and of tokens so far; `mapped` is like the builtin.
     """
     dtype = np.uint16 if tokenizer.size <= 1 << 16 else np.uint32
     begin, end = tokenizer.ends

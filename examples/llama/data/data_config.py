@@ -14,22 +14,18 @@ class DataConfig:
     Attributes:
         kind: what a record is. `text`, a document whose every token is learned; `chat`, a
             conversation whose answers are learned; `pairs`, two answers, one of them preferred; or
-            `unpaired`, an answer with a label, whether it is desirable: with it a row holds its
-            prompt again, with the answer of the record before, which is cut if it does not fit.
+            `unpaired`, an answer with a label, whether it is desirable.
         files: files, folders, patterns, URLs: text, JSON lines, JSON, parquet. URLs are those that
-            fsspec opens (`hf://datasets/...`, `s3://...`, `gs://...`); a file behind `https://` is
-            taken not to change. `python-docs` is the language reference inside Python.
-        weights: how often each entry of `files` is drawn from, such as `[0.7, 0.3]`. Of all rows it
-            has that share, however many tokens it has, and begins a new epoch of its own when all
-            are seen; empty: all files are one, in which each token is as frequent.
-        validation: files to evaluate on, given like `files`. All of `files` are then used for
-            training; if empty, a fraction of the documents is held out.
+            fsspec opens; a file behind `https://` is taken not to change. `python-docs` is the
+            language reference inside Python.
+        weights: the share of each entry of `files` in all rows, such as `[0.7, 0.3]`. Each begins
+            epochs of its own; empty: all files are one, in which each token is as frequent.
+        validation: files to evaluate on, given like `files`. All of `files` are then trained on.
         template: a file with a chat template; null: the tokenizer's. `training`: one that writes an
             answer the same whether or not others follow, and a single answer as the tokenizer's
             does.
         field: the field that holds the text in JSON and parquet files.
-        skip_bad: whether to skip records that cannot be read or have no text. They are counted and
-            reported; otherwise the first one is an error.
+        skip_bad: whether to skip records that cannot be read or have no text, and to report them.
         too_long: what becomes of a conversation or pair longer than a row. `error`, it is a record
             like those of `skip_bad`; `skip`, it is left out; or `truncate`, it is cut at the end of
             the row, and left out if that leaves no answer.
@@ -37,14 +33,11 @@ class DataConfig:
         vocab: vocabulary size of a tokenizer trained on the data; null: the model's.
         batch: rows per batch, across all hosts.
         seq: tokens per row.
-        held_out: the fraction of the documents to evaluate on. It applies if there is no
-            `validation`.
+        held_out: the fraction of the documents to evaluate on, without `validation`.
         seed: seed of the order of the data.
         dynamic: whether each row is one document, or part of one. A batch then groups rows of
-            similar length, padded to the longest; otherwise several documents are packed into rows
-            of `seq` tokens.
-        memory_limit: bytes that a step with `dynamic` may use on a device. Beyond that, values are
-            recomputed for the backward pass; null: no limit.
+            similar length, padded to the longest; otherwise documents are packed into rows.
+        memory_limit: bytes that a step with `dynamic` may use on a device, by recomputing values.
         processes: how many make tokens of the data. null: one for each CPU, or one for less than 64
             MiB.
         cache: a folder for the tokenized data, which runs may share. null: the run's own.

@@ -49,10 +49,8 @@ def cached(
 ) -> Cached:
     """The folder in `cache` that `write` fills from `files` and `settings`; it is made only once.
 
-    Files are identified by name, size and time, those behind a URL by fsspec's `ukey`, so finding
-    the folder reads none of them. The folder's contents are compared with their checksums, or at
-    first with their sizes if they are larger than `AT_ONCE`: if they are damaged, `say` is called
-    and the folder is made again. The checksums of large ones are computed in a thread.
+    Files are identified by name, size and time, or by fsspec's `ukey`. A damaged folder is made
+    again. The checksums of one larger than `AT_ONCE` are computed in a thread.
     """
     made_from = json.dumps([_FORMAT, [_stamp(f) for f in files], *settings])
     folder = cache / hashlib.sha256(made_from.encode()).hexdigest()[:32]
@@ -76,8 +74,8 @@ def cached(
 
 
 def _make(folder: Path, write: Callable[[Path], None]) -> None:
-    # A folder with the final name is complete. Where a shared disk has no locks, several hosts may
-    # get here: each fills a folder of its own, and the first to finish renames it.
+    # Where a shared disk has no locks, several hosts may get here: each fills a folder of its own,
+    # and the first to finish renames it.
     partial = folder.with_name(f"{folder.name}.{socket.gethostname()}.partial")
     try:
         with written(folder, partial):

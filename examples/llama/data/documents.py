@@ -128,11 +128,9 @@ def read(
 
     Args:
         files: their names.
-        field: the field that holds the text, in files that have fields. A null is an empty
-            document.
-        leave_out: called with what is wrong with each record that is left out, having no text or
-            being unreadable; None: the first one is an error. A file that cannot be read any
-            further always is.
+        field: the field that holds the text; a null is an empty document.
+        leave_out: called with what is wrong with each record that has no text or is unreadable;
+            None: the first one is an error. A file that cannot be read any further always is.
     """
     for file in files:
         if file == PYTHON_DOCS:
@@ -150,12 +148,9 @@ def records(
 ) -> Iterator[T]:
     """What `made` returns for each record: a row of a table, a JSON object, or the text of a file.
 
-    Args:
-        files: their names.
-        fields: the columns to read from a table, which need not have all of them.
-        made: called with a record and its location; it may raise a `DataError`.
-        leave_out: as for `read`, for each `BadRecordError`.
-        mapped: like the builtin, which is called with a function of several records.
+    It is called with a record and its location, by `mapped`, which is like the builtin, and may
+    raise a `DataError`; of a `BadRecordError`, `leave_out` is told as by `read`. Of a table, those
+    of `fields` are read that it has.
     """
     located = (
         (row, f"{unit} {number} of {file}")
@@ -190,26 +185,20 @@ def _several(located: Iterator[T], size: int) -> Iterator[list[T]]:
 
 
 def _each(made: Callable[[Any, str], T], located: Iterable[tuple[Any, str]]) -> list[T | DataError]:
-    """What `made` returns for each record, or raises."""
+    """What `made` returns for each record, or raises; bytes are a line of JSON."""
     found: list[T | DataError] = []
     for row, where in located:
         try:
-            found.append(made(_parsed(row, where), where))
+            record = json.loads(row) if isinstance(row, bytes) else row
+        except (ValueError, RecursionError) as error:
+            hint = ". Fix it, or set data.skip_bad=true"
+            found.append(BadRecordError(f"cannot read {where}: {error}", hint))
+            continue
+        try:
+            found.append(made(record, where))
         except DataError as error:
             found.append(error)
     return found
-
-
-def _parsed(row: Any, where: str) -> Any:
-    """A record: the row itself, or what a line of JSON holds."""
-    if not isinstance(row, bytes):
-        return row
-    try:
-        return json.loads(row)
-    except (ValueError, RecursionError) as error:
-        raise BadRecordError(
-            f"cannot read {where}: {error}", ". Fix it, or set data.skip_bad=true"
-        ) from error
 
 
 def _text(field: str, row: Any, where: str) -> str:

@@ -1,11 +1,8 @@
 """Batches of rows of similar length, one document a row: the alternative to packing.
 
 The documents of an epoch are shuffled. Within windows they are sorted by length and cut into
-batches, which are shuffled in turn. So the rows of a batch have little padding, and come in nearly
-any order. A batch is as wide as its longest row; what is shorter has no targets there.
-
-The order is a permutation that is computed one by one, and rows are found among those of blocks of
-documents, so that an epoch takes no memory in proportion to the number of documents.
+batches, which are shuffled in turn. A batch is as wide as its longest row. Rows are found among
+those of blocks of documents, see NOTE [blocks of documents] in `packing`.
 """
 
 import functools
@@ -24,17 +21,7 @@ _KEPT = 64  # blocks whose rows are known
 
 
 class ByLength:
-    """The rows of a part of the data.
-
-    Args:
-        part: the documents; those that are longer than a row are cut into several.
-        seq: tokens of the longest row.
-        batch: rows of a batch.
-        seed: of the order.
-
-    Attributes:
-        rows: how many rows an epoch has.
-    """
+    """The rows of a part of the data; documents that are longer than `seq` are cut into several."""
 
     def __init__(self, part: Part, seq: int, batch: int, seed: int):
         self._part, self._seq, self._batch, self._seed = part, seq, batch, seed

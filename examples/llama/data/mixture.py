@@ -31,9 +31,7 @@ class Source(Protocol):
 class Mixture:
     """The rows of one source or of several, each of which begins its epochs by itself.
 
-    Args:
-        sources: where rows come from.
-        weights: how many of each `sum(weights)` rows come from each source.
+    Of each `sum(weights)` rows a source has as many as its weight.
     """
 
     def __init__(self, sources: Sequence[Source], weights: Sequence[int]):
@@ -60,10 +58,7 @@ class Mixture:
 
 
 def turn(number: int, weights: Sequence[int]) -> tuple[int, int]:
-    """The source of a row, counted from 0, and how many rows that source had before it.
-
-    Rows are divided between the first source and all others, and theirs likewise.
-    """
+    """The source of a row, counted from 0, and how many rows that source had before it."""
     left = sum(weights)
     for source, weight in enumerate(weights):
         before, after = (n * weight // left for n in (number, number + 1))

@@ -1,8 +1,7 @@
 """Rows of packed documents, found from the order of an epoch without the rows before.
 
-All documents follow each other in one circular stream, which is cut into rows of `seq` tokens. So
-no token is lost or seen twice in an epoch, and only its last row may have padding. A document that
-does not fit continues in another row. Segment ids keep the documents of a row apart.
+All documents follow each other in one circular stream, which is cut into rows of `seq` tokens. A
+document that does not fit continues in another row. Segment ids keep those of a row apart.
 
 NOTE [blocks of documents]
 More than `BLOCK` documents are such a stream for each `BLOCK` of them, in the order of the files:
@@ -27,19 +26,12 @@ _KEPT = 256  # blocks in order, of 256 KiB each
 
 
 class Epoch(NamedTuple):
-    """The stream of one pass over the documents.
+    """The stream of one pass over the documents."""
 
-    Attributes:
-        sources: where in the flat file of tokens each document ends, in the order of the stream.
-        ends: where in the stream each document ends.
-        shift: where in the stream the first row begins.
-        rows: the order in which the rows are used.
-    """
-
-    sources: Int[np.ndarray, " documents"]
-    ends: Int[np.ndarray, " documents"]
-    shift: int
-    rows: Int[np.ndarray, " rows"]
+    sources: Int[np.ndarray, " documents"]  # where in the file each ends, in the stream's order
+    ends: Int[np.ndarray, " documents"]  # where in the stream each ends
+    shift: int  # where in the stream the first row begins
+    rows: Int[np.ndarray, " rows"]  # the order in which the rows are used
 
 
 def in_order(ends: Int[np.ndarray, " documents"], seq: int) -> Epoch:
@@ -81,12 +73,7 @@ def pack(
 
 
 class Stream:
-    """The rows of a part of the data.
-
-    Args:
-        part: the documents.
-        seq: tokens per row.
-        seed: determines the order of documents and rows.
+    """The rows of a part of the data, in an order that the seed determines.
 
     Attributes:
         rows: how many rows an epoch has.
@@ -139,10 +126,6 @@ class Permutation:
     It is a Feistel network over the numbers of an even number of bits, with cycle walking: what
     comes out too large is put in again (Black and Rogaway, Ciphers with Arbitrary Finite Domains,
     2002).
-
-    Args:
-        size: how many items there are.
-        seed: numbers of 0 or more.
     """
 
     def __init__(self, size: int, seed: Sequence[int]):

@@ -14,7 +14,7 @@ from .data_config import DataConfig
 from .disk_cache import Cached, cached
 from .documents import PYTHON_DOCS, DataError, Map
 from .tokenizer import Tokenizer
-from .workers import Workers
+from .workers import map_in_processes
 
 Say = Callable[[str], object]
 
@@ -28,10 +28,7 @@ _SHOWN = 5  # of the records left out
 def prepare(
     config: DataConfig, folder: Path, vocab: int | None, say: Say
 ) -> tuple[Tokenizer, list[Corpus], list[Cached]]:
-    """The tokenizer, and the tokens of each source and their folder, for a `Reader`.
-
-    It explains the arguments.
-    """
+    """The tokenizer, and the tokens of each source and their folder, for a `Reader`."""
     if not config.files:
         raise DataError("data.files is empty: give files, folders or patterns")
     if (size := config.vocab or vocab) is None:
@@ -83,13 +80,7 @@ def _sources(config: DataConfig, say: Say) -> list["_Source"]:
 
 
 class _Source:
-    """Files that are read together.
-
-    Args:
-        config: the settings.
-        train: files to train on; unless the settings name others, a part is held out.
-        validation: files to evaluate on.
-        say: called with messages about whatever takes long.
+    """Files that are read together: to train on, and to evaluate on if the settings name some.
 
     Attributes:
         files: all of them.
@@ -124,14 +115,13 @@ class _Source:
         def tell(documents: int, tokens: int) -> None:
             seldom(f"{documents:,} documents, {tokens:,} tokens so far")
 
-        with Workers(self._config.processes or _processes(self.files)) as workers:
-            mapped = map if workers.count == 1 else workers.map
-            if encoder is None:
-                corpus.write(self.pieces(left_out.append), known, folder, tell, mapped)
-            else:
-                found = self.examples(encoder, left_out.append, mapped)
-                corpus.write_examples(found, known, folder, tell)
-        if encoder is not None:
+        count = self._config.processes or _processes(self.files)
+        mapped = map if count == 1 else functools.partial(map_in_processes, count)
+        if encoder is None:
+            corpus.write(self.pieces(left_out.append), known, folder, tell, mapped)
+        else:
+            found = self.examples(encoder, left_out.append, mapped)
+            corpus.write_examples(found, known, folder, tell)
             (folder / _NOTE).write_text("\n".join(encoder.notes()), "utf-8")
         (folder / _LEFT_OUT).write_text("".join(f"{line}\n" for line in left_out), "utf-8")
 

@@ -25,34 +25,20 @@ _NAMES = {"text": "documents", "chat": "conversations", "pairs": "answers", "unp
 
 
 class Position(NamedTuple):
-    """How steps correspond to rows of the data.
+    """How steps correspond to rows of the data."""
 
-    Attributes:
-        since: how many steps were made before the current data.
-        row: the row, counted over all epochs, that the first batch after those began with.
-        before: the earlier data, oldest first.
-    """
-
-    since: int = 0
-    row: int = 0
-    before: tuple[dict[str, Any], ...] = ()
-
-    @classmethod
-    def of(cls, state: dict[str, Any]) -> "Position":
-        """The position in a checkpoint."""
-        return cls(state["since"], state["row"], tuple(state["before"]))
+    since: int = 0  # steps that were made before the current data
+    row: int = 0  # the row, counted over all epochs, that the first batch after those began with
+    before: tuple[dict[str, Any], ...] = ()  # the earlier data, oldest first
 
     def row_at(self, step: int, batch: int) -> int:
         """The first row of the batch of a step, counted from 0."""
         return self.row + (step - self.since) * batch
 
     def changed(self, step: int, was: dict[str, Any], *, rows_go_on: bool) -> "Position":
-        """The position of a run whose data change after `step`.
+        """The position of a run whose data change after `step`, and were those of `was` before.
 
-        Args:
-            step: how many steps were made.
-            was: the data until then.
-            rows_go_on: whether the rows are the same, so that the remaining ones come next.
+        If `rows_go_on`, the rows are the same, and the remaining ones come next.
         """
         ended = was | {"since": self.since, "row": self.row, "until": step}
         row = self.row_at(step, was["batch"]) if rows_go_on else 0
@@ -69,15 +55,10 @@ class Reader:
     Args:
         config: what is read.
         folder: the run's folder; prepared data go into `data` there, unless `config` names a cache.
-        say: called with messages about whatever takes long.
         vocab: size of the model's vocabulary, which must hold all tokens; None: any.
+        say: called with messages about whatever takes long.
         rows: numbers of the rows of a batch that this process needs, if there are several; None:
             all. With `config.dynamic` a batch is always whole.
-
-    Attributes:
-        config: what is read.
-        tokenizer: the one given, or one trained on the data that is not held out.
-        held_out_batches: how many batches the held-out data make.
     """
 
     def __init__(
@@ -95,8 +76,10 @@ class Reader:
         self._check_amounts(train, held_out)
         some = rows is not None and not config.dynamic
         self._rows = np.array(rows) if some else np.arange(config.batch)
-        self._train = Mixture([_rows(config, part) for part in train], self._weights)
-        packed = [_packed(config, part) for part in held_out if len(part.tokens)]
+        self._train = Mixture(
+            [_rows(config, part, dynamic=config.dynamic) for part in train], self._weights
+        )
+        packed = [_rows(config, part, dynamic=False) for part in held_out if len(part.tokens)]
         self._held_out = Mixture(packed, [part.rows for part in packed])
         if not all(part.rows for part in self._train.sources):
             raise DataError("no document to train on has two tokens: use more text")
@@ -164,20 +147,14 @@ class Reader:
         return {"step": step, **self._made_of(), **self._position._asdict()}
 
     def go_on(self, state: dict[str, Any], new_data: bool = False) -> str:
-        """Continue after the batches of a run with this `state`.
-
-        Args:
-            state: as the method of that name returned it.
-            new_data: whether the data may differ from the run's from here on.
-
-        Returns:
-            A message about new data, if any.
+        """Continue after the batches of a run with this `state`; a message about new data, if any.
 
         Raises:
             DataChangedError: the data, or their order, differ without `new_data`; or the tokenizer
                 does, whose token numbers the model has learned.
         """
-        now, step, position = self._made_of(), state["step"], Position.of(state)
+        now, step = self._made_of(), state["step"]
+        position = Position(state["since"], state["row"], tuple(state["before"]))
         was = {key: state.get(key) for key in now}
         differ = [key for key in now if was[key] != now[key]]
         changed = "; ".join(f"{key} was {was[key]}, is {now[key]}" for key in differ)
@@ -219,13 +196,9 @@ def _counts(parts: Iterable[Part]) -> tuple[int, int]:
     return sum(tokens), sum(documents)
 
 
-def _rows(config: DataConfig, part: Part) -> Stream | Whole | ByLength:
-    if config.dynamic:
+def _rows(config: DataConfig, part: Part, *, dynamic: bool) -> mixture.Source:
+    if dynamic:
         return ByLength(part, config.seq, config.batch, config.seed)
-    return _packed(config, part)
-
-
-def _packed(config: DataConfig, part: Part) -> Stream | Whole:
     if config.kind == "text":
         return Stream(part, config.seq, config.seed)
     labelled = config.kind == "unpaired"

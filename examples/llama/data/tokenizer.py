@@ -23,23 +23,14 @@ _SLICE = 1 << 17  # characters encoded at once, which takes several times their 
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """Turns text into tokens, and back.
+    """Turns text into tokens, and back."""
 
-    Attributes:
-        model: Hugging Face's tokenizer.
-        begin: the token before each document, None if there is none.
-        end: the token after each document, None if there is none.
-        size: how many tokens there are: a model's vocabulary must have at least as many.
-        digest: a hash of the whole.
-        files: the files it was read from.
-    """
-
-    model: tokenizers.Tokenizer
-    begin: int | None
-    end: int | None
-    size: int
-    digest: str
-    files: tuple[Path, ...]
+    model: tokenizers.Tokenizer  # Hugging Face's
+    begin: int | None  # the token before each document
+    end: int | None  # the token after each document
+    size: int  # how many tokens there are: a model's vocabulary must have at least as many
+    digest: str  # a hash of the whole
+    files: tuple[Path, ...]  # that it was read from
 
     def __reduce__(self) -> tuple[Any, ...]:
         return load, (self.files[0],)  # Its JSON lacks some of what `load` sets.
@@ -47,8 +38,7 @@ class Tokenizer:
     @property
     def ends(self) -> tuple[list[int], list[int]]:
         """The tokens before and after each document: one, or none."""
-        begin, end = ([] if token is None else [token] for token in (self.begin, self.end))
-        return begin, end
+        return [t for t in [self.begin] if t is not None], [t for t in [self.end] if t is not None]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of parts of documents, without begin and end.

@@ -1,20 +1,14 @@
-"""A function called in several processes, whose results come in the order of its arguments.
+"""A function called in several processes, whose results come in the order of its arguments."""
 
-The processes are programs of their own, which import this package and no device's runtime: a fork
-of a process with threads may hang, and multiprocessing's other ways run the caller's main module
-again. A process ends when its standard input does, and so with the caller, however that ends.
-"""
-
-import contextlib
 import itertools
+import multiprocessing
 import os
-import pickle
-import queue
-import subprocess
-import sys
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from .documents import DataError
@@ -22,111 +16,59 @@ from .documents import DataError
 T = TypeVar("T")
 R = TypeVar("R")
 _AHEAD = 2  # items read for each process
-_ENDED = (EOFError, OSError, pickle.UnpicklingError)  # of a pipe whose other end is gone
 
 
-class Workers(contextlib.ExitStack):
-    """Processes that end with the ``with`` block.
+def map_in_processes(count: int, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """What `function` returns for each item, like the builtin `map`; all of these are pickled.
 
-    Args:
-        count: how many; with one, functions are called in this process.
+    An error of `function`, or of `items`, is raised after all results before it.
     """
+    fault: Exception | None = None
 
-    def __init__(self, count: int):
-        super().__init__()
-        self.count = count
-
-    def map(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """What `function` returns for each item; it and the items are pickled.
-
-        An error of `function`, or of `items`, is raised after all results before it.
-        """
-        if self.count == 1:
-            yield from map(function, items)
-            return
-        pool = ThreadPoolExecutor(self.count, "worker")
-        self.callback(pool.shutdown, cancel_futures=True)
-        free = queue.SimpleQueue[_Worker]()
-        for _ in range(self.count):
-            worker = _Worker(function)
-            self.callback(worker.kill)  # before the threads are waited for
-            free.put(worker)
-        fault: Exception | None = None
-
-        def call(item: T) -> R:
-            worker = free.get()
-            try:
-                return worker(item)
-            finally:
-                free.put(worker)
-
-        def submitted() -> Iterator[Future[R]]:
-            nonlocal fault
-            try:
-                for item in items:
-                    yield pool.submit(call, item)
-            except Exception as error:
-                fault = error
-
-        coming, waiting = submitted(), deque[Future[R]]()
-        while True:
-            waiting.extend(itertools.islice(coming, _AHEAD * self.count - len(waiting)))
-            if not waiting:
-                break
-            yield waiting.popleft().result()
-        self.close()
-        if fault is not None:
-            raise fault
-
-
-class _Worker:
-    """A process that calls a function."""
-
-    def __init__(self, function: Callable[[Any], Any]):
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"
-        # One thread each, as there is a process for each CPU.
-        env = os.environ | {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(  # In a group of its own, without the caller's Ctrl-C.
-            [sys.executable, "-c", code], stdin=pipe, stdout=pipe, env=env, process_group=0
-        )
-        self._function: bytes = pickle.dumps(function)
-
-    def __call__(self, item: Any) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+    def submitted() -> Iterator[Future[R]]:
+        nonlocal fault
         try:
-            self._process.stdin.write(self._function + pickle.dumps(item))
-            self._process.stdin.flush()
-            returned, value = pickle.load(self._process.stdout)
-        except _ENDED as error:
+            for item in items:
+                yield pool.submit(_call, item)
+        except Exception as error:
+            fault = error
+
+    # Not forked: a fork of a process with threads may hang.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(count, context, _begin, (function,)) as pool:
+        coming, waiting = submitted(), deque[Future[R]]()
+        try:
+            while True:
+                waiting.extend(itertools.islice(coming, _AHEAD * count - len(waiting)))
+                if not waiting:
+                    break
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
             raise DataError(
-                f"a process that makes tokens ended, with status {self._process.wait()}: if memory "
-                "was short, use fewer data.processes"
+                "a process that makes tokens ended: if memory was short, use fewer "
+                "data.processes; if this is a program of your own, let it begin below "
+                "`if __name__ == '__main__':`"
             ) from error
-        self._function = b""  # It is sent once.
-        if not returned:
-            raise value
-        return value
-
-    def kill(self) -> None:
-        """End it, whatever it does."""
-        self._process.kill()
-        with contextlib.suppress(BrokenPipeError):
-            self._process.communicate()
+        finally:
+            pool.shutdown(cancel_futures=True)
+    if fault is not None:
+        raise fault
 
 
-def serve() -> None:
-    """Call a function that comes from standard input with each of the items that follow it."""
-    given, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # What the function prints is no answer.
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        function = pickle.load(given)
-        while True:
-            item = pickle.load(given)
-            try:
-                answer = True, function(item)
-            except Exception as error:
-                answer = False, error
-            pickle.dump(answer, answers)
-            answers.flush()
+_function: Callable[[Any], Any]
+
+
+def _begin(function: Callable[[Any], Any]) -> None:
+    """Prepare a process: it is given the function once, and ends with the caller's alone."""
+    global _function
+    _function = function
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # One thread each, as there is a process for each CPU.
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+    caller = multiprocessing.parent_process()
+    assert caller is not None
+    threading.Thread(target=lambda: (caller.join(), os._exit(1)), daemon=True).start()
+
+
+def _call(item: Any) -> Any:
+    return _function(item)

@@ -64,51 +64,31 @@ NAMES = {
 
 
 class Fused(NamedTuple):
-    """How one tensor on the hub holds weights.
+    """How one tensor on the hub holds weights."""
 
-    Attributes:
-        weights: their names.
-        alternating: whether the outputs of two alternate; if not, all of one come after another's.
-        transposed: whether it is ``[in, out]``.
-    """
-
-    weights: tuple[str, ...]
-    alternating: bool = False
-    transposed: bool = False
+    weights: tuple[str, ...]  # their names
+    alternating: bool = False  # whether outputs of two alternate, or one's come after another's
+    transposed: bool = False  # whether it is [in, out]
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What all models of a family add to Llama.
+    """What all models of a family add to Llama."""
 
-    Attributes:
-        qk_norm: whether queries and keys have a norm: each `head`, or `all` heads together.
-        norms_before: whether there are norms before attention and the feed-forward part.
-        norms_after: whether there are norms after them.
-        wide_norms: whether norms multiply by their weight in float32.
-        offset_norms: whether they do so with one plus their weight.
-        scaled_embeddings: whether embeddings are multiplied by the square root of their size.
-        gated: whether the feed-forward part has a gate.
-        interleaved: whether rotary embeddings turn features 2i and 2i + 1 of a head together.
-        sinks: whether each query head also attends to nothing, with a score that is learned.
-        expert_biases: whether experts and their router have biases.
-        sigmoid_router: whether an expert's weight is the sigmoid of its logit, and a bias that no
-            gradient trains counts in the choice of experts.
-        shared_gate: whether the expert that all tokens take has a gate of its own.
-    """
-
-    qk_norm: Literal["head", "all"] | None = None
-    norms_before: bool = True
-    norms_after: bool = False
-    wide_norms: bool = False
-    offset_norms: bool = False
-    scaled_embeddings: bool = False
-    gated: bool = True
-    interleaved: bool = False
-    sinks: bool = False
-    expert_biases: bool = False
+    qk_norm: Literal["head", "all"] | None = None  # of queries and keys, of each head or of all
+    norms_before: bool = True  # before attention and the feed-forward part
+    norms_after: bool = False  # after them
+    wide_norms: bool = False  # norms multiply by their weight in float32
+    offset_norms: bool = False  # they do so with one plus their weight
+    scaled_embeddings: bool = False  # embeddings are multiplied by the root of their size
+    gated: bool = True  # the feed-forward part has a gate
+    interleaved: bool = False  # rotary embeddings turn features 2i and 2i + 1 of a head together
+    sinks: bool = False  # each query head also attends to nothing, with a score that is learned
+    expert_biases: bool = False  # experts and their router have biases
+    # An expert's weight is the sigmoid of its logit, and a bias that no gradient trains counts in
+    # the choice of experts.
     sigmoid_router: bool = False
-    shared_gate: bool = True
+    shared_gate: bool = True  # the expert that all tokens take has a gate of its own
 
 
 @dataclass(frozen=True)

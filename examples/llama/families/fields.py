@@ -28,12 +28,8 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_list_of_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
-def _is_list_of_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(_is_number(one) and one > 0 for one in value)
+def _is_list(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(of, value))
 
 
 # What a key must be, unless it is null: a test, its description, and the keys.
@@ -82,18 +78,14 @@ _KINDS: list[tuple[Callable[[Any], bool], str, str]] = [
         "an object",
         "rope_scaling rope_parameters full_attention sliding_attention quantization_config",
     ),
+    (_is_list(lambda x: isinstance(x, int)), "a list of whole numbers", "mlp_only_layers"),
+    (_is_list(lambda x: isinstance(x, str)), "a list of texts", "layer_types"),
     (
-        lambda x: isinstance(x, list) and all(isinstance(one, int) for one in x),
-        "a list of whole numbers",
-        "mlp_only_layers",
+        _is_list(lambda x: _is_number(x) and x > 0),
+        "a list of numbers above 0",
+        "short_factor long_factor",
     ),
-    (_is_list_of_texts, "a list of texts", "layer_types"),
-    (_is_list_of_numbers, "a list of numbers above 0", "short_factor long_factor"),
-    (
-        lambda x: isinstance(x, list) and all(one in (0, 1) for one in x),
-        "a list of 0 and 1",
-        "no_rope_layers",
-    ),
+    (_is_list(lambda x: x in (0, 1)), "a list of 0 and 1", "no_rope_layers"),
 ]
 
 

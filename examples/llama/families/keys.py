@@ -23,13 +23,7 @@ def read_biases(fields: Fields) -> dict[str, bool]:
 def read_windows(
     fields: Fields, window: int | None = None, is_local: Callable[[int], bool] = lambda i: True
 ) -> dict[str, Any]:
-    """Which layers have a window.
-
-    Args:
-        fields: the keys, of which `layer_types` is read.
-        window: the tokens that a token sees there; None: all layers see all tokens.
-        is_local: whether a layer has the window, unless `layer_types` says so.
-    """
+    """Which layers have a window, by `layer_types` or else by `is_local`; None: no layer has."""
     kinds, layers = fields.take("layer_types"), fields.take("num_hidden_layers")
     if kinds is not None and (len(kinds) != layers or not set(kinds) <= set(_KINDS)):
         known = " or ".join(map(repr, _KINDS))

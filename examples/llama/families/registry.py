@@ -44,12 +44,7 @@ FAMILIES = {
 def register(model_type: str, family: Family) -> None:
     """Add a family, before settings or files are read: `main` and `hf.load` then know it.
 
-    Args:
-        model_type: its name, in `config.json` and as `train.model.family`.
-        family: its traits, tensors and keys.
-
-    Raises:
-        ValueError: there is a family of that name.
+    `model_type` is its name, in `config.json` and as `train.model.family`.
     """
     if model_type in FAMILIES:
         raise ValueError(f"there is a family {model_type!r} already: give another name")

@@ -30,11 +30,8 @@ def read_rope(
 ) -> dict[str, Any]:
     """The fields of `Config` for `rope_scaling`, or `rope_parameters`, of a `config.json`.
 
-    Args:
-        outer: the whole file.
-        given: that object.
-        theta: the base, unless that object has one.
-        partial: whether only some features of a head may have angles.
+    Angles have the base `theta` unless that object has one; if `partial`, only some features of a
+    head may have angles.
     """
     fields = Fields(outer.path, given, "rope_scaling.")
     theta = fields.some("rope_theta", theta)

@@ -8,7 +8,6 @@ import contextlib
 import functools
 import itertools
 import json
-import math
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -135,27 +134,22 @@ def _layout(config: Config) -> Any:
     return xf.tree.map(stored, names, shapes, within, starts)
 
 
-# -- reading ----------------------------------------------------------------------------------
-
-
 def load(
     folder: str | Path,
     dtype: torch.dtype | None = None,
     shardings: Any = None,
     forms: Any = None,
 ) -> tuple[Config, Params]:
-    """The sizes and the weights in a folder.
+    """The sizes and the weights in a folder with `config.json` and safetensors.
 
     Args:
-        folder: holds `config.json` and `model.safetensors`, or several files and an index of them.
+        folder: with one file of tensors, or several and an index of them.
         dtype: of the parameters, but for buffers, see `model.weights`; None: as stored.
-        shardings: a tree like the parameters, such as `Sharding.params` makes: each tensor is put
-            on the devices before the next one is read, file by file. None: CPU tensors.
-        forms: a tree like the parameters: which of them are quantised as they are read, see
-            `quantised`; None: none are.
+        shardings: a tree like the parameters: each tensor is put on the devices before the next one
+            is read. None: CPU tensors.
+        forms: a tree like the parameters: which of them are quantised as they are read.
 
     Raises:
-        FileNotFoundError: files are missing; the message lists them.
         FormatError: it is another kind of model, a file is damaged, or tensors are missing, left
             over or of other shapes; the message lists them.
     """
@@ -201,11 +195,6 @@ class _Placed:
     parts: list[_Part]
     form: Form
     arrays: Any
-
-    def fill(self, part: Tensor, at: tuple[int, ...]) -> None:
-        """Fill in a part of it, or all of it."""
-        made = quantised.made(part, self.form)
-        xf.tree.map(lambda array, values: array.fill(values, at), self.arrays, made)
 
 
 class _Array:
@@ -259,14 +248,14 @@ def _fill(folder: Path, placed: list[_Placed]) -> None:
     for name in filter(wanted.__contains__, where):
         values = tensor(name)
         for weight, part in wanted[name]:
-            weight.fill(part.of(values), part.at)
+            made = quantised.made(part.of(values), weight.form)
+            xf.tree.map(lambda a, x, at=part.at: a.fill(x, at), weight.arrays, made)
 
 
 def _text_names(folder: Path, keys: Iterable[str]) -> dict[str, str]:
     """The names in files of a text model's tensors, by those that they have on their own.
 
-    Those of layers that predict tokens after the next one, beyond the last of the others, are left
-    out.
+    Those of layers that predict tokens after the next one are left out.
     """
     if is_text_part(folder):
         found = {}
@@ -275,21 +264,13 @@ def _text_names(folder: Path, keys: Iterable[str]) -> dict[str, str]:
     else:
         found = {key: key for key in keys}
     config = read_text_config(folder)
-    if not config.get("num_nextn_predict_layers"):
-        return found
-    layers = config.get("num_hidden_layers", math.inf)
-
-    def is_beyond(name: str) -> bool:
-        number = re.match(r"model\.layers\.(\d+)\.", name)
-        return number is not None and int(number[1]) >= layers
-
-    return {name: key for name, key in found.items() if not is_beyond(name)}
+    layers, more = (config.get(f"num_{of}_layers") or 0 for of in ("hidden", "nextn_predict"))
+    beyond = tuple(f"model.layers.{i}." for i in range(layers, layers + more))
+    return {name: key for name, key in found.items() if not name.startswith(beyond)}
 
 
 def left_out(folder: str | Path) -> list[str]:
-    """The names of tensors that `load` ignores: of more than the text model, or of layers that
-    predict tokens after the next one.
-    """
+    """The names of tensors that `load` ignores."""
     with contextlib.ExitStack() as stack:
         paths = files(Path(folder))
         opened = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
@@ -316,11 +297,7 @@ def _open(folder: Path, stack: contextlib.ExitStack) -> dict[str, Any]:
 
 
 def files(folder: Path) -> list[Path]:
-    """The files with the weights in a folder, whether they exist or not.
-
-    Raises:
-        FormatError: their index is damaged.
-    """
+    """The files with the weights in a folder, whether they exist or not."""
     index = folder / INDEX
     if not index.exists():
         return [folder / SINGLE]
@@ -350,9 +327,6 @@ def _check_tensors(folder: Path, stored: Mapping[str, Any], layout: Any) -> None
         )
 
 
-# -- writing ----------------------------------------------------------------------------------
-
-
 def save(
     folder: str | Path,
     config: Config,
@@ -363,20 +337,16 @@ def save(
     context: int = 131072,
     max_shard_size: int | str = "5GB",
 ) -> None:
-    """Write a folder that `transformers` loads like one from the hub.
+    """Write a new folder that `transformers` loads like one from the hub.
 
-    The files are written to ``<folder>.partial``, which is renamed at the end: a folder with the
-    final name is complete.
-
-    Every process must call it; the first one writes.
+    Every process must call it; the first one writes. A folder with the final name is complete.
 
     Args:
         folder: must not exist.
         config: the sizes.
-        params: the weights, on the CPU or the devices; a sharded weight is gathered one layer at a
-            time.
+        params: the weights; sharded ones are gathered one layer at a time.
         tokenizer: a `tokenizer.json` or the folder of one; the files beside it are copied too.
-        dtype: the dtype they are stored in, buffers in float32 at least; None: that of embeddings.
+        dtype: that they are stored in, buffers in float32 at least; None: that of embeddings.
         context: how many tokens the model was trained for; other tools take this as a limit.
         max_shard_size: of each file: bytes, or a string such as ``"5GB"``.
 

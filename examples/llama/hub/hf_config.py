@@ -21,13 +21,7 @@ _OUTER = ("tie_word_embeddings", "quantization_config", "dtype", "torch_dtype")
 
 
 def load_config(folder: str | Path) -> Config:
-    """The description in a folder's `config.json`, as transformers 4 or 5 writes it.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        FormatError: it is of another kind of model, or has a key, named, that `model` does not
-            support.
-    """
+    """The description in a folder's `config.json`, as transformers 4 or 5 writes it."""
     path = Path(folder) / "config.json"
     return _parsed(path, read_text_config(folder))
 
@@ -146,9 +140,6 @@ def _ropes(family: Family, fields: Fields) -> dict[str, Any]:
     if local == found["rope_theta"] and found["rope_scaling"] is None:
         return found
     return found | {"local_theta": local}
-
-
-# -- writing ----------------------------------------------------------------------------------
 
 
 def config_json(config: Config, dtype: torch.dtype, context: int) -> dict[str, Any]:

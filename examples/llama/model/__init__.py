@@ -7,7 +7,6 @@ from .llama import attend as attend
 from .llama import batch_of as batch_of
 from .llama import forward as forward
 from .llama import loss as loss
-from .llama import losses as losses
 from .llama import losses_and_routed as losses_and_routed
 from .llama import mean_loss as mean_loss
 from .llama import mlp as mlp

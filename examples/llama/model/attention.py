@@ -6,6 +6,7 @@ sees those before it and itself, in all `reach` of them, or all if that is None.
 of a key that each query of a head sees besides, whose value is zero.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -15,6 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 import xfunc as xf
+from xfunc import P
+
+from ..parallel.sharding import Sharding
 
 Heads: TypeAlias = Float[Tensor, "batch heads seq head_dim"]
 Segments: TypeAlias = Int[Tensor, "batch seq"] | None
@@ -102,14 +106,18 @@ def blockwise(
     reach: Reach = None,
     scores: Scores = PLAIN,
     sinks: Sinks = None,
+    sharding: Sharding | None = None,
 ) -> Heads:
     """The same values, with the scores of `block` queries and `block` keys at a time.
 
-    The backward pass computes the scores again, from the logarithm of each query's sum.
+    On a mesh each device has its own rows and heads. The backward pass computes the scores again,
+    from the logarithm of each query's sum.
 
     Source: Dao, "FlashAttention-2: Faster Attention with Better Parallelism and Work
     Partitioning", 2023.
     """
+    if sharding is not None:
+        k, v = (sharding.for_all_devices(x) for x in (k, v))
     seq = q.shape[2]
     block = min(block, seq)
     padding = -seq % block  # No query sees the keys added at the end.
@@ -123,7 +131,8 @@ def blockwise(
     grouped = blocks(q, 2).unflatten(2, (k.shape[1], -1))
     reach = None if reach is None else torch.as_tensor(reach, device=q.device)
     sinks = None if sinks is None else sinks.unflatten(0, (k.shape[1], -1))
-    out = _attend(grouped, blocks(k, 2), blocks(v, 2), segments, reach, sinks, scores)
+    passes = _Passes(scores, sharding)
+    out = _attend(grouped, blocks(k, 2), blocks(v, 2), segments, reach, sinks, passes)
     return out.flatten(2, 3).movedim(0, 2).flatten(2, 3)[:, :, :seq]
 
 
@@ -132,16 +141,30 @@ def blockwise(
 # a loop over blocks of keys, which leaves out those that no query of the block sees.
 
 
-def _primal(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    segments: Segments,
-    reach: Tensor | None,
-    sinks: Tensor | None,
-    kind: Scores,
-) -> Tensor:
-    return _forward(q, k, v, segments, reach, sinks, kind)[0]
+@dataclass(frozen=True)
+class _Passes:
+    """What the two passes have in common, all known at tracing time."""
+
+    scores: Scores
+    sharding: Sharding | None
+
+    def run(self, local: Callable[..., Any], outputs: int, q: Tensor, *args: Any) -> Any:
+        """A function of arrays in blocks, segments, a reach and sinks, on each device.
+
+        XLA alone would gather heads: products have rows and heads as one dimension, which cannot be
+        sharded like both.
+        """
+        if self.sharding is None:
+            return local(q, *args)
+        rows, heads, *_ = self.sharding.fitting(q[0], self.sharding.heads)
+        by_rank = {0: P(), 2: P(heads), 3: P(None, rows)}
+        specs = xf.tree.map(lambda a: by_rank.get(a.ndim, P(None, rows, heads)), (q, *args))
+        out_specs = (P(None, rows, heads),) * outputs
+        return xf.shard_map(local, self.sharding.mesh, specs, out_specs)(q, *args)
+
+
+def _primal(*args: Any) -> Tensor:
+    return _forward(*args)[0]
 
 
 class Part(NamedTuple):
@@ -196,16 +219,10 @@ def forward(
 def backward(
     row: Any, dq: Tensor, part: Part, grads: tuple[Tensor, Tensor], reach: Any, kind: Scores
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The gradients of a block of queries, and of the keys and values of a part, added to.
+    """The gradients of a block of queries, `dq`, and of the keys and values of a part, added to.
 
-    Args:
-        row: the queries' number, the queries, the gradients of their outputs, the outputs, the
-            logarithms of their sums, and their documents.
-        dq: the gradients of the queries so far.
-        part: keys and values.
-        grads: their gradients so far.
-        reach: how many tokens a query sees.
-        kind: how scores are computed.
+    A row has the queries' number, the queries, the gradients of their outputs, the outputs, the
+    logarithms of their sums, and their documents.
     """
     i, q, ct, out, log_total, documents = row
     ct = wide(ct)
@@ -237,38 +254,47 @@ def _forward(
     segments: Segments,
     reach: Tensor | None,
     sinks: Tensor | None,
-    kind: Scores,
+    passes: _Passes,
 ) -> tuple[Tensor, Any]:
-    part = Part(torch.arange(q.shape[0], device=q.device), k, v, segments)
+    def local(q: Tensor, k: Tensor, v: Tensor, segments: Any, reach: Any, sinks: Any) -> Any:
+        part = Part(torch.arange(q.shape[0], device=q.device), k, v, segments)
 
-    def row(_: None, x: Any) -> Any:
-        i, q, documents = x
-        state = forward(i, q, documents, begun(q, sinks), part, reach, kind)
-        return None, finished(state, q.dtype)
+        def row(_: None, x: Any) -> Any:
+            i, q, documents = x
+            state = forward(i, q, documents, begun(q, sinks), part, reach, passes.scores)
+            return None, finished(state, q.dtype)
 
-    _, found = xf.scan(row, None, (part.number, q, segments))
+        return xf.scan(row, None, (part.number, q, segments))[1]
+
+    found = passes.run(local, 2, q, k, v, segments, reach, sinks)
     out, log_total = xf.checkpoint_name(found, "attention")
     return out, (q, k, v, segments, reach, sinks, out, log_total)
 
 
 def _backward(
-    kind: Scores, residuals: Any, ct: Tensor
+    passes: _Passes, residuals: Any, ct: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, None, None, Tensor | None]:
     q, k, v, segments, reach, sinks, out, log_total = residuals
-    part = Part(torch.arange(q.shape[0], device=q.device), k, v, segments)
 
-    def row(grads: Any, x: Any) -> Any:
-        dq, grads = backward(x, torch.zeros_like(wide(x[1])), part, grads, reach, kind)
-        return grads, dq.to(q.dtype)
+    def local(
+        q: Tensor, k: Tensor, v: Tensor, segments: Any, reach: Any, *others: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        part = Part(torch.arange(q.shape[0], device=q.device), k, v, segments)
 
-    zeros = torch.zeros_like(wide(k)), torch.zeros_like(wide(v))
-    rows = part.number, q, ct, out, log_total, segments
-    (dk, dv), dq = xf.scan(row, zeros, rows)
+        def row(grads: Any, x: Any) -> Any:
+            dq, grads = backward(x, torch.zeros_like(wide(x[1])), part, grads, reach, passes.scores)
+            return grads, dq.to(q.dtype)
+
+        zeros = torch.zeros_like(wide(k)), torch.zeros_like(wide(v))
+        (dk, dv), dq = xf.scan(row, zeros, (part.number, q, *others, segments))
+        return dq, dk.to(k.dtype), dv.to(v.dtype)
+
+    dq, dk, dv = passes.run(local, 3, q, k, v, segments, reach, ct, out, log_total)
     dsinks = None
     if sinks is not None:
         weights = (wide(sinks)[..., None] - log_total).exp()
         dsinks = -(weights * (wide(ct) * wide(out)).sum(-1)).sum((0, 1, 4)).to(sinks.dtype)
-    return dq, dk.to(k.dtype), dv.to(v.dtype), None, None, dsinks
+    return dq, dk, dv, None, None, dsinks
 
 
 _attend = xf.custom_vjp(_primal, nondiff_argnums=6)

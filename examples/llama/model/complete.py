@@ -6,17 +6,11 @@ from collections.abc import Sequence
 import xfunc as xf
 
 from ..data.tokenizer import Tokenizer
-from ..train.finite import NotFiniteError
 from . import generate
-from .parameters import Params
+from .parameters import NotFiniteError, Params
 from .plan import Plan
 from .sampling import Sampling, Settings
 from .sizes import Config
-
-
-def prompts_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """The tokens of texts."""
-    return [tokenizer.encode_prompt(text) for text in texts]
 
 
 def complete(
@@ -31,18 +25,10 @@ def complete(
     stops: Sequence[str] = (),
     size: int = 8,
 ) -> list[str]:
-    """The text that follows each prompt.
+    """The text that follows each prompt, of `new` tokens at most, and ends before `stops`.
 
-    Args:
-        params: the weights, as the model is computed with them.
-        tokenizer: of the model.
-        prompts: tokens.
-        new: how many tokens to make, at most.
-        settings: how they are drawn; each text has the seed that follows that of the one before.
-        config: the sizes.
-        plan: where arrays lie.
-        stops: texts before which an answer ends.
-        size: how many texts are made at a time, of about the same length.
+    Texts of about the same length are made at a time, `size` of them. Each has the seed that
+    follows that of the one before.
 
     Raises:
         NotFiniteError: logits are not finite.

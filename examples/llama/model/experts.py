@@ -30,19 +30,12 @@ Matrices: TypeAlias = Weight | Adapted
 
 
 class Routed(NamedTuple):
-    """Statistics of a layer's router, summed over tokens, from which its losses are computed.
+    """Statistics of a layer's router, summed over tokens, from which its losses are computed."""
 
-    Attributes:
-        tokens: their number.
-        taken: how many each expert took.
-        probability: the router's, for each expert; of sigmoids, their shares in the sum.
-        size: the squared logarithm of the softmax's denominator.
-    """
-
-    tokens: Float[Tensor, ""]
-    taken: Float[Tensor, " experts"]
-    probability: Float[Tensor, " experts"]
-    size: Float[Tensor, ""]
+    tokens: Float[Tensor, ""]  # their number
+    taken: Float[Tensor, " experts"]  # how many each expert took
+    probability: Float[Tensor, " experts"]  # the router's; of sigmoids, their shares in the sum
+    size: Float[Tensor, ""]  # the squared logarithm of the softmax's denominator
 
 
 def feed(
@@ -126,18 +119,15 @@ def losses(routed: Routed) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
 
 
 def load(taken: Float[Tensor, "layers experts"]) -> Float[Tensor, ""]:
-    """The largest share of a layer's tokens that an expert took, over the even share: 1, if even.
-
-    `taken` is that of `Routed`, stacked over layers.
-    """
+    """The largest share of a layer's tokens that an expert took, over the even share."""
     return (taken.amax(1) / taken.mean(1).clamp(min=1 / taken.shape[1])).amax()
 
 
 def balanced(
     params: Params, taken: Float[Tensor, "layers experts"], config: Config, step: float
 ) -> Params:
-    """Parameters with a higher bias in the choice of experts that took fewer tokens than the mean,
-    and a lower one for others. `taken` is that of `Routed`, stacked over layers.
+    """Parameters with a higher bias for experts that took fewer tokens than the mean, and a lower
+    one for others. `taken` is stacked over layers.
 
     Source: Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024.
     """
@@ -209,19 +199,8 @@ def _local(
 ) -> Tensor:
     """The experts' output for a device's tokens, whichever devices have the experts.
 
-    Args:
-        x: tokens.
-        chosen: the experts of each.
-        shares: the weights of those experts' outputs.
-        gate: the weights of the experts here, as are `up` and `down`.
-        up: see `gate`.
-        down: see `gate`.
-        biases: of the three, if they have any.
-        gated: the product of the gate's activation and what it gates.
-        most: the most rows per block.
-        experts: the axis the experts are sharded over, if any.
-        features: the axis the features within them are sharded over, if any.
-        apart: whether tokens are sharded over the axis `experts`.
+    `experts` and `features` are the axes that experts, and features within them, are sharded over,
+    and `apart` says whether tokens are sharded over `experts`. A block has at most `most` rows.
     """
     count = _base(gate).shape[0]
 
@@ -319,8 +298,7 @@ def _product(
 ) -> Tensor:
     """The grouped product; `low` is that of `_lowered`.
 
-    Weights in codes become plain all at once, and no policy keeps that: block by block an expert
-    would become plain several times.
+    Weights in codes become plain all at once: block by block, an expert would several times.
     """
     if isinstance(weights, Adapted):
         assert low is not None

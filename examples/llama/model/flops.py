@@ -1,9 +1,8 @@
 """How much arithmetic a model takes, by formula.
 
-A multiply-add is two operations. Only matrix products count: norms, rotations and the optimizer are
-a thousandth of them, and looking up an embedding is not a product. Of causal attention only the
-half that has to be computed counts; published figures often count the whole square, which makes
-utilisation look higher, by 4% for 405B and by 14% for 8B at 8192 positions.
+A multiply-add is two operations. Only matrix products count, and of causal attention the half that
+has to be computed; published figures often count the whole square, which makes utilisation look
+higher, by 4% for 405B and by 14% for 8B at 8192 positions.
 
 Source: Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", appendix B, 2022.
 """
@@ -56,16 +55,10 @@ def _seen(seq: int, window: int | None) -> float:
 
 
 class Extent(NamedTuple):
-    """How much of a model is trained.
+    """How much of a model is trained."""
 
-    Attributes:
-        learned: the fraction of the weights in products that have a gradient; adapters do not
-            count.
-        compared: whether a reference model computes the tokens too.
-    """
-
-    learned: float = 1.0
-    compared: bool = False
+    learned: float = 1.0  # the fraction of weights in products with a gradient, without adapters
+    compared: bool = False  # whether a reference model computes the tokens too
 
 
 ALL = Extent()
@@ -90,15 +83,9 @@ def utilisation(
     chip: str,
     extent: Extent = ALL,
 ) -> float | None:
-    """The fraction of the chips' peak that training uses (MFU); None if the peak is unknown.
+    """The fraction of the peak of chips, such as `v6e`, that training uses (MFU).
 
-    Args:
-        config: the model.
-        seq: tokens per row.
-        tokens_per_second: on all chips together.
-        chips: how many.
-        chip: their kind, such as `v6e`.
-        extent: how much of the model is trained.
+    None if the peak is unknown. Tokens per second are those of all chips together.
     """
     if chip not in CHIPS:
         return None

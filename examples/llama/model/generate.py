@@ -42,10 +42,7 @@ Caches: TypeAlias = dict[str, Cache]  # by the names of `Config.stacks`
 def pad(
     prompts: Sequence[Sequence[int]], multiple: int = 64
 ) -> tuple[Int[Tensor, "batch prompt"], Int[Tensor, " batch"]]:
-    """Prompts as rows of one length, left-padded with zeros, and how many tokens each has.
-
-    The length is a multiple of `multiple`: `generate` is compiled once for each length.
-    """
+    """Prompts as rows whose length is a multiple, left-padded with zeros, and their own lengths."""
     lengths = [len(prompt) for prompt in prompts]
     if not min(lengths, default=0):
         raise ValueError(f"prompts of lengths {lengths}: give some, of one token or more each")
@@ -71,7 +68,7 @@ def generate(
     A row depends on its own prompt and settings alone.
 
     Args:
-        params: as from `llama.init`, in any floating dtype.
+        params: the weights, in any floating dtype.
         prompt: rows of tokens, left-padded with any tokens.
         sampling: how tokens of each row are drawn; None: the likeliest ones are taken.
         config: the sizes.
@@ -167,17 +164,10 @@ def advance(
     plan: Plan,
     lengths: Int[Tensor, " batch"] | None = None,
 ) -> tuple[Float[Tensor, "batch vocab"], Caches]:
-    """The logits of the token that follows `tokens`, and the cache with `tokens` added.
+    """The logits of the token that follows `tokens`, and the cache with `tokens` added at `at`.
 
-    Args:
-        params: the weights.
-        cache: holds everything before `tokens`.
-        tokens: the next ones of each row.
-        at: the place of the first of them.
-        first: the place of each row's first token; what is before it is padding.
-        config: the sizes.
-        plan: where arrays are placed.
-        lengths: of the texts, on which the scaling of angles may depend; None: up to `tokens`.
+    The first token of each row is at `first`; what is before it is padding. The scaling of angles
+    may depend on the lengths of the texts; None: up to `tokens`.
     """
     length = next(iter(cache.values())).keys.shape[3]
     place = torch.arange(length, device=tokens.device)

@@ -1,11 +1,8 @@
 """Grouped matrix products, for experts: each row is multiplied by one of a few matrices.
 
 Rows are sorted by matrix and cut into blocks of one matrix each, the last block of a matrix padded:
-there are as many products as blocks, however unevenly the rows are spread. Nothing is dropped, and
-the cost of a product does not depend on how many matrices there are.
-
-XLA's `ragged_dot` expresses the same. It is not used because outside TPUs it becomes a product of
-every row with every matrix.
+there are as many products as blocks, however unevenly the rows are spread. XLA's `ragged_dot`
+expresses the same, but outside TPUs it becomes a product of every row with every matrix.
 """
 
 from collections.abc import Callable
@@ -22,49 +19,29 @@ from .attention import wide
 
 
 class Sorted(NamedTuple):
-    """Rows by kind: each token has several rows, one for each matrix, or device, that it chose.
-
-    Attributes:
-        kind: of each row.
-        order: the rows, those of the first kind first.
-        counts: how many rows each kind has.
-        rank: how many earlier rows each has of its kind.
-    """
+    """Rows by kind: each token has several rows, one for each matrix, or device, that it chose."""
 
     kind: Int[Tensor, "tokens choices"]
-    order: Int[Tensor, " rows"]
-    counts: Int[Tensor, " kinds"]
-    rank: Int[Tensor, "tokens choices"]
+    order: Int[Tensor, " rows"]  # those of the first kind first
+    counts: Int[Tensor, " kinds"]  # how many rows each has
+    rank: Int[Tensor, "tokens choices"]  # how many earlier rows each has of its kind
 
 
 class Places(NamedTuple):
-    """The places of rows in a buffer.
+    """The places of rows in a buffer."""
 
-    Attributes:
-        source: which row each place holds; any row if it holds none.
-        filled: whether a place holds a row.
-        place: where each row is; any place if it is nowhere.
-        here: whether it is somewhere.
-    """
-
-    source: Int[Tensor, " places"]
-    filled: Bool[Tensor, " places"]
-    place: Int[Tensor, "tokens choices"]
-    here: Bool[Tensor, "tokens choices"]
+    source: Int[Tensor, " places"]  # the row that each place holds; any row if it holds none
+    filled: Bool[Tensor, " places"]  # whether it holds one
+    place: Int[Tensor, "tokens choices"]  # where each row is; any place if it is nowhere
+    here: Bool[Tensor, "tokens choices"]  # whether it is somewhere
 
 
 class Layout(NamedTuple):
-    """Rows in blocks, each of one matrix.
-
-    Attributes:
-        places: of the rows.
-        matrix: the matrix of each block.
-        used: how many blocks hold rows; they come first.
-    """
+    """Rows in blocks, each of one matrix."""
 
     places: Places
     matrix: Int[Tensor, " blocks"]
-    used: Int[Tensor, ""]
+    used: Int[Tensor, ""]  # how many blocks hold rows; they come first
 
 
 def by_kind(kind: Int[Tensor, "tokens choices"], kinds: int) -> Sorted:
@@ -79,13 +56,9 @@ def by_kind(kind: Int[Tensor, "tokens choices"], kinds: int) -> Sorted:
 
 
 def layout(chosen: Int[Tensor, "tokens choices"], matrices: int, block: int) -> Layout:
-    """Rows sorted by matrix, in blocks.
+    """Rows sorted by matrix, in blocks of `block` rows.
 
-    Args:
-        chosen: the matrix of each row; a row is left out if this is negative or not below
-            `matrices`.
-        matrices: how many there are.
-        block: rows per block.
+    Rows are left out that have chosen a negative number, or none below `matrices`.
     """
     device, rows = chosen.device, chosen.numel()
     here = (chosen >= 0) & (chosen < matrices)
@@ -108,13 +81,7 @@ def layout(chosen: Int[Tensor, "tokens choices"], matrices: int, block: int) -> 
 
 
 def queues(rows: Sorted, size: int, start: int | Tensor) -> Places:
-    """Of each kind the rows from one on, as many as its part of a buffer holds.
-
-    Args:
-        rows: all of them; each is of some kind.
-        size: of a kind's part.
-        start: the rank of the first row in it.
-    """
+    """Of each kind the rows from the rank `start` on, `size` at most: a part of a buffer."""
     counts, total = rows.counts, rows.order.shape[0]
     within = start + torch.arange(size, device=counts.device)
     filled = within < counts[:, None]
@@ -179,9 +146,6 @@ def _backward_from(where: Places, ct: Tensor) -> tuple[Tensor, None]:
 
 
 from_places.defvjp(_forward_from, _backward_from)
-
-
-# -- products -------------------------------------------------------------------------------------
 
 
 @xf.custom_vjp

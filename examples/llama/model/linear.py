@@ -13,11 +13,7 @@ Weight: TypeAlias = Tensor | Quantised
 
 
 class Adapted(NamedTuple):
-    """A weight and its adapter, added as `up @ down`, in place of a plain weight.
-
-    For stacked weights each has more leading dimensions, over layers and experts. `down` is None
-    where it is that of another weight, see `lora.SHARED`.
-    """
+    """A weight and its adapter, added as `up @ down`, in place of a plain weight."""
 
     base: Weight
     down: Float[Tensor, "rank in"] | None

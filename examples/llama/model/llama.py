@@ -1,9 +1,8 @@
 """Llama and its relatives as pure functions of a dictionary of tensors.
 
-The weights of all layers are stacked, `[layers, out, in]`, and `xf.scan` runs one layer over them:
-it is traced and compiled once, however many there are. The conventions are Hugging Face's, so that
-published weights fit: rotary embeddings on the two halves of a head, grouped-query attention.
-`sizes.Config` says what a model has beyond Llama.
+The weights of all layers are stacked, `[layers, out, in]`, and `xf.scan` runs one layer over them.
+The conventions are Hugging Face's, so that published weights fit. `sizes.Config` says what a model
+has beyond Llama.
 """
 
 import functools
@@ -19,7 +18,7 @@ import xfunc as xf
 from xfunc import P
 
 from ..parallel.sharding import Sharding
-from . import attention, cudnn, experts, splash
+from . import attention, experts, kernels
 from .experts import Routed
 from .linear import linear
 from .parameters import Params
@@ -134,9 +133,7 @@ def latents(
 def _expanded(
     latents: Latents, layer: Params, config: Config, sizes: Latent, plan: Plan
 ) -> tuple[attention.Heads, attention.Heads, attention.Heads]:
-    """Queries, keys and values of latent attention; the features with rotary embeddings come first,
-    which on the hub are the last.
-    """
+    """Queries, keys and values of latent attention; features with rotary embeddings come first."""
     q_turned, q_plain, k_turned, low = latents
     both = linear(low[:, 0], layer["wkv_b"]).unflatten(-1, (config.heads, -1))
     k_plain, v = _in_heads(both, plan).split((sizes.plain, sizes.values), -1)
@@ -173,7 +170,8 @@ def attend(
     elif plan.sharding is not None and plan.context > 1:
         mixed = ring(q, k, v, segments, sharding=plan.sharding, block=plan.block, **see)
     elif plan.attention == "blockwise":
-        mixed = attention.blockwise(q, k, v, segments, block=plan.block, sinks=sinks, **see)
+        how: dict[str, Any] = {"block": plan.block, "sharding": plan.sharding}
+        mixed = attention.blockwise(q, k, v, segments, sinks=sinks, **see, **how)
     else:
         mixed = _by_kernel(q, k, v, segments, config, plan, local)
     return joined(_lie(mixed[..., : config.value_dim], lambda s: s.heads, plan), layer)
@@ -193,8 +191,8 @@ def _by_kernel(
     def run(window: int | None) -> Callable[..., attention.Heads]:
         settings: Any = {"sharding": plan.sharding, "window": window, "scores": scores(config)}
         if plan.attention == "cudnn":
-            return functools.partial(cudnn.cudnn_attention, **settings)
-        return functools.partial(splash.splash_attention, block=plan.block, **settings)
+            return functools.partial(kernels.cudnn_attention, **settings)
+        return functools.partial(kernels.splash_attention, block=plan.block, **settings)
 
     if isinstance(local, bool):
         return run(config.window if local else None)(q, k, v, segments)
@@ -258,16 +256,8 @@ def add_to(
 ) -> tuple[Float[Tensor, "batch seq hidden"], Routed | None]:
     """One layer: `x`, to which attention and the feed-forward part are added.
 
-    Args:
-        x: the features of each token.
-        layer: the weights.
-        attend: computes attention, from the features after the first norm.
-        config: the sizes.
-        plan: how it is computed.
-        segments: the document of each token, where some may be padding.
-
-    Returns:
-        The sum, and the router's statistics, if there is one.
+    `attend` computes attention, from the features after the first norm. The second result has the
+    router's statistics, if there is one.
     """
 
     def normed(x: Tensor, name: str) -> Tensor:
@@ -342,17 +332,6 @@ def _lie(x: Tensor, where: Callable[[Sharding], P], plan: Plan) -> Tensor:
     return x if s is None else s.constrain(x, where(s))
 
 
-def features(
-    params: Params,
-    tokens: Int[Tensor, "batch seq"],
-    config: Config,
-    plan: Plan,
-    segments: Int[Tensor, "batch seq"] | None,
-) -> Float[Tensor, "batch seq hidden"]:
-    """The last layer's output at each position, before the final norm."""
-    return plan.in_order(run_layers(params, tokens, config, plan, segments)[0])
-
-
 def run_layers(
     params: Params,
     tokens: Int[Tensor, "batch seq"],
@@ -360,7 +339,9 @@ def run_layers(
     plan: Plan,
     segments: Int[Tensor, "batch seq"] | None,
 ) -> tuple[Float[Tensor, "batch seq hidden"], Routed | None]:
-    """The same in the order in which devices have it, and the statistics of all layers' routers."""
+    """The last layer's output at each position, before the final norm and in the order in which
+    devices have it, and the statistics of all layers' routers.
+    """
     tokens = plan.as_divided(tokens)
     segments = None if segments is None else plan.as_divided(segments)
     places = plan.as_divided(torch.arange(tokens.shape[1], device=tokens.device)[None])[0]
@@ -395,7 +376,8 @@ def forward(
     segments: Int[Tensor, "batch seq"] | None = None,
 ) -> Float[Tensor, "batch seq vocab"]:
     """The logits of the token that follows each position."""
-    return logits(params, features(params, tokens, config, plan, segments), config, plan)
+    x, _ = run_layers(params, tokens, config, plan, segments)
+    return logits(params, plan.in_order(x), config, plan)
 
 
 def logits(
@@ -429,14 +411,8 @@ def loss(
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy, in nats and at least float32, of the targets that are not IGNORE.
 
-    Args:
-        params: as from `init`.
-        batch: rows of tokens.
-        config: the sizes.
-        plan: how it is computed.
-        count: what the sum is divided by; None: the number of targets.
-        routers: the weights of the losses added if there are experts, in proportion to the batch's
-            share of `count`.
+    The sum is divided by `count`; None: the number of targets. If there are experts, the losses of
+    routers are added, in proportion to the batch's share of `count`.
     """
     found, routed = losses_and_routed(params, batch, config, plan)
     return mean_loss(found, routed, batch, count, routers)
@@ -458,21 +434,15 @@ def mean_loss(
     return (total + own * (routers.balance * even + routers.size * size)) / count
 
 
-def losses(
-    params: Params, batch: Batch, config: Config, plan: Plan = Plan()
-) -> Float[Tensor, "batch seq"]:
-    """The cross-entropy of each target, in nats and at least float32; 0 where it is IGNORE.
-
-    Only the logits of `plan.loss_chunk` positions of each row exist at a time: if a row is longer,
-    the backward pass computes them again.
-    """
-    return losses_and_routed(params, batch, config, plan)[0]
-
-
 def losses_and_routed(
     params: Params, batch: Batch, config: Config, plan: Plan = Plan()
 ) -> tuple[Float[Tensor, "batch seq"], Routed | None]:
-    """`losses`, and the statistics of all layers' routers, if there are experts."""
+    """The cross-entropy of each target, in nats and at least float32; 0 where it is IGNORE.
+
+    With it, the statistics of all layers' routers, if there are experts. Only the logits of
+    `plan.loss_chunk` positions of each row exist at a time: if a row is longer, the backward pass
+    computes them again.
+    """
     x, routed = run_layers(params, batch.tokens, config, plan, batch.segments)
     words = torch.arange(config.vocab, device=x.device)
 

@@ -81,16 +81,13 @@ def cast(params: Any, dtype: torch.dtype) -> Any:
 class Weight:
     """The description of a parameter.
 
-    Attributes:
-        shape: its shape.
-        kind: its initial value: a `matrix`, normal; or all `one` or all `zero`. A `buffer` is zero,
-            too, and no gradient trains it: it is in float32 at least, and has no decay.
-        lies: the field of `sharding.Sharding` that gives its sharding.
+    Its kind says what it is at first: a `matrix`, normal; or all `one` or all `zero`. A `buffer` is
+    zero, too, and no gradient trains it: it is in float32 at least, and has no decay.
     """
 
     shape: tuple[int, ...]
     kind: str
-    lies: str
+    lies: str  # the field of `Sharding` that gives its sharding
 
     def in_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """The dtype it is kept in, where others are in `dtype`."""
@@ -184,3 +181,23 @@ def _experts(c: Config, e: Experts, n: int) -> Params:
     if e.shared and c.traits.shared_gate:
         found |= {"shared_gate": Weight((n, 1, c.hidden), "matrix", "router")}
     return found
+
+
+class NotFiniteError(ValueError):
+    """Weights, or logits computed with them, are infinite or NaN."""
+
+
+def check_finite(params: Params, name: str, hint: str) -> None:
+    """Raise an error, in which the weights are called `name`, if they are not finite."""
+    wrong, arrays = not_finite(params)
+    if wrong:
+        raise NotFiniteError(
+            f"{name} has weights that are not finite, in {wrong} of {arrays} arrays: {hint}"
+        )
+
+
+def not_finite(params: Params) -> tuple[int, int]:
+    """How many arrays have elements that are not finite, and how many arrays there are."""
+    finite = xf.jit(lambda params: xf.tree.map(lambda p: torch.isfinite(p).all(), params))
+    found = xf.tree.leaves(xf.device_get(finite(params)))
+    return sum(not leaf for leaf in found), len(found)

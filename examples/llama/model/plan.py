@@ -69,26 +69,20 @@ class Plan:
         """How many devices share a row."""
         return 1 if self.sharding is None else self.sharding.mesh.shape["context"]
 
-    def as_divided(self, x: Tensor) -> Tensor:
+    def as_divided(self, x: Tensor, *, inverse: bool = False) -> Tensor:
         """``[batch, seq, ...]`` in the order in which devices have the tokens of a row."""
-        return _chunks_taken(x, self._chunks(x))
+        if self.context == 1 or self.sharding is None:
+            return x
+        chunks = self.sharding.chunks(x.shape[1])
+        if inverse:
+            chunks = sorted(range(len(chunks)), key=chunks.__getitem__)
+        cut = x.unflatten(1, (len(chunks), -1))
+        return cut[:, torch.tensor(chunks, device=x.device)].flatten(1, 2)
 
     def in_order(self, x: Tensor) -> Tensor:
         """The inverse of `as_divided`."""
-        chunks = self._chunks(x)
-        return _chunks_taken(x, sorted(range(len(chunks)), key=chunks.__getitem__))
-
-    def _chunks(self, x: Tensor) -> list[int]:
-        return [0] if self.sharding is None else self.sharding.chunks(x.shape[1])
+        return self.as_divided(x, inverse=True)
 
     def __post_init__(self) -> None:
         checks.choices(self)
         checks.at_least(self, 1, "block", "loss_chunk", "microbatches")
-
-
-def _chunks_taken(x: Tensor, chunks: list[int]) -> Tensor:
-    """Chunks of ``[batch, seq, ...]`` along the second dimension, in an order."""
-    if len(chunks) == 1:
-        return x
-    cut = x.unflatten(1, (len(chunks), -1))
-    return cut[:, torch.tensor(chunks, device=x.device)].flatten(1, 2)

@@ -22,18 +22,11 @@ Tree: TypeAlias = Any  # a pytree of tensors
 
 @dataclass(frozen=True)
 class Precision:
-    """A way to keep weights and to compute.
+    """A way to keep weights and to compute."""
 
-    Attributes:
-        weights: the dtype they are kept in.
-        arithmetic: the dtype the model computes in.
-        at_random: whether updated weights are rounded up or down at random, so that the mean is
-            right; otherwise to the nearest.
-    """
-
-    weights: torch.dtype
-    arithmetic: torch.dtype
-    at_random: bool = False
+    weights: torch.dtype  # that they are kept in
+    arithmetic: torch.dtype  # that the model computes in
+    at_random: bool = False  # whether updated weights are rounded so that their mean is right
 
     def computing(self, params: Tree) -> Tree:
         """The weights in the form the model computes with."""
@@ -50,10 +43,8 @@ class Precision:
     def kept(self, wide: Tree, step: Int[Tensor, ""]) -> Tree:
         """Weights as they are kept.
 
-        Args:
-            wide: the weights.
-            step: how many updates made them: `stochastic` rounding depends on nothing else, so that
-                an interrupted run continues as it would have.
+        Rounding at random depends on the number of updates, `step`, alone, so that an interrupted
+        run continues as it would have.
         """
         if self.weights == torch.float32:
             return wide

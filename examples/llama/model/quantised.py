@@ -27,10 +27,8 @@ BLOCK = 64  # numbers of an output that have one scale
 class Quantised(NamedTuple):
     """A weight in codes, with a scale for each block of them: `levels()[code] * scale`.
 
-    Two codes are in a byte, the upper one first, and both arrays are transposed: on TPUs, which
-    work on 128 numbers of the last dimension at once, inputs are then split into blocks, and bytes
-    into codes, along the other one. Stacked weights have more leading dimensions, over layers and
-    experts.
+    Two codes are in a byte, the upper one first. Both arrays are transposed: TPUs work on 128
+    numbers of the last dimension at once, and so split inputs and bytes along the other one.
     """
 
     codes: UInt8[Tensor, "in/2 out"]
@@ -66,9 +64,6 @@ def product(x: Float[Tensor, "*batch in"], weight: Quantised) -> Float[Tensor, "
         return F.linear(x, weight.plain().to(x.dtype))
 
     return xf.checkpoint(made)(x, weight)
-
-
-# -- making them ----------------------------------------------------------------------------------
 
 
 def made(weight: Tensor, form: Form) -> Tensor | Quantised:

@@ -19,19 +19,8 @@ import xfunc as xf
 from xfunc import P
 
 from ..parallel.sharding import Sharding
-from .attention import (
-    PLAIN,
-    Heads,
-    Part,
-    Reach,
-    Scores,
-    Segments,
-    backward,
-    begun,
-    finished,
-    forward,
-    wide,
-)
+from . import attention
+from .attention import PLAIN, Heads, Part, Reach, Scores, Segments, wide
 
 AXIS = "context"
 
@@ -61,28 +50,18 @@ def ring(
 
 @dataclass(frozen=True)
 class _Ring:
-    """What the two passes have in common, all known at tracing time.
-
-    Attributes:
-        sharding: of the arrays.
-        block: queries, and keys, per block.
-        blocks: of each of the two chunks of a row that a device has.
-        kind: how scores are computed.
-    """
+    """What the two passes have in common, all known at tracing time."""
 
     sharding: Sharding
-    block: int
-    blocks: int
+    block: int  # queries, and keys, in one
+    blocks: int  # of each of the two chunks of a row that a device has
     kind: Scores
 
     def run(self, local: Callable[..., Any], outputs: int, like: Heads, *args: Any) -> Any:
-        """A function on each device, with arrays of heads that are cut into blocks.
+        """A function on each device, with arrays of heads, like keys, that are cut into blocks.
 
-        Args:
-            local: takes the number of each block in its row, and the arguments.
-            outputs: how many arrays it returns.
-            like: keys.
-            args: arrays of heads; segments, which have two dimensions; and a reach, which has none.
+        It takes the number of each block in its row, and the arguments: arrays of heads; segments,
+        which have two dimensions; and a reach, which has none.
         """
         heads = self.sharding.fitting(like, self.sharding.heads)
         by_rank = {0: P(), 2: P(heads[0], AXIS)}
@@ -129,12 +108,12 @@ def _forward(
         def step(states: Any, part: Part) -> tuple[Any, Part]:
             def row(_: None, x: Any) -> tuple[None, Any]:
                 i, q, documents, state = x
-                return None, forward(i, q, documents, state, part, reach, ring.kind)
+                return None, attention.forward(i, q, documents, state, part, reach, ring.kind)
 
             return xf.scan(row, None, (number, q, segments, states))[1], part
 
-        states, _ = ring.around(step, begun(q), Part(number, k, v, segments))
-        out, log_total = finished(states, q.dtype)
+        states, _ = ring.around(step, attention.begun(q), Part(number, k, v, segments))
+        out, log_total = attention.finished(states, q.dtype)
         return out.flatten(2, 3), log_total.flatten(2, 3)[..., None]
 
     found = ring.run(local, 2, k, q, k, v, segments, reach)
@@ -154,7 +133,7 @@ def _backward(ring: _Ring, residuals: Any, ct: Tensor) -> tuple[Tensor, Tensor, 
 
             def row(grads: Any, x: Any) -> tuple[Any, Any]:
                 dq, *row = x
-                dq, grads = backward(row, dq, part, grads, reach, ring.kind)
+                dq, grads = attention.backward(row, dq, part, grads, reach, ring.kind)
                 return grads, dq
 
             grads, dq = xf.scan(row, grads, (dq, *rows))

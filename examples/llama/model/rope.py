@@ -20,11 +20,8 @@ def rotary(
 ) -> Rope:
     """Cosine and sine of each position's angle, the two halves of a head alike.
 
-    Args:
-        positions: those of the tokens.
-        config: the sizes.
-        length: of the text so far, on which `dynamic` and `longrope` scaling depend: one for all,
-            or one for each position and frequency; None: the number of positions.
+    Scaling that is `dynamic` or `longrope` depends on the length of the text so far: one for all,
+    or one for each position and frequency; None: the number of positions.
     """
     scaling, theta = config.rope_scaling, config.rope_theta
     if scaling is None:
@@ -39,19 +36,18 @@ def rotary(
         frequencies = frequencies / scaling.factor
     elif scaling.kind == "yarn":
         cos, sin = _turned(positions, _yarn(frequencies, config, scaling))
-        factor = scaling.attention_factor or _temperature(scaling)
+        factor = temperature(scaling.factor)
+        if scaling.mscale and scaling.mscale_all_dim:
+            factor = temperature(scaling.factor, scaling.mscale)
+            factor /= temperature(scaling.factor, scaling.mscale_all_dim)
+        factor = scaling.attention_factor or factor
         return cos * factor, sin * factor
     elif scaling.kind == "longrope":
         cos, sin = _turned(positions, _by_length(frequencies, scaling, length))
-        factor = scaling.attention_factor or _long_temperature(scaling)
+        grown = math.log(max(scaling.factor, 1.0)) / math.log(scaling.original_context)
+        factor = scaling.attention_factor or math.sqrt(1 + grown)
         return cos * factor, sin * factor
     return _turned(positions, frequencies)
-
-
-def local_rotary(positions: Int[Tensor, "*batch seq"], config: Config) -> Rope:
-    """The same for layers with a window, if these have a base of their own."""
-    assert config.local_theta is not None
-    return _turned(positions, _frequencies(config.local_theta, config, positions.device))
 
 
 class Kind(NamedTuple):
@@ -62,7 +58,7 @@ class Kind(NamedTuple):
 
 
 class Ropes(NamedTuple):
-    """Rotary tables of layers that see all tokens, and of those with a window."""
+    """Rotary tables of layers that see all tokens, and of those with a window, which may differ."""
 
     full: Rope
     local: Rope
@@ -76,7 +72,10 @@ class Ropes(NamedTuple):
     ) -> "Ropes":
         """The tables of some positions, see `rotary`."""
         full = rotary(positions, config, length)
-        return cls(full, full if config.local_theta is None else local_rotary(positions, config))
+        if config.local_theta is None:
+            return cls(full, full)
+        frequencies = _frequencies(config.local_theta, config, positions.device)
+        return cls(full, _turned(positions, frequencies))
 
     def of_layer(self, local: Local, still: Still = False) -> Rope:
         """The table of one layer."""
@@ -125,9 +124,6 @@ def _frequencies(
 def _stretched(frequencies: Float[Tensor, " half"], c: RopeScaling) -> Float[Tensor, " half"]:
     """Frequencies, divided by a factor if they make few turns within the original context.
 
-    Those that make more than `high_freq_factor` turns stay, those that make fewer than
-    `low_freq_factor` are divided, and those in between are interpolated.
-
     Source: `rope_type` "llama3" of Hugging Face's transformers.
     """
     turns = c.original_context * frequencies / (2 * math.pi)
@@ -171,12 +167,6 @@ def _yarn(
     return frequencies * (1 - divided + divided / c.factor)
 
 
-def _temperature(c: RopeScaling) -> float:
-    if c.mscale and c.mscale_all_dim:
-        return temperature(c.factor, c.mscale) / temperature(c.factor, c.mscale_all_dim)
-    return temperature(c.factor)
-
-
 def temperature(factor: float, share: float = 1.0) -> float:
     """The factor of scores' square root that goes with stretched frequencies, of `yarn`."""
     return 0.1 * share * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -194,7 +184,3 @@ def _by_length(
         for factors in (c.long_factors, c.short_factors)
     )
     return frequencies / torch.where(length.to(long.device) > c.original_context, long, short)
-
-
-def _long_temperature(c: RopeScaling) -> float:
-    return math.sqrt(1 + math.log(c.factor) / math.log(c.original_context)) if c.factor > 1 else 1.0

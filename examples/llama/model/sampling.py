@@ -20,22 +20,13 @@ from .attention import wide
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How tokens of one text are drawn.
+    """How tokens of one text are drawn."""
 
-    Attributes:
-        temperature: what logits are divided by; 0: the likeliest token is taken.
-        top_k: tokens are drawn from this many of the likeliest ones; 0: from all.
-        top_p: tokens are drawn from the likeliest ones that together have this probability; 0: the
-            likeliest token is taken.
-        min_p: tokens are drawn from those at least this many times as likely as the likeliest.
-        seed: draws depend only on this and the number of the token.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
+    temperature: float = 0.0  # what logits are divided by; 0: the likeliest token is taken
+    top_k: int = 0  # from this many of the likeliest ones; 0: from all
+    top_p: float = 1.0  # from the likeliest ones that together have this probability
+    min_p: float = 0.0  # from those at least this many times as likely as the likeliest
+    seed: int = 0  # draws depend only on this and the number of the token
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
@@ -75,13 +66,7 @@ class Sampling(NamedTuple):
 def choose(
     logits: Float[Tensor, "rows vocab"], sampling: Sampling, number: Int[Tensor, " rows"]
 ) -> Int[Tensor, " rows"]:
-    """A token for each row; -1 where logits are not finite, so that nothing can be drawn.
-
-    Args:
-        logits: of the next tokens.
-        sampling: how they are drawn.
-        number: the number of the next token in its text.
-    """
+    """A token for each row, given its number in the text; -1 where logits are not finite."""
     finite = torch.isfinite(logits).all(-1)
     likeliest = logits.argmax(-1)
 

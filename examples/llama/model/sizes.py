@@ -18,17 +18,11 @@ ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
 
 
 class Stack(NamedTuple):
-    """A run of equal layers, whose weights are stacked.
+    """A run of equal layers, whose weights are stacked."""
 
-    Attributes:
-        name: in the tree of parameters.
-        layers: the numbers of its layers.
-        experts: those of each layer; None: they have one feed-forward part for all tokens.
-    """
-
-    name: str
+    name: str  # in the tree of parameters
     layers: range
-    experts: Experts | None
+    experts: Experts | None  # None: layers have one feed-forward part for all tokens
 
 
 @dataclass(frozen=True)
@@ -54,18 +48,15 @@ class Config:
         activation: the activation function of the feed-forward part.
         window: tokens that a token attends to, with itself; null: all before it.
         full_layers: numbers of the layers without a window.
-        local_theta: the base of rotary frequencies in layers with a window. They are not stretched;
-            null: as in the others.
+        local_theta: the base of rotary frequencies in layers with a window; null: as in others.
         nope_layers: numbers of the layers without rotary embeddings.
-        rotary_size: features of a head that rotary embeddings turn. They are its first ones; null:
-            all.
+        rotary_size: features of a head, its first ones, that rotary embeddings turn; null: all.
         query_scale: scores are divided by its square root; null: that of the head size.
         score_scale: what scores are multiplied by instead.
         score_cap: attention scores s become cap * tanh(s / cap). null: they are unchanged.
         logit_cap: the same for logits.
         embed_scale: what embeddings are multiplied by; null: they are unchanged.
-        residual_scale: what outputs of attention and feed-forward are multiplied by. null: they are
-            unchanged.
+        residual_scale: what outputs of attention and feed-forward are multiplied by.
         logit_scale: what logits are divided by; null: they are unchanged.
         experts: the experts of the feed-forward part. null: one feed-forward part for all tokens.
         dense_layers: numbers of the layers without experts.

@@ -62,10 +62,7 @@ def _started() -> int:
 
 
 def _is_in_job() -> bool:
-    """Whether this is a pod of an indexed job of Kubernetes, which does not say how many there are.
-
-    On TPUs torch_xla connects them.
-    """
+    """Whether this is a pod of an indexed job of Kubernetes, which torch_xla does not connect."""
     names = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"}
     return names <= os.environ.keys() and os.environ.get("PJRT_DEVICE") != "TPU"
 
@@ -104,19 +101,19 @@ def from_first(value: _T) -> _T:
 
 
 def check_same(own: Mapping[str, str | None], repair: str) -> None:
-    """Raise an error in all processes unless each of them says the same.
+    """Raise an error that ends with `repair` unless all processes say the same.
 
-    Args:
-        own: texts by what they are; None is as if it were not there.
-        repair: what to do about it.
-
-    Raises:
-        ProcessesDifferError: it names what differs, and the values. It is the same error in all
-            processes, which end together, and print it once.
+    Texts are by what they are; None is as if it were not there. The error, which names what
+    differs, is the same in all processes, which end together and print it once.
     """
     first, *others = _of_all(dict(own))
+
+    def shown(text: str | None) -> str:
+        text = "absent" if text is None else text
+        return text if len(text) <= _LONG else f"{text[:_LONG]}..."
+
     wrong = [
-        f"{key} is {_shown(first.get(key))} in process 0, and {_shown(one.get(key))} in process {k}"
+        f"{key} is {shown(first.get(key))} in process 0, and {shown(one.get(key))} in process {k}"
         for k, one in enumerate(others, 1)
         for key in {**first, **one}
         if first.get(key) != one.get(key)
@@ -125,17 +122,10 @@ def check_same(own: Mapping[str, str | None], repair: str) -> None:
         raise ProcessesDifferError(f"{'; '.join(wrong[:_SHOWN])}: {repair}")
 
 
-def _shown(text: str | None) -> str:
-    if text is None:
-        return "absent"
-    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
-
-
 def check_same_arguments(command: str, arguments: Mapping[str, Any]) -> None:
     """Raise an error in all processes unless they run the same command, with the same arguments.
 
-    Settings, and the file that they are read from, are left to `check_same_settings`: what counts
-    is what they are, in whatever order and wherever they are given.
+    Settings are left to `check_same_settings`, wherever and in whatever order they are given.
     """
     check_same({"the command": command}, _SAME)  # Others have other arguments.
     own: dict[str, str | None] = {}
@@ -157,14 +147,9 @@ def check_same_data(state: Mapping[str, Any]) -> None:
 
 
 def check_same_files(where: object, paths: Iterable[Path]) -> None:
-    """Raise an error in all processes unless they find the same in files, which all of them read.
+    """Raise an error in all processes unless they find the same in the files at `where`.
 
-    Paths may lead to other disks: those that count from the folder in which a process was started,
-    or those of hosts that should have mounted the same file system.
-
-    Args:
-        where: the files are there, for messages.
-        paths: which; one that no process has is left to whoever reads it.
+    Paths may lead to other disks. A file that no process has is left to whoever reads it.
     """
     if not are_several():
         return

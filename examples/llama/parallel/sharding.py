@@ -1,10 +1,9 @@
 """All shardings of the model in one place.
 
-The mesh has five axes, any of which may be 1. ``data`` shards only the batch (data parallel);
-``fsdp`` shards the batch and the weights (fully sharded data parallel); ``tensor`` shards each
-matrix product (tensor parallel); ``expert`` shards the batch, the experts of models that have them,
-and other weights like ``fsdp``; ``context`` shards the tokens of each row, and weights like
-``fsdp``. XLA derives the communication from that, but for experts and attention over ``context``.
+``data`` shards only the batch; ``fsdp`` shards the batch and the weights; ``tensor`` shards each
+matrix product; ``expert`` shards the batch, experts, and other weights like ``fsdp``; ``context``
+shards the tokens of each row, and weights like ``fsdp``. XLA derives the communication from that,
+but for experts and attention.
 """
 
 import math
@@ -80,14 +79,14 @@ class Sharding:
         entries = [_axes(entry) for entry in spec] + [()] * (len(shape) - len(spec))
         left: list[str] = []
         for i, size in enumerate(shape):
-            if size % self._parts(entries[i]):
+            if size % _size(self.mesh, entries[i]):
                 left += entries[i]
                 entries[i] = ()
         if not left:
             return spec
         for axis in left:
             for i in reversed(range(len(shape))):
-                if shape[i] % self._parts((*entries[i], axis)) == 0:
+                if shape[i] % _size(self.mesh, (*entries[i], axis)) == 0:
                     entries[i] += (axis,)
                     break
         return P(*(e or None for e in entries))
@@ -130,9 +129,6 @@ class Sharding:
         """
         n = self.mesh.shape["tensor"] // x.shape[1]
         return x if n <= 1 else x[:, :, None].expand(-1, -1, n, -1, -1).flatten(1, 2)
-
-    def _parts(self, entry: Any) -> int:
-        return _size(self.mesh, entry)
 
 
 def fitting(mesh: xf.AbstractMesh, shape: Sequence[int], spec: Iterable[Any]) -> P:

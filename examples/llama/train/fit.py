@@ -20,12 +20,12 @@ from ..checkpoint.run_lock import owned
 from ..config import Run
 from ..data.reader import Reader, prefetch
 from ..model import Batch, Params, quantised
+from ..model.parameters import check_finite, not_finite
 from ..model.precision import LOSSY, PRECISIONS
 from ..options import SettingError
 from ..parallel import hosts
 from ..tune import base_weights
 from . import evaluate, steps
-from .finite import check_finite, not_finite
 from .interrupts import Interrupts
 from .metrics import Log
 from .pace import Pace, Watchdog
@@ -43,8 +43,6 @@ _ENDINGS = {
     "on_bad=skip",
     "bad": "stopped after step {}, for bad losses or gradients: see metrics.jsonl. ",
 }
-
-
 _AFTER_BAD = {
     "stop": "The weights, which it did not change, are saved: continue with a lower train.peak_lr, "
     "or on_bad=skip",
@@ -56,30 +54,18 @@ _AFTER_BAD = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """How a run ended: `diverged`, if weights or the held-out loss are not finite in the end."""
 
-    Attributes:
-        step: how many steps have been made.
-        held_out: the last loss on held-out data, None if there was no evaluation.
-        ended: `done`; `interrupted` by a signal; `bad`, see `Run.on_bad`; or `diverged`: done, with
-            weights or a held-out loss that are not finite.
-    """
-
-    step: int
-    held_out: float | None
+    step: int  # how many have been made
+    held_out: float | None  # the last loss on held-out data
     ended: Literal["done", "interrupted", "bad", "diverged"]
 
 
 def fit(run: Run, console: Console | None = None, *, new_data: bool = False) -> Outcome:
     """Train from the newest checkpoint in the run's folder, or from the beginning.
 
-    SIGTERM and SIGINT end it after the current step, with a checkpoint.
-
-    Args:
-        run: the settings.
-        console: to print to.
-        new_data: whether to continue from a checkpoint whose text, order or batch size differs.
-            Later checkpoints record this.
+    SIGTERM and SIGINT end it after the current step, with a checkpoint. With `new_data` it may
+    continue from a checkpoint whose text, order or batch size differs.
 
     Raises:
         FolderInUseError: another process trains in the folder.
@@ -122,7 +108,9 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
             if told:
                 log.say(told)
             loop = _Loop(run, recipe, reader, checkpoints, log, pace, frozen, based)
-            with _watched(run, pace, log):
+            with contextlib.ExitStack() as stack:
+                if run.watchdog is not None:
+                    stack.enter_context(Watchdog(pace, run.watchdog, log.stuck))
                 outcome = loop.go(first, state)
     text = _ENDINGS[outcome.ended].format(outcome.step)
     if outcome.ended == "bad":
@@ -131,12 +119,6 @@ def _fit(run: Run, recipe: Recipe, console: Console | None, new_data: bool) -> O
         text += f" ({share:.0%} of the time went into steps)"
     say(text)
     return outcome
-
-
-def _watched(run: Run, pace: Pace, log: Log) -> AbstractContextManager[object]:
-    if run.watchdog is None:
-        return contextlib.nullcontext()
-    return Watchdog(pace, run.watchdog, log.stuck)
 
 
 def _size(params: Params | None) -> int:
@@ -152,10 +134,7 @@ def begin(
     new_data: bool = False,
     based: dict[str, Any] | None = None,
 ) -> tuple[int, State, str]:
-    """How many steps were made, the state after them, and a message about the data, if any.
-
-    `based` is what `base_weights.about` returns for the weights that are not trained.
-    """
+    """How many steps were made, the state after them, and a message about the data, if any."""
     if checkpoints.latest() is None:
         if run.base is not None:  # New weights would not be those that were imported.
             raise SettingError(

@@ -4,6 +4,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import NoReturn, Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)  # from a scheduler, and from Ctrl-C
@@ -21,11 +22,9 @@ def _interrupt(number: int, _: object) -> NoReturn:
     raise Interrupted(number)
 
 
-@contextlib.contextmanager
-def raised() -> Iterator[None]:
+def raised() -> AbstractContextManager[None]:
     """Let SIGTERM and SIGINT raise `Interrupted` in a block, so that it can clean up."""
-    with _handled(_interrupt):
-        yield
+    return _handled(_interrupt)
 
 
 @contextlib.contextmanager

@@ -35,15 +35,9 @@ _LINES = 50  # that a run prints if there is no terminal
 class Log:
     """Writes ``metrics.jsonl`` in a run's folder, feeds trackers, and shows progress.
 
-    Lines of steps after `first` are from a run that was killed after its last checkpoint; they are
-    removed, so that the curve has each step once. Of several processes only the first writes.
-
-    Args:
-        run: the settings.
-        recipe: what is trained.
-        first: how many steps have been made before.
-        console: to print to.
-        pace: is told when steps end, and when what follows is no step.
+    Lines of steps after `first`, of a run that was killed after its last checkpoint, are removed.
+    Of several processes only the first writes. `pace` is told when steps end, and when what follows
+    is no step.
     """
 
     def __init__(self, run: Run, recipe: Recipe, first: int, console: Console, pace: Pace):
@@ -78,20 +72,14 @@ class Log:
             self._open.close()
 
     def step(self, step: int, metrics: Metrics, host_ms: float) -> Metrics:
-        """Log one step, and return its metrics on the host; waits for the device.
-
-        Args:
-            step: its number, from 1.
-            metrics: of `train_step`.
-            host_ms: what the host spent on launching it.
-        """
+        """Log a step, counted from 1, and return its metrics on the host; waits for the device."""
         found = xf.tree.map(torch.Tensor.tolist, xf.device_get(metrics))
         self._pace.end()
         self._last = step
         values = found._asdict() | {"host_ms": host_ms} | self._speed(float(found.tokens))
         values |= values.pop("details")
-        if (used := hbm_gib()) is not None:
-            values["hbm_gib"] = used
+        if (stats := xf.memory_stats()) is not None:
+            values["hbm_gib"] = stats["bytes_in_use"] / 2**30
         text = "  ".join(form.format(values[k]) for k, form in _SHOWN.items() if k in values)
         self._progress.update(self._task, completed=step, description=text)
         if not self._console.is_terminal and step % math.ceil(self._recipe.steps / _LINES) == 0:
@@ -184,10 +172,7 @@ _SHOWN = {
 
 
 def cut(path: Path, step: int) -> None:
-    """Remove the lines of later steps, and those that are no line of a run, from a file.
-
-    A killed run may have been writing its last line.
-    """
+    """Remove lines of later steps, and those that a killed run did not finish, from a file."""
 
     def is_kept(line: str) -> bool:
         try:
@@ -211,12 +196,3 @@ def chip() -> str | None:
     except (OSError, KeyError, TypeError):  # No metadata server; none of these variables.
         return None
     return {"v5litepod": "v5e"}.get(kind, kind)
-
-
-def hbm_gib() -> float | None:
-    """The memory in use on the chip; None if it is unknown.
-
-    torch_xla 2.9 does not report it for several devices: "MemoryInfo not supported for SPMD".
-    """
-    stats = xf.memory_stats()
-    return None if stats is None else stats["bytes_in_use"] / 2**30

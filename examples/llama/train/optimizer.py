@@ -21,14 +21,12 @@ Rate: TypeAlias = float | Float[Tensor, ""]
 class Optimizer(NamedTuple):
     """An optimizer that `train.optimizer` names.
 
-    Attributes:
-        make: returns the transformation, from a learning rate, the weight decay, a tree that says
-            which weights decay, and the options by name.
-        options: the settings of `Recipe` that it takes.
+    It is made from a learning rate, the weight decay, a tree that says which weights decay, and the
+    options by name.
     """
 
     make: Callable[..., GradientTransformation]
-    options: tuple[str, ...]
+    options: tuple[str, ...]  # the settings of `Recipe` that it takes
 
 
 def adamw(
@@ -42,9 +40,7 @@ def adafactor(rate: Rate, decay: float, decayed: Tree) -> GradientTransformation
     """Adafactor without momentum and without scaling the learning rate.
 
     The squares of a matrix are estimated from the means of its rows and columns, and an update
-    whose root mean square exceeds one is scaled down to one. Both use the last two dimensions only:
-    each layer of stacked weights counts by itself. (The stacked scales of norms, `[layers,
-    hidden]`, count as one matrix.)
+    whose root mean square exceeds one is scaled down to one. Each layer counts by itself.
 
     Source: Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018.
     """
@@ -119,19 +115,11 @@ def rate(
 ) -> Float[Tensor, ""]:
     """The learning rate after `step` updates: it rises linearly to its peak, and may then fall.
 
-    Args:
-        schedule: how it falls to the floor after the warm-up: `cosine` or `linear`; `wsd`: it
-            stays at its peak, and falls in the last steps, as 1 - sqrt; `constant`: it stays.
-        step: updates made so far.
-        peak: the highest rate.
-        warmup: steps over which it rises.
-        total: the number of updates; the last is made at the floor.
-        floor: the rate then, as a fraction of the peak.
-        cooldown: the fraction of the steps, at the end, over which that of `wsd` falls.
+    The last of `total` updates is made at the floor, a fraction of the peak. The rate of `wsd`
+    stays at its peak, and falls in the last fraction of the steps, `cooldown`, as 1 - sqrt.
 
-    Sources for `wsd`: Hu et al., MiniCPM: Unveiling the Potential of Small Language Models with
-    Scalable Training Strategies, 2024 (arXiv:2404.06395), for the three phases; Hägele et al.,
-    Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations, 2024
+    Sources for `wsd`: Hu et al., MiniCPM, 2024 (arXiv:2404.06395), for the three phases; Hägele et
+    al., Scaling Laws and Compute-Optimal Training Beyond Fixed Training Durations, 2024
     (arXiv:2405.18392), for the length and shape of the last.
     """
     start = stable_until(total, cooldown) if schedule == "wsd" else warmup

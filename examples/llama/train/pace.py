@@ -14,13 +14,7 @@ OFTEN = 1.0  # seconds between two looks of the watchdog
 
 
 class Pace:
-    """When steps begin and end.
-
-    The first step counts as compilation.
-
-    Args:
-        clock: the seconds since any moment.
-    """
+    """When steps begin and end; the first one counts as compilation."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock, self._first = clock, clock()
@@ -63,14 +57,10 @@ class Pace:
 
 
 class Watchdog:
-    """Tells once when a step takes many times as long as the last ones did.
+    """Tells once when a step takes so many times as long as the median of the last ones.
 
-    A thread looks every second while the context is open.
-
-    Args:
-        pace: of the steps.
-        times: the median of the last steps.
-        tell: is given for how long the step has gone on, and the median.
+    A thread looks every second while the context is open. `tell` is given for how long the step has
+    gone on, and the median.
     """
 
     def __init__(self, pace: Pace, times: float, tell: Callable[[float, float], None]):

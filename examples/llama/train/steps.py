@@ -101,11 +101,7 @@ def train_step(
 ) -> tuple[State, Metrics]:
     """Loss and gradient, then the optimizer. The new state reuses the memory of the old one.
 
-    Args:
-        state: as from `start`.
-        batch: rows of tokens.
-        base: the weights that are not trained, as from `lora.frozen`; None: there are none.
-        recipe: how it is trained.
+    `base` has the weights that are not trained, as from `lora.frozen`; None: there are none.
     """
     recipe.check_warmup()
     mean, grads, details = gradient(state.params, batch, recipe, base)
@@ -133,11 +129,7 @@ def train_step(
 def dynamic_step(recipe: Recipe, seq: int, buckets: tuple[int, ...], limit: int | None) -> Any:
     """`train_step` for rows of any length up to `seq`: a program for each bucket of lengths.
 
-    Args:
-        recipe: how it is trained.
-        seq: tokens of the longest row.
-        buckets: the lengths to compile for.
-        limit: bytes that a step may use on a device; None: no limit.
+    A step uses at most `limit` bytes of a device.
     """
 
     def step(state: State, batch: Batch, base: Params | None) -> tuple[State, Metrics]:
@@ -196,16 +188,10 @@ def loss(
     recipe: Recipe,
     count: Float[Tensor, ""],
 ) -> tuple[Float[Tensor, ""], Details]:
-    """The loss of a batch: the sum over its targets, or its pairs, divided by `count`.
+    """The loss of a batch, and what metrics say about it.
 
-    With it, what metrics say about it.
-
-    Args:
-        params: the weights that are trained, in the form the model computes with.
-        base: the weights that are not.
-        batch: rows of tokens.
-        recipe: what is trained.
-        count: how many targets, or pairs, there are.
+    It is the sum over its targets, or its pairs, divided by `count`. `params` has the weights that
+    are trained, in the form the model computes with, and `base` the others.
     """
     joined = lora.join(params, base, recipe.tune)
     if not recipe.pairs:
@@ -245,9 +231,6 @@ def eval_loss(
     params = recipe.numbers.computing(params)
     recipe = dataclasses.replace(recipe, router_balance=0.0, router_size=0.0)
     return loss(params, base, batch, recipe, target_count(batch, recipe))[0]
-
-
-# -- where the state is placed --------------------------------------------------------------------
 
 
 def shardings(recipe: Recipe) -> State:
@@ -315,14 +298,7 @@ def _sharding(recipe: Recipe) -> Sharding:
 
 
 def abstract_batch(recipe: Recipe, rows: int, seq: int, *, packed: bool = False) -> Batch:
-    """The shapes and shardings of a batch.
-
-    Args:
-        recipe: what is trained.
-        rows: on all devices together.
-        seq: tokens per row.
-        packed: whether rows hold several documents, like those of `Reader`, or one each.
-    """
+    """The shapes and shardings of a batch; rows of `Reader` are `packed` with several documents."""
     sharding = recipe.plan.sharding
     where = None if sharding is None else sharding.on_mesh(sharding.batch)
     tokens: Any = xf.ShapeDtypeStruct((rows, seq), torch.int32, where)

@@ -62,11 +62,7 @@ def begin(
     settings: Mapping[str, Any],
     stack: contextlib.ExitStack,
 ) -> list[Report]:
-    """Start trackers, which end with `stack`.
-
-    Raises:
-        SettingError: a tracker is not known, not installed, or does not start.
-    """
+    """Start trackers, which end with `stack`."""
     reports = []
     for name in dict.fromkeys(names):
         if name not in TRACKERS:

@@ -58,16 +58,13 @@ class Recipe:
         clip: the maximum global norm of the gradients.
         router_balance: the weight of experts' load-balancing loss in training.
         router_size: the weight of the loss for large router logits.
-        router_bias: the step of the bias in the choice of experts, for routers with sigmoids. It is
-            added for experts that took fewer tokens than the mean, and subtracted for others.
+        router_bias: the step of the bias in the choice of experts, for routers with sigmoids.
         tune: which weights are trained, and with which adapters.
-        preference: the loss of preferred and other answers, see `data.kind`. `dpo` compares the
-            model with its base; `orpo` needs none, and teaches the preferred answers too. That of
-            unpaired answers is `kto`, which compares the model with its base.
+        preference: the loss of preferred and other answers, see `data.kind`. `dpo`, and `kto` for
+            unpaired answers, compare the model with its base; `orpo` needs none.
         dpo_beta: the penalty for moving away from the base, in `dpo` and `kto`.
         orpo_weight: the weight of comparing the two answers, in `orpo`.
-        kto_weights: the weights of desirable and of undesirable answers, in `kto`. If one kind is
-            more frequent, the other should weigh more.
+        kto_weights: the weights of desirable and of undesirable answers, in `kto`.
         pairs: whether to train on answers that are preferred or not.
         skip_bad: whether to skip steps whose loss or gradient is not finite.
     """
@@ -130,10 +127,8 @@ class Recipe:
         others = known - {*OPTIMIZERS[self.optimizer].options}
         usual = {f.name: f.default for f in fields(self)}
         if given := sorted(x for x in others if getattr(self, x) != usual[x]):
-            raise ValueError(
-                f"{', '.join(given)}: not an option of the optimizer, {self.optimizer}. Leave it "
-                "out"
-            )
+            why = f"not an option of the optimizer, {self.optimizer}. Leave it out"
+            raise ValueError(f"{', '.join(given)}: {why}")
         others = {x for options in PREFERENCES.values() for x in options}
         for other in sorted(others - {*PREFERENCES[self.preference]}):
             if getattr(self, other) != usual[other]:
@@ -164,10 +159,9 @@ class Recipe:
 
     @property
     def has_base(self) -> bool:
-        """Whether there are weights that no step changes: those that are not trained, or those of
-        the model that pairs are compared with.
-        """
-        return self.compared or not lora.is_all(self.model, self.tune)
+        """Whether there are weights that no step changes."""
+        roles = xf.tree.leaves(lora.roles(self.model, self.tune))
+        return self.compared or set(roles) != {lora.FULL}
 
     @property
     def extent(self) -> Extent:

@@ -49,14 +49,9 @@ _PLAIN = {
 
 
 def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) -> None:
-    """Write what is trained, for `peft.PeftModel.from_pretrained`.
+    """Write what is trained into a new folder, for `peft.PeftModel.from_pretrained`.
 
-    Args:
-        folder: a new one.
-        params: what is trained.
-        config: the sizes.
-        tune: which weights have adapters, and how the adapters are scaled.
-        base: the folder, or the name on the hub, of the weights that they are for.
+    `base` is the folder, or the name on the hub, of the weights that the adapters are for.
 
     Raises:
         FileExistsError: there is something at `folder`.
@@ -100,13 +95,7 @@ def save(folder: Path, params: Params, config: Config, tune: Tune, base: str) ->
 
 
 def load(folder: Path, config: Config) -> tuple[Tune, Params]:
-    """What `save` or PEFT wrote: which weights are trained, and these on the CPU, in float32.
-
-    Raises:
-        FileNotFoundError: there are no adapters.
-        FormatError: they are of a kind that `lora` does not compute, or do not fit the model, or a
-            file is damaged.
-    """
+    """What `save` or PEFT wrote: which weights are trained, and these on the CPU, in float32."""
     for name in (CONFIG, TENSORS):
         if not (folder / name).exists():
             raise FileNotFoundError(

@@ -34,11 +34,7 @@ def about(run: Run, recipe: Recipe) -> dict[str, Any] | None:
     if not recipe.has_base:
         return None
     if run.base is None:
-        why = (
-            "the loss compares with it"
-            if recipe.compared
-            else "train.tune leaves weights as they are"
-        )
+        why = "the loss compares with it" if recipe.compared else "train.tune leaves some weights"
         raise SettingError(
             f"{why}, but there is no base: start the run with import-hf from the weights to tune"
         )
@@ -55,9 +51,8 @@ def fingerprint(folder: Path) -> str:
             f"the base, {folder}, has no {', '.join(missing)}: set base to the folder with the "
             "run's original weights"
         )
-    whole = "".join(
-        f"{file.name} {found}\n" for file, found in zip(files, sums(files), strict=True)
-    )
+    each = zip(files, sums(files), strict=True)
+    whole = "".join(f"{file.name} {found}\n" for file, found in each)
     return hashlib.sha256(whole.encode()).hexdigest()
 
 
@@ -108,10 +103,6 @@ def frozen(params: Params, recipe: Recipe) -> Params | None:
 
     def cast(path: str, leaf: Any) -> Any:
         plain = isinstance(leaf, torch.Tensor) and leaf.dtype != dtype and not is_buffer(path)
-        return _cast(leaf, dtype) if plain else leaf
+        return xf.jit(lambda x: x.to(dtype))(leaf) if plain else leaf
 
     return xf.tree.map_with_path(cast, kept, is_leaf=quantised.is_quantised)
-
-
-def _cast(leaf: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return xf.jit(lambda x: x.to(dtype))(leaf)

@@ -1,12 +1,10 @@
 """Which weights are trained, and low-rank adapters for some of those that are not.
 
-It is all done by transforming the tree of parameters: `trained` and `frozen` split it in two, and
-`join` puts it back together for the model. What is frozen is in no state, gradient or checkpoint,
-so nothing can change it.
+`trained` and `frozen` split the tree of parameters in two, and `join` puts it back together for the
+model. What is frozen is in no state, gradient or checkpoint, so nothing can change it.
 
-Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021; for the scale of
-`rank_stabilised`, Kalajdzievski, A Rank Stabilization Scaling Factor for Fine-Tuning with LoRA,
-2023.
+Sources: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, 2021; Kalajdzievski, A Rank
+Stabilization Scaling Factor for Fine-Tuning with LoRA, 2023.
 """
 
 import functools
@@ -69,8 +67,7 @@ class Tune:
 class Adapter(NamedTuple):
     """Trained in place of a weight, to which `scale * up @ down` is added.
 
-    For stacked weights both have more leading dimensions, over layers and experts. `down` is None
-    where it is that of another adapter, see `SHARED`.
+    Stacks have more leading dimensions. `down` is None where it is another's, see `SHARED`.
     """
 
     down: Float[Tensor, "rank in"] | None
@@ -78,12 +75,7 @@ class Adapter(NamedTuple):
 
 
 def roles(config: Config, tune: Tune) -> Params:
-    """How each weight is trained: a tree like the parameters, of FULL, LORA and FROZEN.
-
-    Raises:
-        ValueError: a pattern matches nothing, or a weight that cannot have an adapter; a weight
-            matches patterns of both kinds; or nothing is trained.
-    """
+    """How each weight is trained: a tree like the parameters, of FULL, LORA and FROZEN."""
     shapes = named(model.shapes(config))
     full = ("*",) if tune.full is None and not tune.lora else tune.full or ()
     adapted, trained = (_matching(kind, list(shapes)) for kind in (tune.lora, full))
@@ -167,17 +159,8 @@ def _is_of_experts(name: str) -> bool:
     return within(name).startswith("e_")
 
 
-def is_all(config: Config, tune: Tune) -> bool:
-    """Whether all weights are trained, so that nothing is frozen."""
-    return set(xf.tree.leaves(roles(config, tune))) == {FULL}
-
-
 def forms(config: Config, tune: Tune) -> Params:
-    """In which form each weight of a base is kept: a tree like the parameters, see `quantised`.
-
-    Raises:
-        ValueError: a matrix does not consist of whole blocks.
-    """
+    """In which form each weight of a base is kept: a tree like the parameters, see `quantised`."""
     shapes, role = named(model.shapes(config)), named(roles(config, tune))
     matrices = {
         n: a.shape
@@ -202,9 +185,6 @@ def learned_part(config: Config, tune: Tune) -> float:
     if e is not None:
         sizes |= {n: size * e.active // e.count for n, size in sizes.items() if _is_of_experts(n)}
     return sum(size for n, size in sizes.items() if role[n] == FULL) / sum(sizes.values())
-
-
-# -- dividing and joining -----------------------------------------------------------------------
 
 
 def trained(
@@ -291,9 +271,7 @@ def _joined(trained: Any, frozen: Any, scale: float) -> Any:
 
 
 def merged(params: Params, dtype: torch.dtype) -> Params:
-    """Plain weights in place of `Adapted` ones, in the dtype of the adapters, and of quantised
-    ones, in `dtype`.
-    """
+    """Plain weights in place of `Adapted` ones, and of quantised ones, in `dtype`."""
     every = named(params)
 
     def merge(name: str, leaf: Any) -> Tensor:

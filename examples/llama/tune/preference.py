@@ -1,9 +1,8 @@
 """Training on answers that are preferred or not, in pairs or alone, without a reward model.
 
 A row holds whole pairs: its odd segments are a prompt with the preferred answer, each followed by
-the same prompt with the other answer. Only answers have targets. For KTO a pair is a prompt with
-its answer, and the same prompt with the answer of another record: segments 1 and 2 of each four if
-the answer is desirable, and 3 and 4 if it is not.
+the same prompt with the other answer. For KTO a pair is a prompt with its answer, and with that of
+another record: segments 1 and 2 of each four if the answer is desirable, and 3 and 4 if not.
 
 Sources: Rafailov et al., Direct Preference Optimization: Your Language Model is Secretly a Reward
 Model, 2023; Hong et al., ORPO: Monolithic Preference Optimization without Reference Model, 2024;
@@ -26,20 +25,15 @@ from ..model.plan import Plan
 class Compared(NamedTuple):
     """Sums over the pairs of a batch, or over its answers, for KTO.
 
-    Attributes:
-        loss: that is minimized.
-        margin: by how much the implicit reward of the preferred answer exceeds the other's; or that
-            of a desirable answer what `kto` compares it with, or falls below it otherwise.
-        correct: 1 where it does.
-        routed: the statistics of the model's routers, if it has experts.
-        kl: what `kto` compares each implicit reward with, without `beta`.
+    A margin says by how much the implicit reward of the preferred answer exceeds the other's; or
+    that of a desirable answer what `kto` compares it with, or falls below it otherwise.
     """
 
     loss: Float[Tensor, ""]
     margin: Float[Tensor, ""]
-    correct: Float[Tensor, ""]
-    routed: Routed | None
-    kl: Float[Tensor, ""] | None = None
+    correct: Float[Tensor, ""]  # 1 where the margin is above 0
+    routed: Routed | None  # the statistics of the model's routers, if it has experts
+    kl: Float[Tensor, ""] | None = None  # what `kto` compares rewards with, without `beta`
 
 
 def dpo(
@@ -48,15 +42,7 @@ def dpo(
     """`-log sigmoid(margin)` of all pairs.
 
     The implicit reward of an answer is `beta` times the log ratio of its probabilities under
-    `params` and under `reference`.
-
-    Args:
-        params: the weights.
-        reference: the weights to compare with, which get no gradient.
-        batch: rows of pairs.
-        config: the sizes.
-        plan: how the model is computed.
-        beta: the strength of the penalty for moving away from the reference.
+    `params` and under `reference`, which gets no gradient.
     """
     ratios, routed = _log_ratios(params, reference, batch, config, plan)
     best, other = _of_pairs(ratios, batch).unbind(-1)
@@ -69,7 +55,7 @@ def orpo(params: Params, batch: Batch, config: Config, plan: Plan, weight: float
     """The preferred answer's mean loss per token less `weight * log sigmoid(margin)`, of all pairs.
 
     The implicit reward of an answer is the logarithm of its odds, `p / (1 - p)`, where `p` is the
-    geometric mean of its tokens' probabilities. The arguments are those of `dpo`.
+    geometric mean of its tokens' probabilities.
     """
     known, routed = model.losses_and_routed(params, batch, config, plan)
     sizes = _of_pairs((batch.targets != IGNORE).to(known.dtype), batch).clamp(min=1.0)
@@ -92,8 +78,8 @@ def kto(
 
     The implicit reward of an answer is that of `dpo`. It is compared with an estimate of the KL
     divergence of the weights from the reference: the mean log ratio of answers to other prompts,
-    or 0 if that is more, which gets no gradient. The arguments are those of `dpo`, and the weights
-    of desirable answers and of others.
+    or 0 if that is more, which gets no gradient. The weights are those of desirable answers and of
+    others.
     """
     ratios, routed = _log_ratios(params, reference, batch, config, plan)
     sizes = _of_pairs((batch.targets != IGNORE).to(ratios.dtype), batch, 4)
@@ -133,8 +119,8 @@ def _log_ratios(
 ) -> tuple[Float[Tensor, "batch seq"], Routed | None]:
     """The log ratio of each target's probabilities under two models, and what routers say."""
     known, routed = model.losses_and_routed(params, batch, config, plan)
-    before = model.losses(reference, batch, config, plan).detach()
-    return before - known, routed
+    before, _ = model.losses_and_routed(reference, batch, config, plan)
+    return before.detach() - known, routed
 
 
 def _of_pairs(

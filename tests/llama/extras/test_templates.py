@@ -85,6 +85,18 @@ def test_training_template_learns_every_answer_as_trl_does(name: str) -> None:
                 assert stock.answers(chat, tools=TOOLS)[2] == changed
 
 
+@pytest.mark.parametrize("name", ["gptoss", "deepseekv3"])
+def test_training_template_without_tools(name: str) -> None:
+    stock = theirs(name)
+    ours = chat_template.training(stock)
+    for asked, answer in itertools.product(ASKED, [said("yes"), said("yes", thinking="hm")]):
+        assert ours.render([*asked, answer]) == stock.render([*asked, answer])
+        assert ours.render(asked, prompt=True) == stock.render(asked, prompt=True)
+    chat = [*ASKED[1], said("yes"), *ASKED[0], said("no")]
+    answers = stock.answers(chat)[2], ours.answers(chat)[2]
+    assert answers[0] > answers[1] == 0
+
+
 @pytest.mark.parametrize("name", ["llama3_1", "qwen2_5", "qwen3_instruct_2507", "gemma", "gemma3"])
 def test_training_template_of_other_families_is_their_own(name: str) -> None:
     stock = theirs(name)
