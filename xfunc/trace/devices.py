@@ -15,6 +15,7 @@ import torch
 
 from xfunc.core import device
 from xfunc.trace import recorder
+from xfunc.trace.leaks import Leaked
 
 if TYPE_CHECKING:
     from xfunc.trace.tracing import Trace
@@ -37,6 +38,8 @@ def of_trace(where: Any) -> Any:
 
 def of_tensor(trace: Trace, x: torch.Tensor) -> torch.device:
     """The device of a tensor, as traced code sees it."""
+    if isinstance(x, Leaked):
+        return x.device  # as it says itself
     with torch._C.DisableTorchFunction():
         found = x.device
     is_outside = found.type in _WITH_DATA and not trace.has_made(x)
