@@ -290,7 +290,7 @@ RATED = [
 @pytest.mark.parametrize("name", FORMATS)
 def test_training_template_of_a_format_matches_transformers(name: str, folder: Path) -> None:
     shipped = Path(chat_template.__file__).parent / "templates" / f"{name}.jinja"
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs: Any = transformers.AutoTokenizer.from_pretrained(folder)
     theirs.chat_template = shipped.read_text("utf-8")
     special = {"bos_token": theirs.bos_token}
     # The model's own has no marks, and writes but the last answer with thoughts and as the end.

@@ -23,8 +23,8 @@ from xfunc.sharding import storage
 def loss_of_transformers(folder: Path, batch: Batch) -> float:
     """The mean loss of the targets, of each document of a row by itself."""
     model, total, count = theirs(folder), 0.0, 0
-    assert batch.segments is not None
-    for tokens, targets, segments in zip(*batch, strict=True):
+    rows: list[Any] = list(batch)
+    for tokens, targets, segments in zip(*rows, strict=True):
         for number in segments.unique():
             own = segments == number
             logits = model(tokens[own][None].long()).logits[0]
