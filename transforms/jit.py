@@ -412,5 +412,6 @@ class Jit(Transform[P, R]):
 def _kind(value: object) -> Hashable:
     """What equal static arguments may differ in: types of numbers, also in tuples, and -0.0."""
     if isinstance(value, tuple):
-        return type(value), *map(_kind, cast("tuple[object, ...]", value))
+        items = cast("tuple[object, ...]", value)
+        return type(items), *map(_kind, items)
     return (type(value), repr(value)) if isinstance(value, float | complex) else type(value)
