@@ -313,11 +313,10 @@ class Maker:
                 assert path.asked is not None
                 compared = f"as compared at {path.asked.place}"
                 apart.append((path, f"{explained_at(path.env, error)}, {compared}"))
-        read = next((q for q in found.asked if q.is_read and q.symbols), None)
-        reason = (
-            "" if read is None else f"it calls {read.form[0].__name__} of a size, at {read.place}"
-        )
-        unsure = self._unsure(found, reason, True) if reason else None
+        unsure, read = None, next((q for q in found.asked if q.is_read and q.symbols), None)
+        if read is not None:
+            called = f"it calls {read.form[0].__name__} of a size, at {read.place}"
+            unsure = self._unsure(found, called, True)
         return found, Served(first, why, tuple(apart), unsure)
 
     def _unsure(self, symbolic: SymbolicModule, why: str, is_read: bool) -> Unsure:

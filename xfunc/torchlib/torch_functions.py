@@ -260,13 +260,13 @@ _READING_FACTORIES = frozenset("zeros ones empty eye arange range linspace logsp
 
 
 def leaves_device(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    """Whether a `.to(...)` or `.type(...)` call asks for data off the device."""
+    """Whether a `.to(...)` or `.type(...)` call, with devices as of the trace, asks for data off
+    the device.
+    """
     for a in (*args[1:], *kwargs.values()):
-        if isinstance(a, torch.Tensor):
-            a = a.device
         if isinstance(a, str) and not a.startswith("torch."):
             a = torch.device(a)
-        if isinstance(a, torch.device) and a.type not in (*device.ACCELERATORS, "meta"):
+        if isinstance(a, torch.device) and a.type not in (device.TYPE, "meta"):
             return True
     return False
 

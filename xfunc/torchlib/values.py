@@ -113,5 +113,5 @@ def find_traced(data: object) -> torch.Tensor | None:
 
 
 def on_device(where: Any) -> bool:
-    """Whether a `device` argument means the device that programs run on."""
-    return where is None or torch.device(where).type in device.ACCELERATORS
+    """Whether a `device` argument, as of the trace, means the device that programs run on."""
+    return where is None or torch.device(where).type == device.TYPE
