@@ -10,7 +10,7 @@ import torch
 from xfunc import tree
 from xfunc.core.locations import function_name
 from xfunc.errors import LeakError, fail
-from xfunc.program.bind import bind
+from xfunc.program.bind import ad_depth, bind
 from xfunc.program.call import Call
 from xfunc.program.primitive import Tensor
 from xfunc.program.program import TracedProgram, differentiable
@@ -103,7 +103,7 @@ class Linear:
         self._partition: Partition | None = None
         if not program.outputs:
             self.values = []
-        elif self._trace is None and functorch.top_level() is None:
+        elif self._trace is None and ad_depth(inputs) == 0:
             pushed = program.pushforward(wrt)
             self._partition = pushed.memo(
                 "linearize",
@@ -138,7 +138,7 @@ class Linear:
         n = len(outputs)
         if not outputs:
             out_dots = []
-        elif self._partition is not None and tracing.current() is None and not _watched(dots):
+        elif self._partition is not None and tracing.current() is None and ad_depth(dots) == 0:
             flat = {"input": self._inputs, "residual": self._residuals, "ct": dots}
             backward = self._partition.backward
             out_dots = (
@@ -158,12 +158,6 @@ class Linear:
 
 
 functorch.never_compile(Linear.__call__)
-
-
-def _watched(dots: list[Tensor]) -> bool:
-    return functorch.top_level() is not None or (
-        torch.is_grad_enabled() and any(d.requires_grad for d in dots)
-    )
 
 
 class _EagerLinear:

@@ -26,7 +26,7 @@ from xfunc.core.locations import function_name
 from xfunc.core.wrappers import Part, Wrapper
 from xfunc.errors import LeakError, fail
 from xfunc.program import vma
-from xfunc.program.bind import bind
+from xfunc.program.bind import ad_depth, bind
 from xfunc.program.call import Call
 from xfunc.program.program import TracedProgram, differentiable
 from xfunc.stages.arguments import prepare
@@ -77,8 +77,9 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
     Returns:
         ``(out, vjp_fn)`` or ``(out, vjp_fn, aux)``; ``vjp_fn(ct)`` takes a tree like `out` and
         returns a tuple of trees like `primals`. At top level the forward pass has run and its
-        residuals are kept by `vjp_fn`, which may be called any number of times. A jitted function
-        may return a `vjp_fn` of its own, which runs the forward pass again (see `fwd_and_bwd`).
+        residuals are kept by `vjp_fn`, which may be called any number of times. Where torch's
+        autograd differentiates the call (a primal requires a gradient, say), and where a jitted
+        function returns it (see `fwd_and_bwd`), `vjp_fn` runs the forward pass again.
 
     Source: ``jax.vjp``.
     """
@@ -137,7 +138,7 @@ class WithAux(Transform[..., PyTree]):
 def _run(
     flat: WithAux, args: tuple[object, ...], leaves: list[Tensor], out_trees: list[tree.Structure]
 ) -> tuple[list[Tensor], Pull, list[Tensor], Parts]:
-    """Run the forward pass on the device and keep its residuals."""
+    """Run the forward pass on the device, and keep its residuals unless it is differentiated."""
     structure = tree.structure((args, {}))
     wrt = tuple(differentiable(x) for x in leaves)
     avals = tuple((tuple(x.shape), x.dtype) for x in leaves)
@@ -148,9 +149,11 @@ def _run(
     out_trees[:] = [out_tree, aux_tree]
     n_out = out_tree.num_leaves
     full = (*wrt, *(False for _ in inputs[n:]))
-
-    with torch.no_grad():
-        rule = Call(program).reverse_rule(full)
+    rule = Call(program).reverse_rule(full)
+    watched = ad_depth(inputs) > 0
+    if watched:
+        values = bind(entry.call, inputs)
+    else:
         values = rule.forward(inputs) if program.outputs else []
     outs, residuals = values[: len(program.outputs)], values[len(program.outputs) :]
 
@@ -159,7 +162,7 @@ def _run(
         if not cts:
             return grads
         rest: tuple[None, ...] = (None,) * (len(outs) - n_out)
-        if any(ct.requires_grad for ct in cts) or functorch.top_level():
+        if watched or ad_depth(cts):  # The backward pass alone has no derivative.
             present = tuple(i for i in range(n_out) if differentiable(program.outputs[i]))
             pullback = Call(program.pullback(tuple(range(n)), present))
             return bind(pullback, [*inputs, *(cts[i] for i in present)])

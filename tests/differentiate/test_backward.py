@@ -371,3 +371,49 @@ def test_backward_anomaly_mode() -> None:
         assert xf.grad(lambda x: x.sqrt().sum())(torch.ones(2)).tolist() == [0.5, 0.5]
     assert good.grad is not None
     assert good.grad.tolist() == [0.5, 0.5]
+
+
+def _square(x: Any) -> Any:
+    return x.sin() * x
+
+
+def _both_passes(x: Any) -> Any:
+    forward, backward = xf.fwd_and_bwd(_square, 0)
+    out, residuals = forward(x)
+    return out, backward(residuals, x.exp())
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (lambda x: xf.vjp(_square, x)[0], _square),
+        (
+            lambda x: xf.vjp(_square, x)[1](x.exp()),
+            lambda x: torch.func.vjp(_square, x)[1](x.exp()),
+        ),
+        (
+            lambda x: xf.vjp(_square, x.detach())[1](x.exp()),
+            lambda x: torch.func.vjp(_square, x.detach())[1](x.exp()),
+        ),
+        (lambda x: xf.linearize(_square, x)[0], _square),
+        (
+            lambda x: xf.linearize(_square, x)[1](x.exp()),
+            lambda x: torch.func.jvp(_square, (x,), (x.exp(),))[1],
+        ),
+        (
+            lambda x: xf.linearize(_square, x.detach())[1](x.exp()),
+            lambda x: torch.func.jvp(_square, (x.detach(),), (x.exp(),))[1],
+        ),
+        (_both_passes, lambda x: (_square(x), torch.func.vjp(_square, x)[1](x.exp())[0])),
+    ],
+    ids=["vjp", "pullback", "cotangent", "linearize", "push", "tangent", "both passes"],
+)
+def test_backward_through_results_in_two_steps(ours: Any, theirs: Any) -> None:
+    """Functions that return a function, whose residuals are kept unless a gradient is taken."""
+    grads = []
+    for fun in ours, theirs:
+        x = torch.linspace(-1, 2, 5, dtype=torch.float64, requires_grad=True)
+        loss = torch.stack([leaf.cos().sum() for leaf in xf.tree.leaves(fun(x))]).sum()
+        loss.backward()
+        grads.append(x.grad)
+    close(*grads)

@@ -214,10 +214,6 @@ def _fails_on_devices(x: torch.Tensor) -> torch.Tensor:
 
 
 WITHOUT_DATA: dict[str, tuple[Callable[[torch.Tensor], object], str]] = {
-    "cond": (
-        lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)),
-        "use xf.cond, xf.while_loop or xf.scan.",
-    ),
     "to_dlpack": (dlpack.to_dlpack, "return the value and exchange it outside"),
     "nested_tensor": (lambda x: torch.nested.nested_tensor([x]), "pad the values to one shape"),
     "copy": (copy.copy, "write x.clone(), or copy.deepcopy(x)."),

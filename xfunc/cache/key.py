@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from xfunc import tree
 from xfunc.core.avals import AvalKey
 
-Static = tuple[tuple[int | str, type, object], ...]
+Static: TypeAlias = tuple[tuple[int | str, Hashable, object], ...]
+"""Arguments that were taken out: position or name, kind of the value and value of each."""
 
 
 class Key(NamedTuple):

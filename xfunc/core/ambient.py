@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
 
 import torch
+from torch.autograd import forward_ad
 
 from xfunc.core import device
 
@@ -268,6 +269,7 @@ def are_plain(modes: Modes) -> bool:
         and not any(_HOOKS)
         and _dtype() is dtype
         and _backend is backend
+        and forward_ad._current_level < 0
         and not (_is_deterministic() or _is_autocast() or _modes() or _is_tracing())
     )
 

@@ -220,7 +220,7 @@ class Exported:
         trace = tracing.current()
         if not isinstance(x, torch.Tensor):
             x = torch.tensor(x, dtype=dtype_of(type(x)), device="cpu" if trace is None else None)
-        watched = torch.is_grad_enabled() and values.is_tracked(x)
+        watched = (torch.is_grad_enabled() and values.is_tracked(x)) or functorch.any_dual(x)
         if watched or (functorch.levels() and functorch.is_wrapped(x)):
             fail(
                 UnsupportedOpError,

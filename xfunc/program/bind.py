@@ -120,6 +120,8 @@ def ad_depth(args: Sequence[Tensor]) -> int:
     """The transforms active at a call: 0 none, 1 exactly one gradient, on top, 2 anything else."""
     with values.unseen():  # Each read would pass the mode of a trace.
         grad = torch.is_grad_enabled() and any(functorch.innermost(a).requires_grad for a in args)
+        if functorch.any_dual(*args):
+            return 2
     levels = functorch.levels()
     if not levels:
         return int(grad)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import NamedTuple, TypeAlias
 
+from xfunc.cache.key import Static
 from xfunc.program.call import Call
 from xfunc.program.program import TracedProgram
 from xfunc.stages.compiler_options import CompilerOptions
 from xfunc.tree import Function
 
-Static: TypeAlias = tuple[tuple[int | str, Hashable, object], ...]
-"""Arguments that were taken out: position or name, kind of the value and value of each."""
 Fixed: TypeAlias = tuple[tuple[int, object], ...]
 """Leaves of the arguments that are not arrays, by position."""
 

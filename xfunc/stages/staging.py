@@ -23,7 +23,7 @@ from xfunc.backends.protocol import Runtime
 from xfunc.cache import draws, frozen, identity, programs
 from xfunc.cache.changes import Changed
 from xfunc.cache.globals import Guards
-from xfunc.cache.key import Key
+from xfunc.cache.key import Key, Static
 from xfunc.cache.programs import LOG, FunctionCache
 from xfunc.core import ambient, size_questions
 from xfunc.core.avals import Aval, AvalKey
@@ -36,7 +36,7 @@ from xfunc.program.program import TracedProgram, differentiable
 from xfunc.stages import fast_path, recursion
 from xfunc.stages.arguments import as_outputs, avals_of, prepare
 from xfunc.stages.entry import Entry
-from xfunc.stages.options import PLAIN, Fixed, Options, Static
+from xfunc.stages.options import PLAIN, Fixed, Options
 from xfunc.torchlib import values
 from xfunc.torchlib.storageless import check_surroundings
 from xfunc.trace import effects, tracing

@@ -15,12 +15,15 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch._C import _functorch
 from torch._functorch import autograd_function, eager_transforms
+from torch._functorch import vmap as torch_vmap
 from torch._functorch.autograd_function import enable_single_level_autograd_function
 from torch._functorch.pyfunctorch import (
     retrieve_current_functorch_interpreter,
     temporarily_clear_interpreter_stack,
 )
 from torch.autograd import forward_ad
+from torch.fx.experimental import const_fold, proxy_tensor
+from torch.utils import _pytree as torch_pytree
 
 from xfunc import tree
 from xfunc.core.counted import Counted
@@ -89,6 +92,41 @@ FUNCTIONALIZE: object = _functorch.TransformType.Functionalize
 
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 """Whether any of several tensors requires a gradient."""
+
+
+def any_dual(*tensors: Tensor) -> bool:
+    """Whether torch's own forward mode, outside of transforms, gives one of several a tangent."""
+    if forward_ad._current_level < 0:
+        return False
+    return any(forward_ad.unpack_dual(innermost(t), level=0).tangent is not None for t in tensors)
+
+
+def are_watched(*tensors: Tensor) -> bool:
+    """Whether torch's own autograd, outside of transforms, differentiates one of several."""
+    return (any_requires_grad(*tensors) and torch.is_grad_enabled()) or any_dual(*tensors)
+
+
+WRAP: Sequence[tuple[types.ModuleType, str]] = (
+    (torch_vmap, "_add_batch_dim"),
+    (eager_transforms, "_wrap_for_grad"),
+    (eager_transforms, "_wrap_functional_tensor"),
+)
+"""The functions with which the transforms of torch.func wrap the tensors that they are given."""
+
+MAKE_FX: tuple[type, str] = (proxy_tensor._MakefxTracer, "trace")
+"""The method with which make_fx makes its graph."""
+DISALLOW: tuple[types.ModuleType, str] = (eager_transforms, "lazy_dynamo_disallow")
+"""The function with which torch.func.linearize takes those that make its graph."""
+
+
+def without_graph(disallow: Callable[..., Any], function: Callable[..., Any]) -> Any:
+    """`DISALLOW` of a function, in traced code: there linearize computes without a graph."""
+    if function is proxy_tensor.make_fx:
+        return lambda push: lambda tangents: lambda *given: push(given)
+    if function is const_fold.split_const_subgraphs:
+        return lambda push: lambda *given: torch_pytree.tree_leaves(push(*given))
+    return disallow(function)
+
 
 is_wrapped: Callable[[object], bool] = _functorch.is_functorch_wrapped_tensor
 unwrapped: Callable[[Tensor], Tensor] = _functorch.get_unwrapped
@@ -232,13 +270,13 @@ def _opened_forward_level() -> Iterator[None]:
     if eager_transforms.JVP_NESTING:  # It is open.
         yield
         return
-    forward_ad.enter_dual_level()
+    level = _NOTHING if forward_ad._current_level >= 0 else forward_ad.dual_level()
     eager_transforms.JVP_NESTING += 1  # So torch does not open it.
     try:
-        yield
+        with level:
+            yield
     finally:
         eager_transforms.JVP_NESTING -= 1
-        forward_ad.exit_dual_level()
 
 
 _forward_level = Counted(_opened_forward_level)

@@ -68,10 +68,14 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "torch._C._functorch.peek_interpreter_stack",
         "torch._C._functorch.unwrap_if_dead",
         "torch._functorch.eager_transforms.JVP_NESTING",
+        "torch._functorch.eager_transforms._wrap_for_grad",
+        "torch._functorch.eager_transforms._wrap_functional_tensor",
         "torch._functorch.eager_transforms.jvp_increment_nesting",
+        "torch._functorch.eager_transforms.lazy_dynamo_disallow",
         "torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter",
         "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
         "torch._functorch.utils.unwrap_dead_wrappers",
+        "torch._functorch.vmap._add_batch_dim",
     ),
     "derivatives": (
         "torch._C._any_requires_grad",
@@ -84,6 +88,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "torch._functorch.autograd_function.custom_function_call",
         "torch._functorch.autograd_function.enable_single_level_autograd_function",
         "torch._functorch.autograd_function.generate_single_level_function",
+        "torch.autograd.forward_ad._current_level",
         "torch.autograd.forward_ad._set_fwd_grad_enabled",
         "torch.autograd.function._SingleLevelFunction",
         "torch.autograd.graph._engine_run_backward",
@@ -112,6 +117,10 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "torch._C._dynamo.eval_frame._FrameExecStrategy",
         "torch._C._dynamo.eval_frame.set_code_exec_strategy",
         "torch._dynamo.disable",
+    ),
+    "torch.fx, which must not trace our values": (
+        "torch.fx.experimental.const_fold.split_const_subgraphs",
+        "torch.fx.experimental.proxy_tensor._MakefxTracer.trace",
     ),
     "functions that modules of torch call": (
         "torch._check",

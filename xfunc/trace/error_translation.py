@@ -83,16 +83,25 @@ _CHANGES = {
     "aten::set_(self": REPLACED,
 }
 
-# torch's messages where a function needs the data of a traced value.
+# torch's messages where a function cannot take a traced value for data.
 _WITHOUT_DATA = {
     "meta converter nyi": (  # by torch.compile
-        "torch's control flow needs torch.compile, which cannot compile traced values",
-        "use xf.cond, xf.while_loop or xf.scan.",
+        "torch.compile, which torch's control flow needs too, was given traced values",
+        "call the function itself, which is compiled with the rest; or use xf.cond, xf.while_loop "
+        "or xf.scan.",
     ),
     "Cannot pack tensors on": (
         "a traced value was exchanged through DLPack, but it has no data",
         "return the value and exchange it outside; a function of JAX runs in a program by "
         "xf.call_jax.",
+    ),
+    "failed in the TorchScript interpreter": (
+        "TorchScript ran an operation of a traced value with a tensor that it holds itself",
+        "call the module or function that the script was made from.",
+    ),
+    "isFunctionalTensor(base_) INTERNAL ASSERT": (
+        "torch.func.functionalize was applied in traced code",
+        "leave it out: what is traced has no in-place operations.",
     ),
     "NestedTensorImpl storage must be": (
         "a nested tensor was made of traced values, but XLA has only arrays of one shape",

@@ -45,7 +45,7 @@ from xfunc.core.avals import Aval, short
 from xfunc.core.counted import Counted
 from xfunc.core.locations import Location, raised_at, user_location
 from xfunc.core.types import Shaped
-from xfunc.errors import PurityError, XfuncError, fail, kind_of
+from xfunc.errors import PurityError, UnsupportedOpError, XfuncError, fail, kind_of
 from xfunc.torchlib import batching, bounds, functorch, global_flags, initialisers
 from xfunc.torchlib.eager import disable_jit
 from xfunc.torchlib.torch_functions import operation_name
@@ -130,29 +130,29 @@ def _same_constant(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 @contextlib.contextmanager
 def _in_traces(
-    module: Any, name: str, run: Callable[..., torch.Tensor], with_keys: bool = False
+    holder: Any, name: str, run: Callable[..., Any], with_keys: bool = False
 ) -> Iterator[None]:
     """Let ``run(plain, ...)`` take the place of a function of torch in threads that trace.
 
     Args:
-        module: the module of the function.
+        holder: the module or class of the function.
         name: the function's name in it.
         run: takes torch's function, then the arguments of a call.
         with_keys: also in threads that draw from keys.
     """
-    plain = getattr(module, name)
+    plain = getattr(holder, name)
 
     @functools.wraps(plain)
-    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if _thread.trace is None and not (with_keys and _thread.implicit is not None):
             return plain(*args, **kwargs)
         return run(plain, *args, **kwargs)
 
-    setattr(module, name, call)
+    setattr(holder, name, call)
     try:
         yield
     finally:
-        setattr(module, name, plain)
+        setattr(holder, name, plain)
 
 
 def _noted(plain: Callable[..., torch.Tensor], array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -192,10 +192,37 @@ def _with_weights_back(
             setattr(m, name, weights)
 
 
+def _lifted_first(
+    wrap: Callable[..., torch.Tensor], tensor: torch.Tensor, *args: Any
+) -> torch.Tensor:
+    """A transform of torch.func wraps its argument, which may be captured; see `functorch.WRAP`.
+
+    Once wrapped, it could not become an input: autograd would not know it again.
+    """
+    assert _thread.trace is not None
+    return wrap(_thread.trace.lift(tensor), *args)
+
+
+def _no_graph(*_: object, **__: object) -> NoReturn:
+    fail(
+        UnsupportedOpError,
+        "make_fx was called in traced code, whose values it would take for constants",
+        "call it outside, with tensors; xf.jit(f).trace(x) prints the program of a function.",
+    )
+
+
 @contextlib.contextmanager
 def _further_changes() -> Iterator[None]:
-    calls = _in_traces(torch.nn.utils.stateless, "_functional_call", _with_weights_back)
-    with _in_traces(torch, "from_numpy", _noted), calls, functorch.one_forward_level():
+    with contextlib.ExitStack() as stack:
+        for holder, name, run in (
+            *((*wrap, _lifted_first) for wrap in functorch.WRAP),
+            (torch.nn.utils.stateless, "_functional_call", _with_weights_back),
+            (*functorch.MAKE_FX, _no_graph),
+            (*functorch.DISALLOW, functorch.without_graph),
+            (torch, "from_numpy", _noted),
+        ):
+            stack.enter_context(_in_traces(holder, name, run))
+        stack.enter_context(functorch.one_forward_level())
         yield
 
 

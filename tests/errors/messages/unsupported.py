@@ -128,6 +128,61 @@ program = xf.jit(lambda x: double(x) + 1).lower(torch.ones(3)).as_text()
 """,
         ),
         Case(
+            "The same, called in traced code.",
+            """\
+from torch.fx.experimental.proxy_tensor import make_fx
+
+xf.jit(lambda x: make_fx(torch.sin)(x)(x + 1))(torch.ones(3))
+""",
+            """\
+UnsupportedOpError: make_fx was called in traced code, whose values it would take for constants (while tracing <lambda>)
+  at example.py:3 in <lambda>: xf.jit(lambda x: make_fx(torch.sin)(x)(x + 1))(torch.ones(3))
+Hint: call it outside, with tensors; xf.jit(f).trace(x) prints the program of a function.""",
+            """print(xf.jit(torch.sin).trace(torch.ones(3)))
+""",
+        ),
+        Case(
+            "`torch.func.functionalize` of a traced function.",
+            """\
+xf.jit(torch.func.functionalize(lambda x: x.clone().mul_(2)))(torch.ones(3))
+""",
+            """\
+UnsupportedOpError: torch.func.functionalize was applied in traced code (while tracing <lambda>)
+  at example.py:1 in <module>: xf.jit(torch.func.functionalize(lambda x: x.clone().mul_(2)))(torch.ones(3))
+Hint: leave it out: what is traced has no in-place operations.""",
+            """\
+xf.jit(lambda x: x.clone().mul_(2))(torch.ones(3))
+""",
+        ),
+        Case(
+            "Control flow of torch's.",
+            """\
+xf.jit(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))(torch.ones(3))
+""",
+            """\
+UnsupportedOpError: torch.compile, which torch's control flow needs too, was given traced values (while tracing <lambda>)
+  at example.py:1 in <lambda>: xf.jit(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)))(torch.ones(3))
+Hint: call the function itself, which is compiled with the rest; or use xf.cond, xf.while_loop or xf.scan.""",
+            """\
+xf.jit(lambda x: xf.cond(x.sum() > 0, torch.sin, torch.cos, x))(torch.ones(3))
+""",
+        ),
+        Case(
+            "A TorchScript module that holds tensors.",
+            """\
+scripted = torch.jit.script(torch.nn.Linear(3, 2))
+xf.jit(lambda x: scripted(x))(torch.ones(3))
+""",
+            """\
+UnsupportedOpError: TorchScript ran an operation of a traced value with a tensor that it holds itself (while tracing <lambda>)
+  at example.py:2 in <lambda>: xf.jit(lambda x: scripted(x))(torch.ones(3))
+Hint: call the module or function that the script was made from.""",
+            """\
+linear = torch.nn.Linear(3, 2)
+xf.jit(lambda x: linear(x))(torch.ones(3))
+""",
+        ),
+        Case(
             "An old-style `torch.autograd.Function`.",
             """\
 class Double(torch.autograd.Function):

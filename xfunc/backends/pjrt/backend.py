@@ -29,7 +29,7 @@ from xfunc.hlo.edit import renumber_parameters
 from xfunc.hlo.flat import inline_calls
 from xfunc.hlo.passes.precise import ask_for_float32
 from xfunc.hlo.passes.shardy import to_shardy
-from xfunc.torchlib.functorch import is_wrapped, top_level
+from xfunc.torchlib.functorch import any_dual, is_wrapped, top_level
 from xfunc.torchlib.storageless import HELD_ELSEWHERE, with_memory
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Pjrt:
         """
         if type(tensor) is Array:
             return tensor
-        if tensor.requires_grad or top_level() is not None:
+        if tensor.requires_grad or top_level() is not None or any_dual(tensor):
             return tensor.cpu()
         return self._uploaded(tensor)
 

@@ -9,7 +9,7 @@ import torch
 
 from xfunc.backends.torch_xla.runtime import device, xla
 from xfunc.core.types import AutogradContext
-from xfunc.torchlib.functorch import top_level
+from xfunc.torchlib.functorch import any_dual, top_level
 from xfunc.torchlib.storageless import is_without_memory, with_memory
 
 # torch_xla would make these signed, unless torch's dispatcher moves them.
@@ -20,7 +20,7 @@ def to_device(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's value on the device (differentiable), in its own buffer."""
     if tensor.device == device():
         return tensor
-    if tensor.requires_grad or top_level() is not None or not is_data(tensor):
+    if tensor.requires_grad or top_level() is not None or any_dual(tensor) or not is_data(tensor):
         return tensor.to(device())
     return uploaded(tensor)
 
