@@ -46,7 +46,14 @@ from xfunc.core.counted import Counted
 from xfunc.core.locations import Location, raised_at, user_location
 from xfunc.core.types import Shaped
 from xfunc.errors import PurityError, UnsupportedOpError, XfuncError, fail, kind_of
-from xfunc.torchlib import batching, bounds, functorch, global_flags, initialisers
+from xfunc.torchlib import (
+    batching,
+    bounds,
+    functorch,
+    global_flags,
+    initialisers,
+    module_forwards,
+)
 from xfunc.torchlib.eager import disable_jit
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import FLOAT8, check_array, is_tracked
@@ -220,6 +227,7 @@ def _further_changes() -> Iterator[None]:
             (*functorch.MAKE_FX, _no_graph),
             (*functorch.DISALLOW, functorch.without_graph),
             (torch, "from_numpy", _noted),
+            *module_forwards.FORWARDS,
         ):
             stack.enter_context(_in_traces(holder, name, run))
         stack.enter_context(functorch.one_forward_level())
