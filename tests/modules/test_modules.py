@@ -193,7 +193,8 @@ def test_functional_value_grads_buffers_equal_eager(case: Case, mode: str) -> No
 def test_functional_batch_norm_steps_equal_eager(momentum: float | None) -> None:
     """Without momentum, statistics are averages of all batches so far."""
     module = resnet().double()
-    module[2].norm.momentum = momentum
+    norm: Any = module.get_submodule("2.norm")
+    norm.momentum = momentum
     apply, params, buffers = xf.functional(module)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
