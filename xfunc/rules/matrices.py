@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import cmath
 import math
+import operator
 from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
@@ -73,7 +76,78 @@ def _product(a: torch.Tensor, b: torch.Tensor, rank: int) -> Node:
     if x.type.dtype is torch.bool:
         return NotImplemented
     _fit(x, y, rank)
-    return build.matmul(x, y)
+    return build.matmul(x, y) if rank == 2 else _batched(x, y)
+
+
+# NOTE [merged dimensions]: torch.matmul and einsum merge dimensions into one of a batch, one of
+# rows and one of columns, and split those of the product again. If two that were merged are sharded
+# (rows over "data", heads over "tensor"), XLA's partitioner gathers one of them first. So this is a
+# product of what was merged, in its own dimensions, and the reshapes cancel.
+def _batched(x: Node, y: Node) -> Node:
+    """A product of ``[batch, n, k]`` and ``[batch, k, m]``."""
+    dims = (*x.type.dims[:2], y.type.dims[2])
+    if 0 in (*x.type.dims, *y.type.dims):
+        return build.matmul(x, y)
+    a, b = _unmerged(x), _unmerged(y)
+    batch, inner = _refined(a.parts[0], b.parts[0]), _refined(a.parts[2], b.parts[1])
+    if batch is None or inner is None:
+        return build.matmul(x, y)
+    x, (xb, _, xk) = a.split((batch, a.parts[1], inner))
+    y, (yb, yk, _) = b.split((batch, inner, b.parts[2]))
+    return build.reshape(build.dot(x, y, (xk, yk), (xb, yb)), dims)
+
+
+class _Unmerged(NamedTuple):
+    """An array, as made of another by merging dimensions, and moving those that result.
+
+    Attributes:
+        of: the other.
+        order: the places that the dimensions of the array had before they were moved.
+        parts: the sizes that each dimension of the array was merged from.
+    """
+
+    of: Node
+    order: tuple[int, ...]
+    parts: Sequence[Sequence[int]]
+
+    def split(self, parts: Sequence[Sequence[int]]) -> tuple[Node, list[tuple[int, ...]]]:
+        """The other with smaller parts, and the dimensions of it that make each of the array's."""
+        sizes, dims = list[int](), [tuple[int, ...]()] * len(parts)
+        for place in range(len(parts)):
+            k = self.order.index(place)
+            dims[k] = tuple(range(len(sizes), len(sizes) + len(parts[k])))
+            sizes += parts[k]
+        return build.reshape(self.of, tuple(sizes)), dims
+
+
+def _unmerged(n: Node) -> _Unmerged:
+    order = tuple(range(len(n.type.dims)))
+    if n.opcode == "transpose":
+        (n,), order = n.operands, n.params
+    dims = n.type.dims
+    if n.opcode == "reshape" and (sizes := _refined(n.operands[0].type.dims, dims)) is not None:
+        rest, parts = iter(sizes), list[list[int]]()
+        for size in dims:
+            part = list[int]()
+            while math.prod(part) < size:
+                part.append(next(rest))
+            parts.append(part)
+        (n,) = n.operands
+    else:
+        parts = [[size] for size in dims]
+    return _Unmerged(n, order, [parts[k] for k in order])
+
+
+def _refined(x: Sequence[int], y: Sequence[int]) -> list[int] | None:
+    """The fewest sizes above 1 that both can be split into; None if there are none."""
+    ends = {*accumulate(x, operator.mul), *accumulate(y, operator.mul)} - {1}
+    sizes, begin = list[int](), 1
+    for end in sorted(ends):
+        if end % begin:
+            return None
+        sizes.append(end // begin)
+        begin = end
+    return sizes
 
 
 @rule("mm")
