@@ -7,6 +7,7 @@ optimisations, which is how the tests compile: so such a value must be computed 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -185,3 +186,28 @@ def test_max_pool_picks_last_nan_of_window(
     total(leaf).backward()
     assert leaf.grad is not None
     torch.testing.assert_close(xf.grad(total)(x).cpu(), leaf.grad, rtol=0, atol=0)
+
+
+POOLS = [
+    (n, size, stride, pad, dilation, ceil)
+    for n, size, stride, pad, dilation, ceil in itertools.product(
+        (1, 2, 3), (1, 2, 3, 4), (None, 1, 2, 3), (0, 1), (1, 2), (False, True)
+    )
+    if pad <= size // 2 and (n < 3 or size < 4)
+]
+
+
+@pytest.mark.sample(1, seed=0)
+@pytest.mark.parametrize("seed", range(8))
+def test_gradients_of_max_pools(seed: int) -> None:
+    """Windows that overlap, skip, are dilated, and lie beyond the end; with ties."""
+    random = torch.Generator().manual_seed(seed)
+    for n, size, stride, pad, dilation, ceil in POOLS[seed::8]:
+        pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[n - 1]
+        x = torch.randint(-3, 3, (2, 3, *(13, 9, 8)[:n]), generator=random).double()
+
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            return pool(x, size, stride, pad, dilation, ceil).cumsum(-1).sin().sum()  # noqa: B023
+
+        want = torch.func.grad(loss)(x)
+        torch.testing.assert_close(xf.grad(loss)(x).cpu(), want, rtol=1e-12, atol=1e-12)

@@ -1,4 +1,4 @@
-"""Products of matrices whose batch is sharded over two axes stay on their devices, as in JAX."""
+"""Operations of each example, of a batch sharded over two axes, need no data of other devices."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "attention of groups": lambda q, k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True),
     "attention with a bias": lambda q, k: F.scaled_dot_product_attention(q, q, q, BIAS),
     "baddbmm in vmap": lambda q, k: xf.vmap(lambda x: torch.baddbmm(x @ x.mT, x, x.mT))(q),
+    "max_pool2d": lambda q, k: F.max_pool2d(q, 3, 2, 1),
     "vmap of vmap": lambda q, k: xf.vmap(xf.vmap(lambda x: x @ x.mT))(k),
 }
 
@@ -68,5 +69,4 @@ def test_no_device_needs_the_rows_or_heads_of_others(
     compiled = xf.jit(fun).lower(*args).compile()
     torch.testing.assert_close(xf.device_get(compiled(*args)), fun(Q, K))
     text = compiled.as_text() or ""
-    assert " dot(" in text or "einsum summed" in name
     assert not re.findall(rf"= \S+ (?:{COLLECTIVES})(?:-start)?\(", text)

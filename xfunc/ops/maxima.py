@@ -98,13 +98,23 @@ def _scattered(grad: Tensor, x: Tensor, place: Tensor, spatial: int) -> Tensor:
     return found.reshape(x.shape)
 
 
-def _max_pool_backward(spatial: int) -> Callable[..., Tensor]:
-    def backward(grad: Tensor, x: Tensor, *args: object) -> Tensor:
-        place = args[-1]
+def _max_pool_backward(name: str, spatial: int) -> Callable[..., Tensor]:
+    def backward(grad: Tensor, x: Tensor, kernel_size: Sequence[int], *options: object) -> Tensor:
+        if 0 not in x.shape and math.prod(each(kernel_size, spatial)) <= _FEW:
+            return original(f"{name}_backward")(grad, x, kernel_size, *options)
+        place = options[-1]
         assert isinstance(place, Tensor)
         return _scattered(grad, x, place, spatial)
 
     return backward
+
+
+_FEW = 27
+"""The size of windows up to which each of their elements is a sum of its own."""
+
+
+def _adaptive_pool_backward(spatial: int) -> Callable[..., Tensor]:
+    return lambda grad, x, place: _scattered(grad, x, place, spatial)
 
 
 def _adaptive_pool(spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -118,9 +128,9 @@ def _adaptive_pool(spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
 for _n in (2, 3):
     _name = f"max_pool{_n}d_with_indices"
     kernel(_name)(_max_pool(_name, _n))
-    kernel(f"{_name}_backward")(_max_pool_backward(_n))
+    kernel(f"{_name}_backward")(_max_pool_backward(_name, _n))
     kernel(f"adaptive_max_pool{_n}d")(_adaptive_pool(_n))
-    kernel(f"adaptive_max_pool{_n}d_backward")(_max_pool_backward(_n))
+    kernel(f"adaptive_max_pool{_n}d_backward")(_adaptive_pool_backward(_n))
 
 
 # -- the inverse of max pooling -------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -83,6 +84,43 @@ def _places(n: Node, value: Node, windows: Sequence[Window], sizes: Sequence[int
     return best
 
 
+def _max_pool_backward(name: str, spatial: int) -> None:
+    @base(f"{name}_backward")
+    def run(
+        grad: Placeholder,
+        x: Placeholder,
+        kernel_size: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        places: Placeholder,
+    ) -> Node:
+        """The gradients at the windows' first elements, then at their second ones, and so on.
+
+        Unlike in a scatter, devices compute the examples that they have.
+        """
+        del ceil_mode
+        dtype, dims = grad.dtype, x.node.type.dims
+        lead, sizes = dims[:-spatial], dims[-spatial:]
+        index = torch.int32 if math.prod(sizes) < 2**31 else torch.int64
+        at, g = build.convert(places.node, index), build.convert(grad.node, wide(dtype))
+        window = each(kernel_size, spatial)
+        lists = (each(v, spatial) for v in (stride or window, padding, dilation))
+        moves = list(zip(sizes, at.type.dims[-spatial:], *lists, strict=True))
+        zero, parts = build.constant(0, g.type.dtype), list[Node]()
+        for offset in _product([range(w) for w in window]):
+            place, edges = build.full(0, at.type), [(0, 0, 0)] * len(lead)
+            for k, (size, count, step, pad, apart) in enumerate(moves):
+                low = offset[k] * apart - pad
+                along = build.multiply(build.iota(at.type, len(lead) + k), step)
+                place = build.add(build.multiply(place, size), build.add(along, low))
+                edges.append((low, size - low - (count - 1) * step - 1, step - 1))
+            part = build.select(build.compare(at, place, "EQ"), g, 0)
+            parts.append(build.pad(part, zero, tuple(edges)))
+        return build.convert(functools.reduce(build.add, parts), dtype)
+
+
 def _product(ranges: Sequence[range]) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = [()]
     for r in ranges:
@@ -128,8 +166,9 @@ _average_pool("avg_pool2d", 2)
 _average_pool("avg_pool3d", 3)
 _adaptive_average_pool("_adaptive_avg_pool2d", 2)
 _adaptive_average_pool("_adaptive_avg_pool3d", 3)
-_max_pool("max_pool2d_with_indices", 2)
-_max_pool("max_pool3d_with_indices", 3)
+for _n in (2, 3):
+    _max_pool(f"max_pool{_n}d_with_indices", _n)
+    _max_pool_backward(f"max_pool{_n}d_with_indices", _n)
 
 
 # -- padding --------------------------------------------------------------------------------------
