@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.signal.windows import kaiser
 
 import xfunc as xf
 from benchmarks import operations
@@ -245,3 +246,27 @@ def test_operations_drawn_have_samples_with_elements():
             if given and not any(a.numel() for a in given):
                 empty.append(name)
     assert empty == []
+
+
+@pytest.mark.parametrize(
+    "fun",
+    [
+        lambda x: torch.unsafe_split_with_sizes(x, [1, 2])[1],
+        lambda x: torch.stack(torch.lstm_cell(x, (x.sin(), x.cos()), LSTM, LSTM, LSTM[:, 0])),
+        lambda x: x * kaiser(3, beta=8.0, dtype=torch.float64),
+    ],
+    ids=["unsafe_split_with_sizes", "lstm_cell", "kaiser"],
+)
+def test_functions_that_torch_composes_in_its_own_way(fun: Any) -> None:
+    x = torch.linspace(-1, 1, 18, dtype=torch.float64).reshape(2, 3, 3)
+    want = torch.stack([fun(one) for one in x])
+    torch.testing.assert_close(xf.vmap(fun)(x).cpu(), want)
+    torch.testing.assert_close(xf.jit(fun)(x[0]).cpu(), want[0])
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return fun(x).sin().sum()
+
+    torch.testing.assert_close(xf.grad(loss)(x[0]).cpu(), torch.func.grad(loss)(x[0]))
+
+
+LSTM = torch.linspace(-1, 1, 36, dtype=torch.float64).reshape(12, 3)

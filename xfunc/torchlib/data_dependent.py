@@ -56,7 +56,10 @@ def gaussian_nll_loss(
 def _between(start: Any, end: Any, kwargs: dict[str, Any]) -> bool:
     """Whether a call is one for tensors without dimensions; torch takes numbers itself."""
     some = any(isinstance(x, Tensor) for x in (start, end))
-    return some and not kwargs.keys() - {"steps", "base", "dtype", "device", "layout", "pin_memory"}
+    return some and not kwargs.get("requires_grad") and kwargs.keys() <= _TAKEN
+
+
+_TAKEN = frozenset("steps base dtype device layout pin_memory requires_grad".split())
 
 
 def linspace(start: Any, end: Any, steps: int, **kwargs: Any) -> Tensor:
