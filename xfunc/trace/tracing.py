@@ -33,7 +33,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -135,31 +135,40 @@ def _same_constant(x: torch.Tensor, y: torch.Tensor) -> bool:
         return alike and torch.equal(*(t.reshape(-1).view(torch.uint8) for t in (x, y)))
 
 
+# The module or class of a function of torch, the function's name in it, and what takes its place:
+# `run` takes torch's function, then the arguments of a call.
+_Change: TypeAlias = tuple[Any, str, Callable[..., Any]]
+
+
 @contextlib.contextmanager
-def _in_traces(
-    holder: Any, name: str, run: Callable[..., Any], with_keys: bool = False
-) -> Iterator[None]:
-    """Let ``run(plain, ...)`` take the place of a function of torch in threads that trace.
+def _in_traces(changes: Sequence[_Change], with_keys: bool = False) -> Iterator[None]:
+    """Let other functions take the place of torch's in threads that trace.
 
     Args:
-        holder: the module or class of the function.
-        name: the function's name in it.
-        run: takes torch's function, then the arguments of a call.
+        changes: what to replace.
         with_keys: also in threads that draw from keys.
     """
-    plain = getattr(holder, name)
+    before = [(holder, name, getattr(holder, name)) for holder, name, _ in changes]
+    for (holder, name, plain), (*_, run) in zip(before, changes, strict=True):
+        setattr(holder, name, _replaced(plain, run, with_keys))
+    try:
+        yield
+    finally:
+        for holder, name, plain in before:
+            setattr(holder, name, plain)
 
+
+@functools.lru_cache(256)
+def _replaced(
+    plain: Callable[..., Any], run: Callable[..., Any], with_keys: bool
+) -> Callable[..., Any]:
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
         if _thread.trace is None and not (with_keys and _thread.implicit is not None):
             return plain(*args, **kwargs)
         return run(plain, *args, **kwargs)
 
-    setattr(holder, name, call)
-    try:
-        yield
-    finally:
-        setattr(holder, name, plain)
+    return call
 
 
 def _noted(plain: Callable[..., torch.Tensor], array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -218,26 +227,25 @@ def _no_graph(*_: object, **__: object) -> NoReturn:
     )
 
 
+_IN_TRACES: Sequence[_Change] = (
+    *((*wrap, _lifted_first) for wrap in functorch.WRAP),
+    (torch.nn.utils.stateless, "_functional_call", _with_weights_back),
+    (*functorch.MAKE_FX, _no_graph),
+    (*functorch.DISALLOW, functorch.without_graph),
+    (torch, "from_numpy", _noted),
+    *module_forwards.FORWARDS,
+)
+
+
 @contextlib.contextmanager
 def _further_changes() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for holder, name, run in (
-            *((*wrap, _lifted_first) for wrap in functorch.WRAP),
-            (torch.nn.utils.stateless, "_functional_call", _with_weights_back),
-            (*functorch.MAKE_FX, _no_graph),
-            (*functorch.DISALLOW, functorch.without_graph),
-            (torch, "from_numpy", _noted),
-            *module_forwards.FORWARDS,
-        ):
-            stack.enter_context(_in_traces(holder, name, run))
-        stack.enter_context(functorch.one_forward_level())
+    with _in_traces(_IN_TRACES), functorch.one_forward_level():
         yield
 
 
 _changes = Counted(_further_changes)
-drawing = Counted(
-    lambda: _in_traces(torch.nn.init, "_no_grad_trunc_normal_", _drawn_at_once, with_keys=True)
-)
+_DRAWN_AT_ONCE: Sequence[_Change] = ((torch.nn.init, "_no_grad_trunc_normal_", _drawn_at_once),)
+drawing = Counted(lambda: _in_traces(_DRAWN_AT_ONCE, with_keys=True))
 """Replaces torch's random functions by traceable ones, in threads that trace or draw from keys."""
 
 
