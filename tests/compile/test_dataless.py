@@ -247,6 +247,7 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
 @pytest.mark.parametrize("is_cached", [False, True])
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")  # of torch 2.13
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:FutureWarning")  # of torch 2.14
 @pytest.mark.parametrize("tracer", TRACERS)
 def test_transforms_inside_torch_tracer_are_refused(
     tracer: str, call: str, is_cached: bool

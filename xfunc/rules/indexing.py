@@ -103,6 +103,8 @@ def scattered(n: Node, dim: int, i: Node, values: Node, opcode: str) -> Node:
     wide = torch.float32 if dtype in HALF and opcode == "add" else dtype
     n, values = build.convert(n, wide), build.convert(values, wide)
     i = as_index(i)
+    if _is_fill(n) and _are_few(i.type.dims, n.type.dims, dim):
+        return build.convert(build.reshape(_written(n, dim, i, values, opcode), out), dtype)
     # Not batch dimensions: XLA's partitioner is wrong on some. See `xfunc.hlo.passes.scatters`.
     column = array_type(torch.int64, (*i.type.dims, 1))  # XLA's partitioner looks for an iota
     i = build.reshape(i, column.dims)
@@ -111,6 +113,30 @@ def scattered(n: Node, dim: int, i: Node, values: Node, opcode: str) -> Node:
     how = ScatterDims((), every, every, rank)
     made = build.scatter(n, build.concatenate(columns, rank), values, opcode, how)
     return build.convert(build.reshape(made, out), dtype)
+
+
+# NOTE [few places]: the gradient of a gather of one element of each row, as in a cross entropy or a
+# maximum, is a comparison with the position. Unlike a scatter, it is fused with what uses it, and
+# devices compute the rows that they have: see `xfunc.hlo.passes.scatters` for why scatters do not.
+def _are_few(places: Dims, dims: Dims, dim: int) -> bool:
+    """Whether there is one place in each row of an array, or a few of a short row."""
+    alike = all(p == n for k, (p, n) in enumerate(zip(places, dims, strict=True)) if k != dim)
+    return alike and (places[dim] == 1 or (places[dim] <= 8 and dims[dim] <= 1024))
+
+
+def _is_fill(n: Node) -> bool:
+    return n.opcode == "broadcast" and n.operands[0].opcode == "constant"
+
+
+def _written(n: Node, dim: int, i: Node, values: Node, opcode: str) -> Node:
+    position = build.iota(array_type(torch.int64, n.type.dims), dim)
+    for k in range(i.type.dims[dim]):
+        place, value = (
+            build.broadcast(build.slice_in(m, dim, k, k + 1), n.type.dims) for m in (i, values)
+        )
+        new = value if opcode == "second" else build.binary(opcode, n, value)
+        n = build.select(build.compare(position, place, "EQ"), new, n)
+    return n
 
 
 def _of_dtype(src: Placeholder, x: Placeholder) -> Node:

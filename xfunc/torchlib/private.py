@@ -119,7 +119,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "torch._dynamo.disable",
     ),
     "torch.fx, which must not trace our values": (
-        "torch.fx.experimental.const_fold.split_const_subgraphs",
         "torch.fx.experimental.proxy_tensor._MakefxTracer.trace",
     ),
     "functions that modules of torch call": (

@@ -52,7 +52,6 @@ from xfunc.torchlib import (
     functorch,
     global_flags,
     initialisers,
-    module_forwards,
 )
 from xfunc.torchlib.eager import disable_jit
 from xfunc.torchlib.torch_functions import operation_name
@@ -233,7 +232,6 @@ _IN_TRACES: Sequence[_Change] = (
     (*functorch.MAKE_FX, _no_graph),
     (*functorch.DISALLOW, functorch.without_graph),
     (torch, "from_numpy", _noted),
-    *module_forwards.FORWARDS,
 )
 
 

@@ -40,6 +40,14 @@ PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "attention of groups": lambda q, k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True),
     "attention with a bias": lambda q, k: F.scaled_dot_product_attention(q, q, q, BIAS),
     "baddbmm in vmap": lambda q, k: xf.vmap(lambda x: torch.baddbmm(x @ x.mT, x, x.mT))(q),
+    "cross entropy": lambda q, k: F.cross_entropy(
+        q.permute(0, 3, 1, 2), q.argmax(-1), reduction="none"
+    ),
+    "maximum": lambda q, k: q.max(-1)[0],
+    "median": lambda q, k: q.median(-1)[0],
+    "topk": lambda q, k: q.topk(2)[0],
+    "gather": lambda q, k: q.gather(-1, q.argsort(-1)[..., :2]),
+    "take_along_dim": lambda q, k: q.take_along_dim(q.argmin(2, keepdim=True), 2),
     "max_pool2d": lambda q, k: F.max_pool2d(q, 3, 2, 1),
     "vmap of vmap": lambda q, k: xf.vmap(xf.vmap(lambda x: x @ x.mT))(k),
 }
