@@ -31,11 +31,7 @@ def _read(fields: Fields) -> dict[str, Any]:
 GPT_OSS = Family(
     "GptOssForCausalLM",
     _read,
-    lambda c: {
-        **write_windows(c),
-        **write_experts(c, **_SIZES),
-        "attention_bias": c.qkv_bias,
-    },
+    lambda c: {**write_windows(c), **write_experts(c, **_SIZES), "attention_bias": c.qkv_bias},
     Traits(wide_norms=True, sinks=True, expert_biases=True),
     names={
         "router": "model.layers.{}.mlp.router.weight",

@@ -14,7 +14,5 @@ def _read(fields: Fields) -> dict[str, Any]:
 
 
 LLAMA = Family(
-    "LlamaForCausalLM",
-    _read,
-    lambda c: {"attention_bias": c.qkv_bias, "mlp_bias": c.mlp_bias},
+    "LlamaForCausalLM", _read, lambda c: {"attention_bias": c.qkv_bias, "mlp_bias": c.mlp_bias}
 )

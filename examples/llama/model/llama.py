@@ -237,10 +237,19 @@ def mlp(
 ) -> Float[Tensor, "*batch hidden"]:
     """The feed-forward map: gated, such as SwiGLU, if there are weights of a gate."""
     # The gate's product comes first: libtpu's schedule of the other order takes more memory.
-    first, *others = ("w_gate", "w_up") if "w_gate" in layer else ("w_up",)
-    features = _ACTIVATIONS[activation](_map(x, layer, first))
-    for name in others:
-        features = features * _map(x, layer, name)
+    names = ("w_gate", "w_up") if "w_gate" in layer else ("w_up",)
+    products = (_map(x, layer, name) for name in names)
+    # Where `tensor` shards features, XLA keeps fewer arrays of their size for the backward pass if
+    # it stores the gradients of both products at once; elsewhere that takes more memory.
+    sharding = None if plan is None else plan.sharding
+    hold = sharding is not None and sharding.mesh.shape["tensor"] > 1
+    if hold:
+        products = iter(xf.optimization_barrier([*products]))
+    features = _ACTIVATIONS[activation](next(products))
+    for product in products:
+        features = features * product
+    if hold:
+        features = xf.optimization_barrier(features)
     if plan is not None:
         features = _lie(features, lambda s: s.features, plan)
     return _map(features, layer, "w_down")

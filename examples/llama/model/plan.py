@@ -51,10 +51,7 @@ class Plan:
         sharding: the shardings of weights and activations; None: all on one device.
     """
 
-    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {
-        "policy": POLICIES,
-        "attention": ATTENTION,
-    }
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {"policy": POLICIES, "attention": ATTENTION}
     DERIVED: ClassVar = ("sharding",)  # not a setting of a run
 
     policy: str = "full"

@@ -64,10 +64,7 @@ class Config:
         qk_norms: whether queries and keys have the norms of the family.
     """
 
-    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {
-        "family": FAMILIES,
-        "activation": ACTIVATIONS,
-    }
+    CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {"family": FAMILIES, "activation": ACTIVATIONS}
 
     vocab: int
     hidden: int
