@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from examples.llama import __main__ as program
-from examples.llama import train
 from examples.llama.parallel import hosts
-from examples.llama.train import fit
+from examples.llama.train import fit, steps
 
 CURVE = ("step", "loss", "grad_norm", "lr", "tokens", "skipped", "held_out_loss")
 TORCHRUN = "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"
@@ -136,20 +135,20 @@ def early(arguments: Sequence[str]) -> int:
 
 def stop_at(number: str, *arguments: str) -> int:
     """Run a command, which gets SIGTERM while it makes its step of that number."""
-    make_step: Any = train.train_step
-    steps = itertools.count(1)
+    make_step: Any = steps.train_step
+    numbers = itertools.count(1)
 
     def stopping(*given: Any, **named: Any) -> Any:
-        if next(steps) == int(number):
+        if next(numbers) == int(number):
             signal.raise_signal(signal.SIGTERM)
         return make_step(*given, **named)
 
-    train.train_step = stopping
+    steps.train_step = stopping
     try:
         command, *rest = arguments
         return program.COMMANDS[command](rest)
     finally:
-        train.train_step = make_step
+        steps.train_step = make_step
 
 
 def main(arguments: Sequence[str]) -> None:

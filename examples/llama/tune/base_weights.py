@@ -34,7 +34,8 @@ def about(run: Run, recipe: Recipe) -> dict[str, Any] | None:
     if not recipe.has_base:
         return None
     if run.base is None:
-        why = "the loss compares with it" if recipe.compared else "train.tune leaves some weights"
+        left = "train.tune leaves weights as they are"
+        why = "the loss compares with it" if recipe.compared else left
         raise SettingError(
             f"{why}, but there is no base: start the run with import-hf from the weights to tune"
         )
