@@ -13,7 +13,7 @@ import dataclasses
 import importlib
 import threading
 from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch.autograd import forward_ad
@@ -269,7 +269,7 @@ def are_plain(modes: Modes) -> bool:
         and not any(_HOOKS)
         and _dtype() is dtype
         and _backend is backend
-        and forward_ad._current_level < 0
+        and _forward_mode._current_level < 0
         and not (_is_deterministic() or _is_autocast() or _modes() or _is_tracing())
     )
 
@@ -289,6 +289,7 @@ _HOOKS = (
     *_global_hooks_of("torch.nn.modules.module"),
     *_global_hooks_of("torch.optim.optimizer"),
 )
+_forward_mode: Any = forward_ad
 _dtype, _is_autocast = torch.get_default_dtype, torch._C._is_any_autocast_enabled
 _is_deterministic = torch._C._get_deterministic_algorithms
 _modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing

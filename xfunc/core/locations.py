@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import bisect
 import functools
+import inspect
 import linecache
 import os
 import sys
 import sysconfig
 import types
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy
@@ -31,10 +33,6 @@ _LIBRARIES = tuple(
     )
 )
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-_FUNCTIONS = {
-    _TORCH + os.path.join(*p)
-    for p in (("autograd", "function.py"), ("_functorch", "autograd_function.py"))
-}
 _STDLIB = sysconfig.get_path("stdlib") + os.sep
 # Keyed by identity: hashing code reads all of it, and fails for some code made by dynamo.
 _lines: dict[int, tuple[types.CodeType, list[int], list[int]]] = {}
@@ -106,13 +104,22 @@ def called_by(package: str) -> bool:
 
 def in_autograd_function(frame: types.FrameType | None) -> bool:
     """Whether a rule of a user's ``torch.autograd.Function`` is running."""
+    rules = set(map(id, _rules(torch.autograd.Function)))
     while frame is not None:
-        caller = frame.f_back
-        rule = caller is not None and caller.f_code.co_filename in _FUNCTIONS
-        if rule and in_user_code(frame.f_code):
+        if id(frame.f_code) in rules and in_user_code(frame.f_code):
             return True
-        frame = caller
+        frame = frame.f_back
     return False
+
+
+def _rules(cls: type) -> Iterator[types.CodeType]:
+    """The code of the rules in the classes derived from a class."""
+    for derived in cls.__subclasses__():
+        for name in ("forward", "setup_context", "backward", "vjp", "jvp", "vmap"):
+            code = getattr(inspect.unwrap(getattr(derived, name)), "__code__", None)
+            if code is not None:
+                yield code
+        yield from _rules(derived)
 
 
 def raised_at(error: BaseException) -> Location | None:
