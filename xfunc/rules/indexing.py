@@ -119,9 +119,13 @@ def scattered(n: Node, dim: int, i: Node, values: Node, opcode: str) -> Node:
 # maximum, is a comparison with the position. Unlike a scatter, it is fused with what uses it, and
 # devices compute the rows that they have: see `xfunc.hlo.passes.scatters` for why scatters do not.
 def _are_few(places: Dims, dims: Dims, dim: int) -> bool:
-    """Whether there is one place in each row of an array, or a few of a short row."""
+    """Whether there is one place in each row of an array, or a few of a short row.
+
+    Not all of a row, as in a sort: a program is like those for other sizes.
+    """
     alike = all(p == n for k, (p, n) in enumerate(zip(places, dims, strict=True)) if k != dim)
-    return alike and (places[dim] == 1 or (places[dim] <= 8 and dims[dim] <= 1024))
+    few = places[dim] <= 8 and places[dim] < dims[dim] <= 1024
+    return alike and (places[dim] == 1 or few)
 
 
 def _is_fill(n: Node) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
-import operator
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -89,9 +87,10 @@ def _batched(x: Node, y: Node) -> Node:
     if 0 in (*x.type.dims, *y.type.dims):
         return build.matmul(x, y)
     a, b = _unmerged(x), _unmerged(y)
-    batch, inner = _refined(a.parts[0], b.parts[0]), _refined(a.parts[2], b.parts[1])
-    if batch is None or inner is None:
+    batches, inners = _common(a.parts[0], b.parts[0]), _common(a.parts[2], b.parts[1])
+    if batches is None or inners is None:
         return build.matmul(x, y)
+    batch, inner = [size for size, _ in batches], [size for size, _ in inners]
     x, (xb, _, xk) = a.split((batch, a.parts[1], inner))
     y, (yb, yk, _) = b.split((batch, inner, b.parts[2]))
     return build.reshape(build.dot(x, y, (xk, yk), (xb, yb)), dims)
@@ -124,30 +123,31 @@ def _unmerged(n: Node) -> _Unmerged:
     order = tuple(range(len(n.type.dims)))
     if n.opcode == "transpose":
         (n,), order = n.operands, n.params
-    dims = n.type.dims
-    if n.opcode == "reshape" and (sizes := _refined(n.operands[0].type.dims, dims)) is not None:
-        rest, parts = iter(sizes), list[list[int]]()
-        for size in dims:
-            part = list[int]()
-            while math.prod(part) < size:
-                part.append(next(rest))
-            parts.append(part)
+    dims, parts = n.type.dims, [[size] for size in n.type.dims]
+    if n.opcode == "reshape" and (found := _common(n.operands[0].type.dims, dims)) is not None:
+        parts = [[size for size, k in found if k == dim] for dim in range(len(dims))]
         (n,) = n.operands
-    else:
-        parts = [[size] for size in dims]
     return _Unmerged(n, order, [parts[k] for k in order])
 
 
-def _refined(x: Sequence[int], y: Sequence[int]) -> list[int] | None:
-    """The fewest sizes above 1 that both can be split into; None if there are none."""
-    ends = {*accumulate(x, operator.mul), *accumulate(y, operator.mul)} - {1}
-    sizes, begin = list[int](), 1
-    for end in sorted(ends):
-        if end % begin:
+def _common(x: Sequence[int], y: Sequence[int]) -> list[tuple[int, int]] | None:
+    """The fewest sizes that both can be split into, each with the place in y of what it is of.
+
+    Dimensions of size 1 stay, so that a program is like those for other sizes. None if there are no
+    such sizes.
+    """
+    xs, ys, found = list(x), list(y), list[tuple[int, int]]()
+    i = j = 0
+    while i < len(xs) and j < len(ys):
+        a, b = xs[i], ys[j]
+        size = min(a, b)
+        if max(a, b) % size:
             return None
-        sizes.append(end // begin)
-        begin = end
-    return sizes
+        found.append((size, j))
+        xs[i], ys[j] = a // size, b // size
+        i, j = i + (a <= b), j + (b <= a)
+    found += [(1, len(ys) - 1)] * (len(xs) - i)
+    return found + [(1, k) for k in range(j, len(ys))]
 
 
 @rule("mm")
