@@ -60,10 +60,8 @@ def test_commands_errors_in_one_line(
 def test_fit_sigterm_then_resume_on_another_mesh(
     run_of: Callable[..., Run], settings: Callable[..., list[str]]
 ) -> None:
-    root, pairs = (
-        Path(__file__).parents[2],
-        ["train.schedule=constant", "save_every=1000", "train.precision=float32"],
-    )
+    root = Path(__file__).parents[2]
+    pairs = ["train.schedule=constant", "save_every=1000", "train.precision=float32"]
     environment = os.environ | {"CPU_NUM_DEVICES": "8", "PYTHONPATH": str(root)}
     argv = [sys.executable, "-u", "-m", "examples.llama", "fit"]
     argv += settings("parts", *pairs, "mesh.tensor=2", "train.steps=100000")

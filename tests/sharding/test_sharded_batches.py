@@ -57,20 +57,10 @@ def derivative(fun: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return lambda q, k: torch.func.grad(lambda q, k: fun(q, k).sin().sum(), (0, 1))(q, k)
 
 
-@pytest.fixture
-def partitioner(request: pytest.FixtureRequest) -> Any:
-    before = xf.config.use_shardy_partitioner
-    xf.config.use_shardy_partitioner = request.param == "Shardy"
-    yield
-    xf.config.use_shardy_partitioner = before
-
-
-@pytest.mark.parametrize("partitioner", ["Shardy", "GSPMD"], indirect=True)
+@pytest.mark.usefixtures("partitioner")
 @pytest.mark.parametrize("of", [lambda f: f, derivative], ids=["value", "gradient"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_no_device_needs_the_rows_or_heads_of_others(
-    name: str, of: Callable[..., Any], partitioner: None
-) -> None:
+def test_no_device_needs_the_rows_or_heads_of_others(name: str, of: Callable[..., Any]) -> None:
     fun = of(PROGRAMS[name])
     mesh = xf.make_mesh((2, 4), ("data", "tensor"))
     args = [xf.device_put(x, NamedSharding(mesh, P("data", "tensor"))) for x in (Q, K)]

@@ -179,9 +179,8 @@ def _gradients(
     application, n = ctx.application, ctx.n_args
     rule = application.reverse_rule
     args, residuals, given = saved[:n], saved[n:], unwrap_dead(cts[: rule.n_outputs])
-    if (torch.is_grad_enabled() and (ctx.plain or _watched_below(given))) or functorch.any_dual(
-        *args, *(c for c in given if c is not None)
-    ):
+    twice = torch.is_grad_enabled() and (ctx.plain or _watched_below(given))
+    if twice or functorch.any_dual(*args, *(c for c in given if c is not None)):
         # Plain autograd with create_graph=True, or in its forward mode; or the cotangents, but not
         # the arguments, depend on the variables of a gradient further down.
         assert application.primitive is not None, "a batched rule is no leaf of a gradient"

@@ -80,7 +80,8 @@ def _product(a: torch.Tensor, b: torch.Tensor, rank: int) -> Node:
 # NOTE [merged dimensions]: torch.matmul and einsum merge dimensions into one of a batch, one of
 # rows and one of columns, and split those of the product again. If two that were merged are sharded
 # (rows over "data", heads over "tensor"), XLA's partitioner gathers one of them first. So this is a
-# product of what was merged, in its own dimensions, and the reshapes cancel.
+# product of what was merged, in its own dimensions, and the reshapes cancel. Rows that one matrix
+# multiplies stay merged unless they are sharded so: see `xfunc.hlo.passes.merged`.
 def _batched(x: Node, y: Node) -> Node:
     """A product of ``[batch, n, k]`` and ``[batch, k, m]``."""
     dims = (*x.type.dims[:2], y.type.dims[2])

@@ -139,5 +139,9 @@ class Entry:
 
 
 def _is_differentiated(flat: Sequence[torch.Tensor]) -> bool:
-    """Whether a gradient is being taken through a call with these tensors."""
-    return functorch.top_level() is not None or functorch.are_watched(*flat)
+    """Whether a call with these tensors is being differentiated."""
+    return (
+        functorch.top_level() is not None
+        or (torch.is_grad_enabled() and functorch.any_requires_grad(*flat))
+        or functorch.any_dual(*flat)
+    )

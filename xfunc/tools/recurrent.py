@@ -35,6 +35,19 @@ def _lstm_cell(
     return (h if projection is None else F.linear(h, projection)), c
 
 
+def _one_lstm_cell(
+    x: Tensor,
+    state: Sequence[Tensor],
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> State:
+    """``torch.lstm_cell``, which torch cannot batch."""
+    h, c = state
+    return _lstm_cell((h, c), F.linear(x, w_ih, b_ih), w_hh, b_hh, None)
+
+
 def _gru_cell(state: State, x: Tensor, weight: Tensor, bias: Tensor | None, _: object) -> State:
     (h,) = state
     x_r, x_z, x_n = x.chunk(3, -1)
@@ -171,4 +184,5 @@ def install() -> None:
     for name, cell in _CELLS.items():
         func = getattr(torch, name)
         REPLACEMENTS[func] = _replacement(name, func, cell)
+    REPLACEMENTS[torch.lstm_cell] = _one_lstm_cell
     REPLACEMENTS[torch._pack_padded_sequence] = _pack

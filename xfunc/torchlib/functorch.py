@@ -101,11 +101,6 @@ def any_dual(*tensors: Tensor) -> bool:
     return any(forward_ad.unpack_dual(innermost(t), level=0).tangent is not None for t in tensors)
 
 
-def are_watched(*tensors: Tensor) -> bool:
-    """Whether torch's own autograd, outside of transforms, differentiates one of several."""
-    return (any_requires_grad(*tensors) and torch.is_grad_enabled()) or any_dual(*tensors)
-
-
 WRAP: Sequence[tuple[types.ModuleType, str]] = (
     (torch_vmap, "_add_batch_dim"),
     (eager_transforms, "_wrap_for_grad"),

@@ -170,28 +170,12 @@ def torch_rrelu(
     return rrelu(input, lower, upper, training)
 
 
-def lstm_cell(
-    x: Tensor,
-    state: Sequence[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """``torch.lstm_cell``, which torch cannot batch."""
-    h, c = state
-    i, f, g, o = (F.linear(x, w_ih, b_ih) + F.linear(h, w_hh, b_hh)).chunk(4, -1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
-
-
 REPLACEMENTS: dict[object, Callable[..., Any]] = {
     torch.batch_norm: batch_norm,
     F.batch_norm: functional_batch_norm,
     F.instance_norm: functional_instance_norm,
     F.rrelu: rrelu,
     torch.rrelu: torch_rrelu,
-    torch.lstm_cell: lstm_cell,
     torch.unsafe_split_with_sizes: torch.split_with_sizes,
     torch.autograd.grad: gradients,
     **OPERANDS,

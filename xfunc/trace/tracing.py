@@ -46,13 +46,7 @@ from xfunc.core.counted import Counted
 from xfunc.core.locations import Location, raised_at, user_location
 from xfunc.core.types import Shaped
 from xfunc.errors import PurityError, UnsupportedOpError, XfuncError, fail, kind_of
-from xfunc.torchlib import (
-    batching,
-    bounds,
-    functorch,
-    global_flags,
-    initialisers,
-)
+from xfunc.torchlib import batching, bounds, functorch, global_flags, initialisers
 from xfunc.torchlib.eager import disable_jit
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import FLOAT8, check_array, is_tracked

@@ -138,7 +138,8 @@ xf.jit(lambda x: make_fx(torch.sin)(x)(x + 1))(torch.ones(3))
 UnsupportedOpError: make_fx was called in traced code, whose values it would take for constants (while tracing <lambda>)
   at example.py:3 in <lambda>: xf.jit(lambda x: make_fx(torch.sin)(x)(x + 1))(torch.ones(3))
 Hint: call it outside, with tensors; xf.jit(f).trace(x) prints the program of a function.""",
-            """print(xf.jit(torch.sin).trace(torch.ones(3)))
+            """\
+print(xf.jit(torch.sin).trace(torch.ones(3)))
 """,
         ),
         Case(
