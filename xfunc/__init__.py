@@ -72,6 +72,7 @@ with _uncollected():
     )
     from xfunc.symbolic.bucket_search import buckets
     from xfunc.symbolic.dim import Dim
+    from xfunc.tools import ctc as _ctc
     from xfunc.tools import jax_names as _jax_names
     from xfunc.tools import recurrent as _recurrent
     from xfunc.tools import torch_checkpoint as _torch_checkpoint
@@ -132,6 +133,7 @@ with _uncollected():
     )
 
 _jax_names.install()
+_ctc.install()
 _recurrent.install()
 _torch_checkpoint.install()
 

@@ -41,14 +41,20 @@ def _pool(x: Tensor, windows: Sequence[Windows]) -> tuple[Tensor, Tensor]:
     table = defunctionalized(literal, table.to(torch.int64))
     flat = x.reshape(*x.shape[:-spatial], math.prod(sizes))
     seen = materialize(flat.index_select(-1, table.reshape(-1)).unflatten(-1, tuple(table.shape)))
-    value = seen.amax(-1, keepdim=True)
-    which = first_place(seen, value, seen.ndim - 1)
-    place = table.expand(seen.shape).gather(-1, which)
-    if x.is_floating_point():  # See NOTE [the place of NaN].
-        last = torch.where(seen.isnan(), table, -1).amax(-1, keepdim=True)
-        place = torch.where(value.isnan(), last, place)
+    value, place = _maxima(seen, table)
     shape = (*x.shape[:-spatial], *outs)
     return value.reshape(shape), place.reshape(shape)
+
+
+def _maxima(seen: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """The maximum of each window, along the last dimension, and its position."""
+    value = seen.amax(-1, keepdim=True)
+    which = first_place(seen, value, seen.ndim - 1)
+    place = places.expand(seen.shape).gather(-1, which)
+    if seen.is_floating_point():  # See NOTE [the place of NaN].
+        last = torch.where(seen.isnan(), places, -1).amax(-1, keepdim=True)
+        place = torch.where(value.isnan(), last, place)
+    return value[..., 0], place[..., 0]
 
 
 def _windows(size: int, window: int, stride: int, pad: int, dilation: int, ceil: bool) -> Windows:
@@ -125,12 +131,59 @@ def _adaptive_pool(spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
     return pool
 
 
+def _starts(u: Tensor, size: int, window: int, out: int) -> Tensor:
+    """Where the windows of fractional pooling begin along a dimension, ``[..., out]``."""
+    if out == 1:
+        return torch.full((*u.shape, 1), size - window, device=u.device)
+    step = torch.full((), size - window, dtype=u.dtype, device=u.device) / (out - 1)
+    k, u = torch.arange(out - 1, dtype=u.dtype, device=u.device), u[..., None]
+    first = ((k + u) * step).long() - (u * step).long()
+    return torch.cat([first, torch.full_like(first[..., :1], size - window)], -1)
+
+
+def _fractional_pool(spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Windows at random distances. Source: Graham, "Fractional Max-Pooling", 2014."""
+
+    def pool(
+        x: Tensor, kernel_size: Sequence[int], output_size: Sequence[int], samples: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        kept, sizes = x.shape[:-spatial], x.shape[-spatial:]
+        samples = samples.reshape(*kept, spatial)
+        if spatial == 2:
+            samples = samples.flip(-1)  # torch takes the width first.
+        places = torch.zeros((), dtype=torch.int64, device=x.device)
+        windows, outs = each(kernel_size, spatial), each(output_size, spatial)
+        for d, (size, window, out) in enumerate(zip(sizes, windows, outs, strict=True)):
+            if out + window - 1 + (spatial == 3) > size:  # In 3d, torch asks for one more.
+                raise RuntimeError(
+                    f"fractional_max_pool{spatial}d: windows of {window} with {out} outputs do not "
+                    f"fit into {size} elements"
+                )
+            along = _starts(samples[..., d], size, window, out)[..., None]
+            along = along + torch.arange(window, device=x.device)
+            after = (1,) * (spatial - d - 1)
+            shape = (*kept, *(1,) * d, out, *after, *(1,) * d, window, *after)
+            places = places * size + along.reshape(shape)
+        places = materialize(places.flatten(-spatial))
+        flat = x.reshape(*kept, math.prod(sizes))
+        seen = flat.gather(-1, places.flatten(len(kept))).reshape(places.shape)
+        return _maxima(materialize(seen), places)
+
+    return pool
+
+
+def _fractional_pool_backward(spatial: int) -> Callable[..., Tensor]:
+    return lambda grad, x, kernel_size, output_size, place: _scattered(grad, x, place, spatial)
+
+
 for _n in (2, 3):
     _name = f"max_pool{_n}d_with_indices"
     kernel(_name)(_max_pool(_name, _n))
     kernel(f"{_name}_backward")(_max_pool_backward(_name, _n))
     kernel(f"adaptive_max_pool{_n}d")(_adaptive_pool(_n))
     kernel(f"adaptive_max_pool{_n}d_backward")(_adaptive_pool_backward(_n))
+    kernel(f"fractional_max_pool{_n}d")(_fractional_pool(_n))
+    kernel(f"fractional_max_pool{_n}d_backward")(_fractional_pool_backward(_n))
 
 
 # -- the inverse of max pooling -------------------------------------------------------------------

@@ -41,9 +41,11 @@ class implicit:
 
     Covered are dropout of all kinds, ``rand``, ``randn``, ``randint``, ``randperm`` and their
     ``_like`` forms, ``normal``, ``bernoulli``, ``multinomial``, ``poisson``, ``binomial``,
-    ``rrelu``, ``gumbel_softmax``, attention with dropout, and the methods ``bernoulli_``,
-    ``uniform_``, ``normal_``, ``exponential_``, ``random_``, ``geometric_``, ``cauchy_`` and
-    ``log_normal_``. The distributions are torch's; the numbers are not.
+    ``rrelu``, ``gumbel_softmax``, fractional pooling, attention with dropout, dropout between
+    recurrent layers, the samples of ``torch.distributions`` (but for VonMises and Wishart), and the
+    methods ``bernoulli_``, ``uniform_``, ``normal_``, ``exponential_``, ``random_``,
+    ``geometric_``, ``cauchy_`` and ``log_normal_``. The distributions are torch's; the numbers are
+    not.
 
     Args:
         key: int32[2].

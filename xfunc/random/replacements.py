@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from xfunc.random import continuous, counts, discrete
 from xfunc.random.binomial import binomial
 from xfunc.random.checks import Tensor
+from xfunc.random.gamma import dirichlet, gamma
 from xfunc.trace import tracing
 
 NextKey = Callable[[], Tensor]
@@ -144,6 +146,16 @@ def _rrelu_(new: NextKey, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return input.copy_(_rrelu(new, input, *args, **kwargs))
 
 
+def _first(pool: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Tensor]:
+    """A pooling function from the one that also returns indices, which draws."""
+
+    def first(new: NextKey, *args: Any, **kwargs: Any) -> Tensor:
+        del new
+        return pool(*args, **kwargs)[0]
+
+    return first
+
+
 # -- new tensors --------------------------------------------------------------------------------
 
 
@@ -246,6 +258,16 @@ def _binomial(new: NextKey, count: Tensor, prob: Tensor, **kwargs: object) -> Te
     return binomial(new(), n, p, dtype=dtype).to(count.device, count.dtype)
 
 
+def _standard_gamma(new: NextKey, input: Tensor, **kwargs: object) -> Tensor:
+    del kwargs
+    return gamma(new(), input, dtype=input.dtype).to(input.device)
+
+
+def _sample_dirichlet(new: NextKey, input: Tensor, **kwargs: object) -> Tensor:
+    del kwargs
+    return dirichlet(new(), input, dtype=input.dtype).to(input.device)
+
+
 def _bernoulli_of(
     new: NextKey, input: Tensor, p: Tensor | float | None = None, **kwargs: object
 ) -> Tensor:
@@ -318,6 +340,8 @@ REPLACEMENTS: dict[str, Callable[..., object]] = {
     "feature_alpha_dropout_": _dropout_(of_features=True, alpha=True),
     "native_dropout": _native_dropout,
     "scaled_dot_product_attention": _attention,
+    "fractional_max_pool2d": _first(F.fractional_max_pool2d_with_indices),
+    "fractional_max_pool3d": _first(F.fractional_max_pool3d_with_indices),
     "rrelu": _rrelu,
     "rrelu_": _rrelu_,
     "rand": _rand,
@@ -332,6 +356,8 @@ REPLACEMENTS: dict[str, Callable[..., object]] = {
     "multinomial": _multinomial,
     "poisson": _poisson,
     "binomial": _binomial,
+    "_standard_gamma": _standard_gamma,
+    "_sample_dirichlet": _sample_dirichlet,
     "bernoulli_": _in_place(_fill_bernoulli),
     "normal_": _in_place(_fill_normal),
     "log_normal_": _in_place(_fill_log_normal),

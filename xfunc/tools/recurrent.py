@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from xfunc.errors import UnsupportedOpError, fail
+from xfunc.random.replacements import REPLACEMENTS as DRAWS
 from xfunc.torchlib import functorch
 from xfunc.torchlib.replacements import REPLACEMENTS
 from xfunc.trace import tracing
@@ -104,6 +105,8 @@ def _layers(
     params: Sequence[Tensor],
     has_biases: bool,
     num_layers: int,
+    dropout: float,
+    train: bool,
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
@@ -125,6 +128,8 @@ def _layers(
             last.append(state)
             outputs.append(output)
         x = outputs[0] if n_directions == 1 else torch.cat(outputs, -1)
+        if train and dropout and layer < num_layers - 1:
+            x = F.dropout(x, dropout)
     final = [torch.stack(parts) for parts in zip(*last, strict=True)]
     return (x.transpose(0, 1) if batch_first else x), *final
 
@@ -145,27 +150,39 @@ def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> object:
     return _refuse_packed("pack_padded_sequence makes")
 
 
-def _replacement(name: str, func: Callable[..., object], cell: Cell) -> Callable[..., object]:
-    def call(
-        x: Tensor,
-        initial: Tensor | Sequence[Tensor],
-        params: Sequence[Tensor],
-        *options: Any,
-    ) -> object:
+def _loops(
+    name: str,
+    x: Tensor,
+    initial: Tensor | Sequence[Tensor],
+    params: Sequence[Tensor],
+    *options: Any,
+) -> object:
+    """A function of torch, as loops over time."""
+    if isinstance(initial, Tensor) and initial.dtype is torch.int64:  # the sizes of batches
+        _refuse_packed(f"torch.{name} was given")
+    states = [initial] if isinstance(initial, Tensor) else initial
+    if len(states) != len(_STATES[name]):
+        raise RuntimeError(f"{name} expects {' and '.join(_STATES[name])}")
+    return _layers(_CELLS[name], x, states, params, *options)
+
+
+def _replacement(name: str, func: Callable[..., object]) -> Callable[..., object]:
+    def call(*args: Any) -> object:
         trace = tracing.current()
         if trace is None and functorch.VMAP not in functorch.levels():
-            return func(x, initial, params, *options)
-        if isinstance(initial, Tensor) and initial.dtype is torch.int64:  # the sizes of batches
-            _refuse_packed(f"torch.{name} was given")
-        has_biases, num_layers, _, _, bidirectional, batch_first = options
-        states = [initial] if isinstance(initial, Tensor) else initial
-        if len(states) != len(_STATES[name]):
-            raise RuntimeError(f"{name} expects {' and '.join(_STATES[name])}")
-        given = (cell, x, states, params, has_biases, num_layers, bidirectional, batch_first)
+            return func(*args)
         if trace is None:
-            return _layers(*given)
+            return _loops(name, *args)
         with trace.mode:
-            return _layers(*given)
+            return _loops(name, *args)
+
+    return call
+
+
+def _drawn(name: str) -> Callable[..., object]:
+    def call(next_key: object, *args: Any) -> object:
+        del next_key  # It is `F.dropout` that draws.
+        return _loops(name, *args)
 
     return call
 
@@ -181,8 +198,9 @@ _CELLS: dict[str, Cell] = {
 
 def install() -> None:
     """Let traced code call these loops in place of torch's functions."""
-    for name, cell in _CELLS.items():
+    for name in _CELLS:
         func = getattr(torch, name)
-        REPLACEMENTS[func] = _replacement(name, func, cell)
+        REPLACEMENTS[func] = _replacement(name, func)
+        DRAWS[name] = _drawn(name)
     REPLACEMENTS[torch.lstm_cell] = _one_lstm_cell
     REPLACEMENTS[torch._pack_padded_sequence] = _pack

@@ -113,7 +113,9 @@ def _table() -> dict[object, Kind]:
         "normal", "bernoulli", "multinomial", "poisson", "binomial", "dropout", "dropout1d",
         "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout",
         "native_dropout", "gumbel_softmax", "rrelu", "fractional_max_pool2d",
-        "fractional_max_pool3d", "scaled_dot_product_attention", "bernoulli_", "normal_",
+        "fractional_max_pool3d", "fractional_max_pool2d_with_indices",
+        "fractional_max_pool3d_with_indices", "_standard_gamma", "_sample_dirichlet",
+        "scaled_dot_product_attention", "bernoulli_", "normal_",
         "uniform_", "random_", "exponential_", "geometric_", "cauchy_", "log_normal_", "rrelu_",
         "dropout_", "alpha_dropout_", "feature_dropout_", "feature_alpha_dropout_",
         "manual_seed", "seed",
@@ -218,6 +220,8 @@ def is_random_call(
         first = 3 if isinstance(args[2], (tuple, list)) else 4  # Packed sequences take two places.
         layers, rate, training = args[first + 1 : first + 4]
         return bool(training) and layers > 1 and rate > 0.0
+    if name.startswith("fractional_max_pool"):
+        return _argument(args, kwargs, 5, "_random_samples", None) is None
     if name in ("rrelu", "rrelu_"):
         return bool(_argument(args, kwargs, 3, "training", False))
     return True

@@ -184,6 +184,11 @@ def _drawn_at_once(plain: Callable[..., torch.Tensor], *args: Any, **kwargs: Any
     return initialisers.truncated_normal(*args, **kwargs)
 
 
+def _drawn_dirichlet(_: Callable[..., torch.Tensor], concentration: torch.Tensor) -> torch.Tensor:
+    """``torch.distributions.Dirichlet`` draws in a function with torch's gradient of its draws."""
+    return torch._sample_dirichlet(concentration)
+
+
 def _with_weights_back(
     plain: Callable[..., torch.Tensor], module: torch.nn.Module, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
@@ -213,6 +218,7 @@ def _lifted_first(
 
 
 def _no_graph(*_: object, **__: object) -> NoReturn:
+    assert _thread.trace is not None
     fail(
         UnsupportedOpError,
         "make_fx was called in traced code, whose values it would take for constants",
@@ -237,8 +243,11 @@ def _further_changes() -> Iterator[None]:
 
 
 _changes = Counted(_further_changes)
-_DRAWN_AT_ONCE: Sequence[_Change] = ((torch.nn.init, "_no_grad_trunc_normal_", _drawn_at_once),)
-drawing = Counted(lambda: _in_traces(_DRAWN_AT_ONCE, with_keys=True))
+_DRAWS: Sequence[_Change] = (
+    (torch.nn.init, "_no_grad_trunc_normal_", _drawn_at_once),
+    (torch.distributions.dirichlet._Dirichlet, "apply", _drawn_dirichlet),
+)
+drawing = Counted(lambda: _in_traces(_DRAWS, with_keys=True))
 """Replaces torch's random functions by traceable ones, in threads that trace or draw from keys."""
 
 
