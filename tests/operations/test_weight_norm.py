@@ -1,6 +1,6 @@
 """`weight_norm` in all modes, against its formula in plain torch.
 
-torch's own has no forward mode, and its second derivatives are wrong: torch differentiates the norms
+torch's own has no forward mode, and its second derivatives are wrong: it differentiates the norms
 that the forward pass saved as constants.
 """
 
@@ -24,7 +24,7 @@ MODES: dict[str, Callable[[Any, Value, torch.Tensor, torch.Tensor], Any]] = {
     "jvp of grad": lambda m, f, v, g: m.jvp(m.grad(f, argnums=(0, 1)), (v, g), (C, g * g)),
     "hessian": lambda m, f, v, g: m.hessian(f, argnums=(0, 1))(v, g),
     "grad of grad": lambda m, f, v, g: m.grad(lambda v, g: m.grad(f)(v, g).square().sum())(v, g),
-    "vmap of grad": lambda m, f, v, g: m.vmap(m.grad(f), in_axes=(0, 0))(
+    "vmap of grad": lambda m, f, v, g: m.vmap(m.grad(f))(
         torch.stack([v, v * C]), torch.stack([g, g + 1])
     ),
 }
