@@ -110,7 +110,7 @@ def test_dynamic_shapes_in_shard_map(mesh, name, order):
     check(fun, ((S, None),), calls, BUCKETS["S"])
 
 
-@pytest.mark.parametrize("name", ["loop of sums", "branches"])
+@pytest.mark.parametrize("name", ["loop", "loop of sums", "branches"])
 def test_dynamic_shapes_in_checkpointed_shard_map(mesh, name):
     body, into, out = REGIONS[name]
     region = xf.shard_map(body, mesh=mesh, in_specs=(into,), out_specs=out, check_rep=False)

@@ -14,6 +14,7 @@ from xfunc.hlo.edit import fresh_ids, instruction, renamed
 from xfunc.hlo.passes.common import dead_code_elimination
 from xfunc.hlo.passes.offload import is_placement
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair, is_region, is_tie
+from xfunc.hlo.spmd.shardy_regions import of_one_device
 from xfunc.symbolic.folded_cumulative import is_folded
 from xfunc.symbolic.interpolation import SymbolicModule
 from xfunc.symbolic.padding import pooling, reductions, regions, rules, sorting, windows
@@ -206,20 +207,29 @@ class _Body:
         self.emit = Emitter(whole.ids, named, whole.made)
         self.emit.instructions += made
         self.movers = Relayout(self.emit, whole.symbolic, whole.divided)
+        self.of_one_device: set[int] = set()
         if is_region(c.proto):
             self.sizes_inside = regions.sizes_inside(self.emit, sizes)
+            self.of_one_device = of_one_device(c.proto)
 
     def built(self) -> tuple[pb.HloComputationProto, State]:
         for i in self.c.instructions:
             if i.opcode != "parameter":
                 self.emit.source = i.proto
-                self.values[i.id] = self.apply(i, [self.values[x.id] for x in i.operands])
+                with self.scope(i):
+                    self.values[i.id] = self.apply(i, [self.values[x.id] for x in i.operands])
         root = self.values[self.c.root.id]
         if self.c.id == self.whole.symbolic.module.proto.entry_computation_id:
             # The results are at the beginning, to be cut to size.
             assert isinstance(root, list)
             root = [*map(self._plain, root)]
         return self.finished(root), root
+
+    def scope(self, i: Instruction) -> contextlib.AbstractContextManager[None]:
+        """A block that adds instructions for one."""
+        if i.id not in self.of_one_device:
+            return contextlib.nullcontext()
+        return self.emit.in_region(dict(zip(self.whole.names, self.sizes_inside, strict=True)))
 
     def _plain(self, x: State) -> State:
         assert isinstance(x, PaddedValue)
