@@ -62,8 +62,8 @@ class Switch(Primitive):
     def has_rule(self) -> bool:
         return any(b.has_rule for b in self.branches)
 
-    def with_fwd_rules(self) -> Switch:
-        branches = tuple(b.with_fwd_rules() for b in self.branches)
+    def with_fwd_rules(self, forward_mode: bool) -> Switch:
+        branches = tuple(b.with_fwd_rules(forward_mode) for b in self.branches)
         return dataclasses.replace(self, branches=branches)
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:

@@ -64,8 +64,8 @@ class While(Primitive):
     def has_rule(self) -> bool:
         return self.body.has_rule
 
-    def with_fwd_rules(self) -> While:
-        return dataclasses.replace(self, body=self.body.with_fwd_rules())
+    def with_fwd_rules(self, forward_mode: bool) -> While:
+        return dataclasses.replace(self, body=self.body.with_fwd_rules(forward_mode))
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         key = ("while", self.cond, self.cond_uses, self.body_uses, len(self.avals))

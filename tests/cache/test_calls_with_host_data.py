@@ -158,6 +158,23 @@ def test_gradient_of_argument_on_cpu() -> None:
         assert not f(x).requires_grad
 
 
+def test_plain_tensor_in_nested_transforms_after_plain_calls() -> None:
+    def plain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (torch.tanh(x @ w) * x).sum()
+
+    def second(f: Any) -> torch.Tensor:
+        grad = torch.func.grad
+        return grad(lambda x: grad(lambda y: f(y, w))(x).sum())(x)
+
+    x, w = BASE[0].double(), torch.eye(3, dtype=torch.float64) + 0.5
+    f = xf.jit(plain)
+    f(x, w), f(x, w)
+    torch.testing.assert_close(xf.device_get(second(f)), second(plain))
+    torch.testing.assert_close(
+        xf.device_get(torch.func.vmap(lambda x: f(x, w))(x[None])), plain(x, w)[None]
+    )
+
+
 def test_numbers_of_fewer_and_more_arguments() -> None:
     def added(*xs: Any) -> Any:
         return sum(xs)

@@ -151,6 +151,19 @@ def test_second_derivatives_see_the_operations_of_a_forward_rule(inside: str) ->
         assert outer(inner(lambda x: within(x).square()))(x).item() == want
 
 
+@pytest.mark.parametrize("inside", ["jit", "scan", "cond"])
+@pytest.mark.parametrize("inner", [_jvp, xf.grad])
+def test_jvp_of_derivative_by_a_rule_with_a_while_loop(inner: Any, inside: str) -> None:
+    def cube(x: Any) -> Any:
+        start = (torch.zeros(()), torch.ones_like(x))
+        return xf.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] * x), start)[1]
+
+    h = xf.custom_jvp(torch.sin)
+    h.defjvp(lambda p, t: (p[0].sin(), cube(p[0]) * t[0]))
+    x = torch.tensor(2.0, dtype=torch.float64)
+    assert _jvp(inner(INSIDE[inside](h)))(x).item() == pytest.approx(3 * x.item() ** 2)
+
+
 def test_third_derivative_of_chained_rules() -> None:
     f = xf.grad(xf.grad(xf.grad(xf.jit(_chain("jvp", 4)))))
     assert f(torch.tensor(3.0)).item() == pytest.approx(_eager(4, 3), rel=1e-4)

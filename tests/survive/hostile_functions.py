@@ -175,7 +175,9 @@ READING: dict[str, Hostile] = {
         lambda x: torch.as_tensor([x.sum()], device="cpu"), READ, "use torch.stack"
     ),
     "as_tensor to cpu": Hostile(lambda x: torch.as_tensor(x, device="cpu"), READ, "as_tensor"),
-    "to meta": Hostile(lambda x: x.to("meta"), UNSUPPORTED, "a result .* on the meta device"),
+    "to meta": Hostile(
+        lambda x: x.to("meta"), UNSUPPORTED, "a result .* on the meta device", names_line=False
+    ),
     "beside meta": Hostile(
         lambda x: x + torch.ones(3, device="meta"),
         UNSUPPORTED,

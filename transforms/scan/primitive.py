@@ -58,8 +58,8 @@ class Scan(Primitive):
     def has_rule(self) -> bool:
         return self.body.has_rule
 
-    def with_fwd_rules(self) -> Scan:
-        return dataclasses.replace(self, body=self.body.with_fwd_rules())
+    def with_fwd_rules(self, forward_mode: bool) -> Scan:
+        return dataclasses.replace(self, body=self.body.with_fwd_rules(forward_mode))
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         loop = self.body.memo(
@@ -166,7 +166,7 @@ class Scan(Primitive):
     def _stack_carries(self, args: Sequence[Tensor]) -> list[Tensor]:
         """The carry that each step received."""
         c = self.n_carry
-        step = self.body.with_fwd_rules() if self.has_rule else self.body
+        step = self.body.with_fwd_rules(forward_mode=False) if self.has_rule else self.body
 
         def fn(*flat: Tensor) -> list[Tensor]:
             return [*step.fn(*flat)[:c], *flat[:c]]

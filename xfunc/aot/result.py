@@ -63,7 +63,7 @@ class Result:
     def memory(self) -> MemoryAnalysis:
         """The memory of one chip.
 
-        NOTE [holes count once]: libtpu 0.0.21 reports as the size of temporaries the size of
+        NOTE [holes count once]: libtpu up to 0.0.42 reports as the size of temporaries the size of
         the space they occupy plus that of the holes in it, which it already includes. By that
         figure some programs that it compiles are too large, and when it refuses one it counts the
         space alone. So the figure here is the space, as XLA assigned it; 0.0.52 reports the same.

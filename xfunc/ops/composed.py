@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 # torch's own decompositions of operations whose derivative is an operation of its own.
 for _name in """
-    huber_loss glu
+    huber_loss glu _weight_norm_interface
 """.split():
     composition(_name)(decomposition_table[getattr(torch.ops.aten, _name).default])
 

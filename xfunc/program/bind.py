@@ -79,18 +79,18 @@ def _rule_of(primitive: Primitive) -> Rule | None:
     if kind == functorch.VMAP:
         return None
     if primitive.rule is None and primitive.has_rule:
-        return _OfContents(primitive)
+        return _OfContents(primitive, forward_mode=kind == functorch.JVP)
     return primitive.rule
 
 
 class _OfContents(Rule):
     """The rule of a primitive in which functions with custom rules are called."""
 
-    def __init__(self, primitive: Primitive):
-        self._primitive = primitive
+    def __init__(self, primitive: Primitive, forward_mode: bool):
+        self._primitive, self._forward_mode = primitive, forward_mode
 
     def forward(self, *args: Tensor) -> list[Tensor]:
-        return bind(self._primitive.with_fwd_rules(), args)
+        return bind(self._primitive.with_fwd_rules(self._forward_mode), args)
 
     def gradients(
         self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]

@@ -102,8 +102,8 @@ class Primitive(Protocol):
         """Whether functions with custom rules are called in it."""
         return False
 
-    def with_fwd_rules(self) -> Primitive:
-        """The operations that levels below a gradient see, if it `has_rule`."""
+    def with_fwd_rules(self, forward_mode: bool) -> Primitive:
+        """The operations that levels below a gradient or a tangent see, if it `has_rule`."""
         return self
 
     @property

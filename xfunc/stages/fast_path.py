@@ -122,6 +122,8 @@ def _call(
         return MISSED
     if not ambient.are_plain(last.modes):  # First: torch.jit.trace makes sizes tensors.
         return MISSED
+    if _is_transformed():  # A copy of a tensor of the CPU would be wrapped.
+        return MISSED
     if last.of_host:
         if len(leaves) != len(last.avals):
             return MISSED
@@ -131,7 +133,6 @@ def _call(
     if (
         last.avals_of(leaves) != last.avals
         or not last.is_unchanged()
-        or _is_transformed()
         or (_any_requires_grad(*leaves) and torch.is_grad_enabled())
         or (last.guards and not _are_same(last.guards))
     ):

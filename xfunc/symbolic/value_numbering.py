@@ -5,8 +5,8 @@ omits a transpose or a slice, and so on. So the HLO at a small size is often not
 for all sizes. Here both are numbered by value: two instructions have one number if they surely
 compute the same elements in row-major order. A reshape, a broadcast that repeats nothing, and a
 transpose that only moves dimensions of size 1 have the number of their operand; operations on each
-element know their operands by number only; everything else knows also their dimensions. Equal
-numbers are a proof, different ones are none.
+element know their operands by number only, products also the dimensions that are not 1; everything
+else knows all dimensions. Equal numbers are a proof, different ones are none.
 """
 
 from __future__ import annotations
@@ -135,6 +135,13 @@ class ProgramValues:
             self._counts[key] += 1
         return self._table.number(*key)
 
+    def stated_without(self, i: Instruction, field: str) -> object:
+        """The type of an instruction and its parts that are equal at all sizes, but for a field."""
+        _, _, _, unknown, stated = self._numbers[i.id].rest
+        others = pb.HloInstructionProto.FromString(stated)
+        others.ClearField(field)
+        return i.proto.shape.element_type, unknown, others.SerializeToString(deterministic=True)
+
     def scalar(self, element_type: int, x: float) -> int:
         """See `Table.scalar`."""
         return self._table.scalar(element_type, x)
@@ -215,6 +222,28 @@ def _iota(p: ProgramValues, i: Instruction, operands: list[Value], lists: Lists)
     return p.number("iota", kind, large)
 
 
+def _dot(p: ProgramValues, i: Instruction, operands: list[Value], lists: Lists) -> int:
+    """Where a dimension of size 1 is a batch dimension, contracted or neither, is all the same."""
+    roles = i.proto.dot_dimension_numbers
+    sides = [_dims_without_ones(x) for x in operands]
+    (_, left), (_, right) = sides
+    batch = zip(roles.lhs_batch_dimensions, roles.rhs_batch_dimensions, strict=True)
+    contracted = zip(
+        roles.lhs_contracting_dimensions, roles.rhs_contracting_dimensions, strict=True
+    )
+    shared = [(left[a], right[b]) for a, b in batch if a in left]
+    summed = sorted((left[a], right[b]) for a, b in contracted if a in left)
+    values = [(x.number, dims) for x, (dims, _) in zip(operands, sides, strict=True)]
+    key = p.stated_without(i, "dot_dimension_numbers")
+    return p.number("dot", key, *values, tuple(shared), tuple(summed))
+
+
+def _dims_without_ones(x: Array) -> tuple[tuple[int, ...], dict[int, int]]:
+    """The dimensions that are not 1, and where among them each one is, by its position in all."""
+    large = [d for d, n in enumerate(x.dims) if n != 1]
+    return tuple(x.dims[d] for d in large), {d: k for k, d in enumerate(large)}
+
+
 def _by_threes(x: Iterable[int]) -> list[tuple[int, ...]]:
     numbers = list(x)
     return [tuple(numbers[k : k + 3]) for k in range(0, len(numbers), 3)]
@@ -223,6 +252,7 @@ def _by_threes(x: Iterable[int]) -> list[tuple[int, ...]]:
 _RULES = {
     "constant": _constant,
     "copy": _reshape,
+    "dot": _dot,
     "reshape": _reshape,
     "broadcast": _broadcast,
     "transpose": _transpose,

@@ -46,9 +46,11 @@ def lower_plain(rows):
 
 @pytest.mark.slow
 def test_memory_analysis_holes_count_once():
-    compiled = lower_plain(rows=6144).compile("v6e-1")
-    memory, said = compiled.memory_analysis(), vars(compiled.program)["result"].report["memory"]
-    assert said["temp_size_in_bytes"] == pytest.approx(memory.temp_size_in_bytes, rel=1e-5)
+    peak = lower_plain(rows=6144).compile("v6e-1").memory_analysis().peak_memory_in_bytes
+    assert peak is not None
+    needed = 2 * 64 * 8192**2 * 2 + 64 * 6144 * 8192 * 2  # weights, their gradients, activations
+    # libtpu compiles it, so it fits. With holes counted twice, as 0.0.42 reports, it does not.
+    assert needed < peak < 32 * 2**30
 
 
 DOES_NOT_FIT = r"plain_step does not fit in the memory of a v6e chip, .* takes \d+\.\d GiB, results"

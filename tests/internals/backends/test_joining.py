@@ -54,7 +54,8 @@ def test_initialize_hosts_joined_by_torch_xla(
         ("", "", "TPU"),
         ("", "pjrt", None),
         ("", "auto", "TPU"),
-        ("", "torch_xla", "CPU"),  # torch_xla's CPU is one process.
+        # torch_xla's CPU is one process.
+        pytest.param("", "torch_xla", "CPU", marks=pytest.mark.torch_xla),
     ],
 )
 def test_initialize_hosts_joined_by_jax(

@@ -15,6 +15,7 @@ A process tries them one by one and says which it is at, so that one that dies o
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import random
@@ -231,7 +232,9 @@ def attempt_result(modules: list[bytes], rng: random.Random) -> str | None:
 
 
 def embed(module: Any, avals: list[Any]) -> None:
-    """Hand a module to torch_xla as a part of another program."""
+    """Hand a module to torch_xla, if it is installed, as a part of another program."""
+    if importlib.util.find_spec("torch_xla") is None:
+        return
     from xfunc.backends.torch_xla import runtime
 
     holders = [runtime.placeholder(a) for a in avals]

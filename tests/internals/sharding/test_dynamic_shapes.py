@@ -84,6 +84,14 @@ REGIONS = {
         0, keepdim=True), DATA, DATA),
     "its own number": (lambda x: torch.ones_like(x) * xf.axis_index("data"), DATA, DATA),
     "loop": (steps, DATA, DATA),
+    "loop of sums": (lambda x: xf.fori_loop(0, 3, lambda _, c: c / 2 + c.sum(0), x), DATA, DATA),
+    "branches": (
+        lambda x: xf.cond(
+            xf.axis_index("data") < 2, lambda c: c - c.sum(0), lambda c: c.cumsum(0), x
+        ),
+        DATA,
+        DATA,
+    ),
 }  # fmt: skip
 
 
@@ -98,6 +106,15 @@ def test_dynamic_shapes_in_shard_map(mesh, name, order):
         return region(x.sin()).cumsum(0)
 
     fun = xf.grad(lambda x: (f(x) ** 2).sum()) if order else f
+    calls = [(torch.randn(n, 8, dtype=torch.float64),) for n in (16, 24)]
+    check(fun, ((S, None),), calls, BUCKETS["S"])
+
+
+@pytest.mark.parametrize("name", ["loop", "loop of sums", "branches"])
+def test_dynamic_shapes_in_checkpointed_shard_map(mesh, name):
+    body, into, out = REGIONS[name]
+    region = xf.shard_map(body, mesh=mesh, in_specs=(into,), out_specs=out, check_rep=False)
+    fun = xf.grad(lambda x: (xf.checkpoint(region)(x.sin()) ** 2).sum())
     calls = [(torch.randn(n, 8, dtype=torch.float64),) for n in (16, 24)]
     check(fun, ((S, None),), calls, BUCKETS["S"])
 

@@ -14,12 +14,16 @@ from xfunc.symbolic.polynomial import Env
 from xfunc.symbolic.shape_domain import Range, ShapeDomain
 
 BOX = ShapeDomain({"S": Range(1, 64)})
+WEIGHT = torch.arange(18.0).reshape(2, 3, 3)
 SAME: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "outer product": lambda x: x[:, None] * x[None],
     "repeated rows": lambda x: x[None].expand(3, -1) * x,
     "transposed": lambda x: (x[:, None] * torch.ones(1, 3)).T.cumsum(1),
     "positions": lambda x: x * torch.arange(x.shape[0]),
     "slices": lambda x: x[1:] - x[:-1],
+    "products of batches": lambda x: torch.einsum(
+        "bhik,bhjk->bhij", x[:, None, None, None] * WEIGHT, x[:, None, None, None] + WEIGHT
+    ),
 }
 OTHER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "another number": lambda x: x * (2 if x.shape[0] == 1 else 3),
@@ -29,6 +33,10 @@ OTHER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "another shape": lambda x: x.squeeze(),
     "a longer slice": lambda x: x[:3],
     "another dtype": lambda x: x.half() if x.shape[0] == 1 else x,
+    "another side": lambda x: (
+        x[:, None, None]
+        * (WEIGHT[0] @ WEIGHT[0].mT if x.shape[0] == 1 else WEIGHT[0].mT @ WEIGHT[0])
+    ),
     "another reduction": lambda x: x.sum(0) if x.shape[0] == 1 else x.prod(0),
 }
 

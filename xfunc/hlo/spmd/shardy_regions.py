@@ -25,14 +25,8 @@ def split_region(
         write: writes shardings.
         ids: unused ones.
     """
-    by_id = {i.id: i for i in c.instructions}
-    enters = [i for i in c.instructions if i.custom_call_target == ENTER]
-    leaves = [i for i in c.instructions if i.custom_call_target == LEAVE]
-    sources = [by_id[i.operand_ids[0]] for i in enters]
-    exits = [by_id[i.operand_ids[0]] for i in leaves]
-    before = _needed(c, [k for i in sources for k in i.operand_ids])
-    after = _depending(c, {i.id for i in leaves})
-    border = {i.id for i in (*sources, *enters, *exits, *leaves)}
+    enters, leaves, sources, exits = _borders(c)
+    before, after, border = _outside(c)
     outside = before | after | border
     inside = [i for i in c.instructions if i.id not in outside]
     body = _computation(enters, inside, [i.operand_ids[0] for i in exits], ids)
@@ -79,6 +73,29 @@ def split_region(
     last = [i for i in c.instructions if i.id in after and i.id not in border]
     fill(c, [*first, *made, *last])
     return body
+
+
+def of_one_device(c: pb.HloComputationProto) -> set[int]:
+    """The ids of one device's instructions, of a computation that enters and leaves a region."""
+    return {i.id for i in c.instructions}.difference(*_outside(c))
+
+
+def _borders(c: pb.HloComputationProto) -> tuple[_Instructions, ...]:
+    """What enters, what leaves, and the constraints that these read."""
+    by_id = {i.id: i for i in c.instructions}
+    enters = [i for i in c.instructions if i.custom_call_target == ENTER]
+    leaves = [i for i in c.instructions if i.custom_call_target == LEAVE]
+    sources = [by_id[i.operand_ids[0]] for i in enters]
+    exits = [by_id[i.operand_ids[0]] for i in leaves]
+    return enters, leaves, sources, exits
+
+
+def _outside(c: pb.HloComputationProto) -> tuple[set[int], set[int], set[int]]:
+    """The ids of instructions before a region, after it, and on its border."""
+    enters, leaves, sources, exits = _borders(c)
+    before = _needed(c, [k for i in sources for k in i.operand_ids])
+    after = _depending(c, {i.id for i in leaves})
+    return before, after, {i.id for i in (*sources, *enters, *exits, *leaves)}
 
 
 def _needed(c: pb.HloComputationProto, ids: Iterable[int]) -> set[int]:

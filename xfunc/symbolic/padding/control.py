@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from xfunc.backends.devices import device_count
 from xfunc.graph.composite import operation_of
@@ -13,6 +14,7 @@ from xfunc.hlo.edit import fresh_ids, instruction, renamed
 from xfunc.hlo.passes.common import dead_code_elimination
 from xfunc.hlo.passes.offload import is_placement
 from xfunc.hlo.spmd.annotations import SHARDING, is_pair, is_region, is_tie
+from xfunc.hlo.spmd.shardy_regions import of_one_device
 from xfunc.symbolic.folded_cumulative import is_folded
 from xfunc.symbolic.interpolation import SymbolicModule
 from xfunc.symbolic.padding import pooling, reductions, regions, rules, sorting, windows
@@ -205,20 +207,29 @@ class _Body:
         self.emit = Emitter(whole.ids, named, whole.made)
         self.emit.instructions += made
         self.movers = Relayout(self.emit, whole.symbolic, whole.divided)
+        self.of_one_device: set[int] = set()
         if is_region(c.proto):
             self.sizes_inside = regions.sizes_inside(self.emit, sizes)
+            self.of_one_device = of_one_device(c.proto)
 
     def built(self) -> tuple[pb.HloComputationProto, State]:
         for i in self.c.instructions:
             if i.opcode != "parameter":
                 self.emit.source = i.proto
-                self.values[i.id] = self.apply(i, [self.values[x.id] for x in i.operands])
+                with self.scope(i):
+                    self.values[i.id] = self.apply(i, [self.values[x.id] for x in i.operands])
         root = self.values[self.c.root.id]
         if self.c.id == self.whole.symbolic.module.proto.entry_computation_id:
             # The results are at the beginning, to be cut to size.
             assert isinstance(root, list)
             root = [*map(self._plain, root)]
         return self.finished(root), root
+
+    def scope(self, i: Instruction) -> contextlib.AbstractContextManager[None]:
+        """A block that adds instructions for one."""
+        if i.id not in self.of_one_device:
+            return contextlib.nullcontext()
+        return self.emit.in_region(dict(zip(self.whole.names, self.sizes_inside, strict=True)))
 
     def _plain(self, x: State) -> State:
         assert isinstance(x, PaddedValue)
@@ -314,14 +325,22 @@ class _Body:
             return self.taken_apart(list(operands), remade(self.movers, i, ids))
         if is_region(callee.proto):
             regions.check_region(callee, i)
-        divided = self.whole.divided
-        self.whole.divided &= not is_region(self.c.proto)  # One device's values are not.
-        proto, found = self.whole.computation(callee, operands)
-        self.whole.divided = divided
+        with self.inside():
+            proto, found = self.whole.computation(callee, operands)
         ids = [*map(self.packed_up, operands), *self.sizes_inside]
         made = instruction("call", self.emit.new_id(), shape_of(found), ids, i.proto)
         made.called_computation_ids.append(proto.id)
         return self.taken_apart(found, self.emit.put(made))
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """A block that makes computations called here: in a region, of one device's values."""
+        divided = self.whole.divided
+        self.whole.divided &= not is_region(self.c.proto)
+        try:
+            yield
+        finally:
+            self.whole.divided = divided
 
     def loop(self, i: Instruction, init: State) -> State:
         if self.is_whole(i, [init]):
@@ -333,11 +352,8 @@ class _Body:
         assert isinstance(init, list)
         state: State = forgotten(init)
         for _ in range(8):
-            trial = _Body(self.whole, body, [state], True)
-            for j in body.instructions:
-                if j.opcode != "parameter":
-                    trial.emit.source = j.proto
-                    trial.values[j.id] = trial.apply(j, [trial.values[x.id] for x in j.operands])
+            with self.inside():
+                trial = self.of_contents(body, state)
             after = trial.values[body.root.id]
             either = joined(state, after)
             if signature(either) == signature(state):
@@ -355,14 +371,24 @@ class _Body:
         trial.proto.program_shape.result.CopyFrom(sized)
         self.whole.made.append(trial.proto)
         self.whole.masks[trial.proto.id] = trial.emit.count
-        goes_on, _ = self.whole.computation(condition, [state], packed=True)
+        with self.inside():
+            goes_on, _ = self.whole.computation(condition, [state], packed=True)
         start = self.like(init, state, i)
         assert isinstance(start, list)
-        ids = [*(self.packed_up(x) for x in start), *self.sizes]
+        ids = [*(self.packed_up(x) for x in start), *self.sizes_inside]
         first = self.emit.put(instruction("tuple", self.emit.new_id(), sized, ids, i.proto))
         made = instruction("while", self.emit.new_id(), sized, [first], i.proto)
         made.called_computation_ids.extend([trial.proto.id, goes_on.id])
         return self.taken_apart(state, self.emit.put(made))
+
+    def of_contents(self, c: Computation, state: State) -> _Body:
+        """The computation of a loop or branch for a state, without its result."""
+        body = _Body(self.whole, c, [state], True)
+        for j in c.instructions:
+            if j.opcode != "parameter":
+                body.emit.source = j.proto
+                body.values[j.id] = body.apply(j, [body.values[x.id] for x in j.operands])
+        return body
 
     def branches(self, i: Instruction, operands: list[State]) -> State:
         if self.is_whole(i, operands):
@@ -371,11 +397,8 @@ class _Body:
         which, *inputs = operands
         bodies, outs = [], []
         for c, x in zip(i.called_computations, inputs, strict=True):
-            body = _Body(self.whole, c, [forgotten(x)], True)
-            for j in c.instructions:
-                if j.opcode != "parameter":
-                    body.emit.source = j.proto
-                    body.values[j.id] = body.apply(j, [body.values[k.id] for k in j.operands])
+            with self.inside():
+                body = self.of_contents(c, forgotten(x))
             bodies.append(body)
             outs.append(body.values[c.root.id])
         found = outs[0]
@@ -385,7 +408,7 @@ class _Body:
         for x in inputs:
             elements = x if isinstance(x, list) else [x]
             shape = tuple_of([*map(shape_of, elements), *[array(S64, ())] * len(self.sizes)])
-            packed = [*map(self.packed_up, elements), *self.sizes]
+            packed = [*map(self.packed_up, elements), *self.sizes_inside]
             ids.append(self.emit.put(instruction("tuple", self.emit.new_id(), shape, packed)))
         made = instruction("conditional", self.emit.new_id(), shape_of(found), ids, i.proto)
         for body, out in zip(bodies, outs, strict=True):

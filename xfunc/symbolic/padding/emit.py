@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -74,8 +75,23 @@ class Emitter:
         self._ids, self._sizes = ids, sizes
         self._scalars: dict[object, int] = {}
         self._masks: dict[object, int | None] = {}
+        self._of_region: tuple[dict[object, int], dict[object, int | None]] = {}, {}
         self._masked: dict[int, list[_Mask]] = {}  # by value
         self._instead: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def in_region(self, sizes: Mapping[str, int]) -> Iterator[None]:
+        """A block in a manual region of the computation, which shares no scalars and masks with it.
+
+        Args:
+            sizes: as `sizes` of the class, as the region has them.
+        """
+        outside = self._sizes, self._scalars, self._masks
+        self._sizes, (self._scalars, self._masks) = sizes, self._of_region
+        try:
+            yield
+        finally:
+            self._sizes, self._scalars, self._masks = outside
 
     def add(
         self,
