@@ -50,13 +50,6 @@ def vector_norm(
     return found if shape else found.reshape(())
 
 
-@composition("_weight_norm_interface")
-def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
-    """``v * g / norms``, and the norms of `v` over all dimensions but `dim`."""
-    norms = torch.norm_except_dim(v, 2, dim)
-    return v * (g / norms), norms
-
-
 def _norm(
     x: Tensor,
     p: float | None,
