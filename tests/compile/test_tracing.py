@@ -138,12 +138,34 @@ def test_scan_body_capturing_traced_value_reused_by_grad(
     assert value.item() == again.item()
 
 
-def test_grad_in_inference_mode_and_no_grad() -> None:
-    x = torch.ones(3)
-    for mode in (torch.inference_mode, torch.no_grad):
-        with mode():
-            got = xf.grad(lambda x: (x * x).sum())(x)
-        assert got.tolist() == [2.0, 2.0, 2.0]
+TRANSFORMED: dict[str, Callable[[Any], Any]] = {
+    "jit": xf.jit,
+    "vmap": xf.vmap,
+    "grad": lambda f: xf.grad(lambda x: f(x).sum()),
+    "jacfwd": xf.jacfwd,
+    "hessian": lambda f: xf.hessian(lambda x: f(x).sum()),
+    "jvp": lambda f: lambda x: xf.jvp(f, (x,), (x,))[1],
+    "torch.func.jvp of jit": lambda f: lambda x: torch.func.jvp(xf.jit(f), (x,), (x,))[1],
+    "torch.func.jacfwd of jit": lambda f: torch.func.jacfwd(xf.jit(f)),
+    "torch.func.hessian of jit": lambda f: torch.func.hessian(xf.jit(lambda x: f(x).sum())),
+    "torch.func.grad of jit": lambda f: torch.func.grad(xf.jit(lambda x: f(x).sum())),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transforms_in_inference_mode_and_no_grad(name: str, mode: Any) -> None:
+    x, c = torch.tensor([0.3, 2.0, -1.0]), torch.tensor([1.5, -0.5, 3.0])
+
+    def of(c: torch.Tensor) -> Any:
+        return TRANSFORMED[name](lambda x: x.sin() * c.sum() * x)
+
+    want = of(c)(x)
+    outside = [xf.device_put(t) for t in (x, c)]
+    with mode():
+        inside = [x.clone(), c.clone()]
+        for a, b in ((x, c), outside, inside, (outside[0], inside[1])):
+            torch.testing.assert_close(of(b)(a).cpu(), want.cpu())
 
 
 def test_scan_checkpoint_policy_changes_residuals() -> None:

@@ -82,6 +82,31 @@ def test_custom_linear_solve_under_transforms(name: str, eager: bool) -> None:
         torch.testing.assert_close(g.cpu(), w.cpu(), rtol=1e-9, atol=1e-10)
 
 
+def newton(f: Any, x: torch.Tensor) -> torch.Tensor:
+    def again(x: torch.Tensor) -> torch.Tensor:
+        y, slope = xf.jvp(f, (x,), (torch.ones_like(x),))
+        return x - y / slope
+
+    return xf.while_loop(lambda x: (f(x).abs() > 1e-13).any(), again, x)
+
+
+def rooted(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    squares = (a @ b) ** 2 + 1
+    return xf.custom_root(
+        lambda x: x * x - squares,
+        torch.ones_like(b),
+        newton,
+        lambda g, y: y / g(torch.ones_like(y)),
+    )
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_custom_root_under_transforms(name: str) -> None:
+    got, want = TABLE[name](rooted), TABLE[name](lambda a, b: ((a @ b) ** 2 + 1).sqrt())
+    for g, w in zip(xf.tree.leaves(got), xf.tree.leaves(want), strict=True):
+        torch.testing.assert_close(g.cpu(), w.cpu(), rtol=1e-9, atol=1e-9)
+
+
 def test_custom_linear_solve_trees_aux_symmetric() -> None:
     def solve(matvec: Any, b: Any) -> Any:
         return {"x": b["x"] / matvec({"x": torch.ones_like(b["x"])})["x"]}, b["x"].sum()

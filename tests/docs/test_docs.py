@@ -138,7 +138,6 @@ def test_readme_python_blocks_run(tmp_path: Path, fresh: Server) -> None:
     run_page(PAGES[0], tmp_path, fresh)
 
 
-@pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize("page", PAGES[1:])
 def test_page_python_blocks_run(page: str, tmp_path: Path, fresh: Server) -> None:
     if any(blocks(page)):

@@ -42,7 +42,6 @@ def run(code: str, namespace: dict[str, object], file: str) -> None:
     exec(compile(code, file, "exec", dont_inherit=True), namespace)
 
 
-@pytest.mark.sample(3, seed=0)
 @pytest.mark.quick(2, seed=0)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
 def test_error_message(case: Case) -> None:

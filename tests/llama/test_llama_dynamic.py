@@ -79,7 +79,8 @@ def run_on(documents: Path, tmp_path: Path) -> Any:
         base = (
             f"folder={tmp_path / name} data.files={documents} data.cache={tmp_path / 'cache'} "
             "data.vocab=300 train.model=tiny train.model.vocab=300 data.batch=4 data.seq=48 "
-            "data.dynamic=true train.steps=4 train.warmup=2 save_every=4 eval_every=4"
+            "data.dynamic=true train.steps=4 train.warmup=2 train.precision=float32 "
+            "save_every=4 eval_every=4"
         )
         return config.read(pairs=[*base.split(), *pairs])
 

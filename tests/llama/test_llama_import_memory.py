@@ -22,7 +22,8 @@ import json, re, sys
 from pathlib import Path
 import torch
 import xfunc as xf
-from examples.llama import hf, model
+from examples.llama import model
+from examples.llama.hub import hf
 from examples.llama.parallel.sharding import Sharding
 
 def status(key):

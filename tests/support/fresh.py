@@ -81,7 +81,7 @@ class Server:
         if self._process is None:
             path = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-W", "error", __file__],
+                [sys.executable, "-P", "-W", "error", "-W", "ignore:`torch.jit.script`", __file__],
                 env=os.environ | {"PYTHONPATH": path},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -64,13 +64,14 @@ class _Writer(write.Writer):
         self._resolved: dict[bytes, bytes] = {}
         self._channels, self._groups = count(1), count(1)
         self._group = 0  # of the tie that is being written
-        self._ties = Holding(_is_tie)
-        self._without = _never
-        if self._ties.inside(graph):
+        self._left_out = _never
+        ties = Holding(_is_tie)
+        if ties.inside(graph):
             is_sharded = any(map(_is_tiled, self._tiles)) or Holding(_says_sharding).inside(graph)
-            self._without = is_automatic_tie if is_sharded else _is_tie
-            if is_sharded and program.keeps_automatic:
-                self._without = _never
+            if not (is_sharded and program.keeps_automatic):
+                self._left_out = is_automatic_tie if is_sharded else _is_tie
+                ties = Holding(lambda n: _is_tie(n) and not self._left_out(n))
+        self._ties = ties  # those that are written
 
     def metadata_of(self, kind: str, origin: str) -> bytes:
         return write.metadata(kind, *self._meant(origin + kind))
@@ -114,7 +115,7 @@ class _Writer(write.Writer):
         return _unnamed(write.sharding_of(n)) if tiles is None else message_of(40, tiles.wire)
 
     def is_passed(self, call: Node) -> bool:
-        return self._without(call)
+        return self._left_out(call)
 
     def is_apart(self, called: Graph) -> bool:
         return super().is_apart(called) or is_pair(called) or self._ties.inside(called)

@@ -94,7 +94,7 @@ class PrimitiveFunction(torch.autograd.Function):
         pushed = zip(
             primitive.jvp(ctx.saved_tensors, tangents), primitive.outputs, ctx.strides, strict=True
         )
-        return tuple(_absent(o) if t is None else _contiguous(t, s) for t, o, s in pushed)
+        return tuple(absent_tangent(o) if t is None else _contiguous(t, s) for t, o, s in pushed)
 
     @staticmethod
     def vmap(
@@ -104,7 +104,7 @@ class PrimitiveFunction(torch.autograd.Function):
         return tuple(outputs), tuple(dims)
 
 
-def _absent(output: Aval) -> Tensor | None:
+def absent_tangent(output: Aval) -> Tensor | None:
     """A tangent that torch treats as absent: zeros that stay zero when multiplied by infinity."""
     if not differentiable(output):
         return None

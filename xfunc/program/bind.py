@@ -24,6 +24,7 @@ from xfunc.program.autograd_functions import (
     Application,
     PrimitiveFunction,
     ReverseRuleFunction,
+    absent_tangent,
     apply,
     unwrap_dead,
 )
@@ -100,7 +101,11 @@ class _OfContents(Rule):
     def jvp(
         self, kept: Sequence[Tensor], tangents: Sequence[Tensor | None]
     ) -> Sequence[Tensor | None]:
-        return self._primitive.jvp(kept, tangents)
+        found = zip(self._primitive.jvp(kept, tangents), self._primitive.outputs, strict=True)
+        return [
+            absent_tangent(o) if t is None else t.clone(memory_format=torch.contiguous_format)
+            for t, o in found
+        ]
 
 
 class _Below(Rule):

@@ -90,13 +90,17 @@ JVP: object = _functorch.TransformType.Jvp
 VMAP: object = _functorch.TransformType.Vmap
 FUNCTIONALIZE: object = _functorch.TransformType.Functionalize
 
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+
 any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 """Whether any of several tensors requires a gradient."""
 
 
 def any_dual(*tensors: Tensor) -> bool:
     """Whether torch's own forward mode, outside of transforms, gives one of several a tangent."""
-    if forward_ad._current_level < 0:
+    # Inference mode leaves autograd out; in transforms only the keys tell so.
+    if forward_ad._current_level < 0 or _is_excluded(_AUTOGRAD):
         return False
     return any(forward_ad.unpack_dual(innermost(t), level=0).tangent is not None for t in tensors)
 

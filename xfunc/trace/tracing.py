@@ -217,6 +217,7 @@ def _no_graph(*_: object, **__: object) -> NoReturn:
         UnsupportedOpError,
         "make_fx was called in traced code, whose values it would take for constants",
         "call it outside, with tensors; xf.jit(f).trace(x) prints the program of a function.",
+        function=_thread.trace.name,
     )
 
 

@@ -66,15 +66,19 @@ def test_finished_again_is_same():
     assert finished(Module(proto)) == proto
 
 
-def test_finished_without_sharding_has_no_ties():
+def test_finished_without_sharding_has_no_ties_and_each_function_once():
     proto = finished(program(divided=False))
     assert groups(proto) == {}
     assert "custom-call" not in {i.opcode for c in proto.computations for i in c.instructions}
+    assert len(proto.computations) == 7  # three functions of each shape, and the entry
 
 
 def test_finished_without_automatic_ties():
     proto = finished(program(divided=True, automatic=True), keeps_automatic=False)
     assert list(groups(proto).values()) == [[(4,)] * 2] * 4
+    # For each of the four calls of a pair, it and its tie; three functions that call these; the
+    # three functions without ties, once; and the entry.
+    assert len(proto.computations) == 4 * 2 + 3 + 3 + 1
 
 
 def test_without_ties():
