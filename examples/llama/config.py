@@ -154,10 +154,10 @@ class Run:
             xf.config.set_compilation_cache_dir(folder / "compiled")
 
     def recipe(self, devices: int, *, abstract: bool = False) -> Recipe:
-        """The recipe to compile for this many devices; if `abstract`, they need not be present."""
-        kernel, kind = self.train.plan.attention, xf.default_backend()
+        """The recipe to compile for this many devices; if `abstract`, for absent TPUs."""
+        kernel, kind = self.train.plan.attention, "tpu" if abstract else xf.default_backend()
         made_for = KERNELS.get(kernel, kind)
-        if kind != made_for and not abstract:
+        if kind != made_for:
             raise SettingError(
                 f"train.plan.attention is {kernel}, a kernel for {made_for.upper()}s, and these "
                 f"devices are {kind.upper()}s: use train.plan.attention=blockwise"
@@ -172,7 +172,7 @@ class Run:
         except ValueError as error:
             raise SettingError(f"train: {error}") from None
         sharding = Sharding.of(self.mesh.axes(devices), abstract=abstract)
-        plan = dataclasses.replace(self.train.plan, sharding=sharding)
+        plan = dataclasses.replace(self.train.plan, sharding=sharding, on_tpu=kind == "tpu")
         pairs = self.data.kind in ("pairs", "unpaired")
         skip_bad = self.on_bad != "ignore"
         return dataclasses.replace(self.train, plan=plan, pairs=pairs, skip_bad=skip_bad)

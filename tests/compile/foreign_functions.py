@@ -18,6 +18,10 @@ def double(x: jax.Array, ct: jax.Array) -> tuple[jax.Array]:
     return (2 * x * ct,)
 
 
+def turned(x: jax.Array) -> tuple[jax.Array]:
+    return (x.T,)
+
+
 def rows(x: jax.Array) -> tuple[jax.Array]:
     return (x.reshape(7, -1),)
 

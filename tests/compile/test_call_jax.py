@@ -37,6 +37,16 @@ def test_call_jax_gradient_by_custom_vjp():
     torch.testing.assert_close(xf.device_get((value, grad)), ((X**2).sum(), 2 * X))
 
 
+def test_call_jax_operations_are_simplified_together():
+    def turned_twice(x):
+        return call("turned", *call("turned", x))[0]
+
+    same = xf.custom_vjp(turned_twice)
+    same.defvjp(lambda x: (turned_twice(x), None), lambda _, ct: (turned_twice(ct),))
+    value, grad = xf.value_and_grad(lambda x: xf.checkpoint(lambda x: same(x).sin())(x).sum())(X)
+    torch.testing.assert_close(xf.device_get((value, grad)), (X.sin().sum(), X.cos()))
+
+
 def test_call_jax_in_scan_and_cond():
     def program(x):
         def step(c, row):

@@ -38,6 +38,10 @@ MESH = ["--mesh", "fsdp=2,tensor=2"]
         ([*TINY[:3], "v6e-5", "--batch", "4"], "unknown target 'v6e-5'"),
         ([*TINY, *MESH, "--batch", "0"], "data: batch is 0: use 1 or more"),
         ([*TINY, "--compiler-option", "a"], "'a' is not of the form NAME=VALUE"),
+        (
+            [*TINY, *MESH, "--batch", "4", "--attention", "cudnn"],
+            "attention is cudnn, a kernel for GPUs, and these devices are TPUs",
+        ),
     ],
 )
 def test_aot_argument_errors(

@@ -95,12 +95,13 @@ def test_flops_utilisation() -> None:
     assert flops.utilisation(config, 8192, tokens_per_second=speed, **given) is None
 
 
-def test_flops_share_of_padding_among_rows_of_experts() -> None:
+@pytest.mark.parametrize(("on_tpu", "size"), [(False, 512), (True, 256)])
+def test_flops_share_of_padding_among_rows_of_experts(on_tpu: bool, size: int) -> None:
     """The last block of each expert is half empty, on average over loads of any remainder."""
-    config, block = model.PUBLISHED["qwen3-30b-a3b"], plan.Plan(block=512)
+    config, block = model.PUBLISHED["qwen3-30b-a3b"], plan.Plan(block=512, on_tpu=on_tpu)
     assert config.experts is not None
     loads = torch.arange(1024, 1024 + 512)  # of an expert
-    blocks = -(-loads // 512) * 512
+    blocks = -(-loads // size) * size
     tokens = int(loads.double().mean()) * config.experts.count // config.experts.active
     share = float((blocks - loads).sum() / blocks.sum())
     assert flops.padded(config, block, tokens) == pytest.approx(share, abs=2e-3)

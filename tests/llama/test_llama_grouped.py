@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import xfunc as xf
-from examples.llama.model import grouped
+from examples.llama.model import grouped, kernels
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,60 @@ def test_product_gradient_transposes_no_stack() -> None:
     text = xf.jit(xf.grad(run, (0, 1))).lower(*shapes).as_text()
     assert "[6,24,40]" in text
     assert "[6,40,24]" not in text
+
+
+@pytest.mark.parametrize("kernel", [False, True])
+def test_product_matches_each_row_with_its_matrix(
+    kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One matrix has no rows, and some rows have no matrix."""
+    monkeypatch.setattr(kernels, "PLATFORM", "cpu")
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.randint(-1, 6, (50, 3), generator=generator)
+    chosen[chosen == 2] = 3
+    sizes = (50, 40), (5, 24, 40), (50, 3, 24)
+    x, weights, ct = (torch.randn(size, generator=generator) for size in sizes)
+
+    def ours(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        where = grouped.layout(chosen, 5, 8, kernel=kernel)
+        made = grouped.product(grouped.to_places(x, where.places), weights, where)
+        return (grouped.from_places(made, where.places) * ct).sum()
+
+    def plain(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        of_rows = torch.einsum("ti,tcoi->tco", x, weights[chosen.clamp(0, 4)])
+        here = (chosen >= 0) & (chosen < 5)
+        return (of_rows * ct * here[..., None]).sum()
+
+    got = xf.device_get(xf.jit(xf.value_and_grad(ours, (0, 1)))(x, weights))
+    grads, value = torch.func.grad_and_value(plain, (0, 1))(x, weights)
+    torch.testing.assert_close(got, (value, grads), rtol=5e-6, atol=5e-5)
+    assert not got[1][1][2].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "chip"),
+    [
+        ((4096, 14336), torch.bfloat16, "v5e"),
+        ((14336, 4096), torch.float32, "v6e"),
+        ((2048, 16), torch.bfloat16, "v6e"),
+        ((16, 768), torch.float32, "v5e"),
+    ],
+    ids=str,
+)
+def test_product_by_kernel_compiles_for_tpus(
+    sizes: tuple[int, int], dtype: torch.dtype, chip: str
+) -> None:
+    """Its tiles fit into the memory of a core, also for the few features of adapters."""
+
+    def run(x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        where = grouped.layout(chosen, 4, 256, kernel=True)
+        return grouped.product(grouped.to_places(x, where.places), weights, where).square().sum()
+
+    into, out = sizes
+    shapes = xf.ShapeDtypeStruct((1024, into), dtype), xf.ShapeDtypeStruct((4, out, into), dtype)
+    chosen = xf.ShapeDtypeStruct((1024, 2), torch.int64)
+    lowered = xf.jit(xf.grad(run, (0, 1))).lower(*shapes, chosen)
+    text = lowered.compile(target=f"tpu:{chip}:1x1").as_text()
+    assert text is not None
+    assert text.count('custom_call_target="tpu_custom_call"') == 3

@@ -11,7 +11,7 @@ import torch
 
 import xfunc as xf
 from examples.llama import model, train
-from examples.llama.model import experts, generate, quantised
+from examples.llama.model import experts, generate, kernels, quantised
 from examples.llama.model.plan import Plan
 from examples.llama.model.sizes import Experts, Latent
 from examples.llama.parallel.sharding import Sharding
@@ -93,6 +93,25 @@ def test_experts_loss_and_gradients_equal_one_device(
     )
     parts = axes.get("expert", 1)
     assert places[config.stacks[-1].name]["e_up"].shard_shape((2, 8, 12, 16))[1] == 8 // parts
+
+
+@pytest.mark.parametrize(
+    ("axes", "config"), [({}, BIASED), ({"expert": 4, "tensor": 2}, CONFIG)], ids=str
+)
+def test_experts_by_kernel_equal_those_in_blocks(
+    axes: dict[str, int], config: model.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX's kernel for TPUs, interpreted."""
+    monkeypatch.setattr(kernels, "PLATFORM", "cpu")
+    monkeypatch.setattr("examples.llama.model.plan.TILE", 4)
+    plan, params, given = Plan(attention="dense", block=4, on_tpu=True), start(config), batch()
+    if axes:
+        sharding = Sharding.of(axes)
+        plan = dataclasses.replace(plan, sharding=sharding)
+        params = xf.device_put(params, sharding.params(model.weights(config)))
+        given = xf.device_put(given, sharding.on_mesh(sharding.batch))
+    found = run(params, given, plan, config)
+    torch.testing.assert_close(found, on_one_device(config), rtol=5e-6, atol=5e-6)
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ class _Reader:
         decode = _DECODED.get(i.opcode)
         params = None if decode is None else decode(i, rest)
         left = rest.SerializeToString(deterministic=True)
-        if left:  # more than passes look at
+        if left not in (b"", _NO_STATISTICS):  # more than passes look at
             if isinstance(params, CustomCall):
                 params = params._replace(rest=left)
             else:
@@ -164,6 +164,8 @@ class _Reader:
         return params, rest.SerializeToString(deterministic=True)
 
 
+# XLA writes `statistics_viz` for every instruction, also without any.
+_NO_STATISTICS = wire.message_of(82, b"")
 _MORE = "sharding", "custom_call_has_side_effect", "frontend_attributes"
 _STRUCTURE = (
     "id", "name", "opcode", "shape", "operand_ids", "called_computation_ids", "metadata",

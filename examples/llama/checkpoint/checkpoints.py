@@ -131,11 +131,7 @@ class Checkpoints:
         )
 
     def _read(
-        self,
-        target: Any,
-        step: int,
-        check: Callable[[dict[str, Any]], None] | None,
-        partial: bool,
+        self, target: Any, step: int, check: Callable[[dict[str, Any]], None] | None, partial: bool
     ) -> Restored:
         path = self.folder / str(step)
         extra = xf.sharding.load_extra(path)

@@ -75,8 +75,7 @@ def find(sources: Sequence[str]) -> list[str]:
     A folder stands for all files below it with a known extension, except hidden ones. Files are in
     the order of `sources`, and sorted by name within each.
     """
-    found = [file for source in sources for file in _files(source)]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(file for source in sources for file in _files(source)))
 
 
 def _files(source: str) -> list[str]:

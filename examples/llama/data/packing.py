@@ -144,12 +144,9 @@ class Permutation:
         mask = (np.uint64(1) << self._half) - np.uint64(1)
         left, right = numbers >> self._half, numbers & mask
         for key in self._keys:
-            left, right = right, left ^ (_mix(right + key) & mask)
+            # The last step of SplitMix64 (Steele et al., 2014): all bits depend on all bits.
+            mixed = right + key
+            for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+                mixed = (mixed ^ mixed >> np.uint64(shift)) * np.uint64(factor)
+            left, right = right, left ^ ((mixed ^ mixed >> np.uint64(31)) & mask)
         return left << self._half | right
-
-
-def _mix(numbers: UInt64[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
-    """The last step of SplitMix64 (Steele et al., 2014): all bits depend on all bits."""
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        numbers = (numbers ^ numbers >> np.uint64(shift)) * np.uint64(factor)
-    return numbers ^ numbers >> np.uint64(31)

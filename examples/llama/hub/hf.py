@@ -135,10 +135,7 @@ def _layout(config: Config) -> Any:
 
 
 def load(
-    folder: str | Path,
-    dtype: torch.dtype | None = None,
-    shardings: Any = None,
-    forms: Any = None,
+    folder: str | Path, dtype: torch.dtype | None = None, shardings: Any = None, forms: Any = None
 ) -> tuple[Config, Params]:
     """The sizes and the weights in a folder with `config.json` and safetensors.
 

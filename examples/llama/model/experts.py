@@ -150,7 +150,7 @@ def _spread(
     gated: Gated,
     plan: Plan,
 ) -> Tensor:
-    local = functools.partial(_local, gated=gated, most=plan.block)
+    local = functools.partial(_local, gated=gated, plan=plan)
     sharding = plan.sharding
     if sharding is None:
         return local(x, chosen, shares, *weights, *biases)
@@ -192,7 +192,7 @@ def _local(
     down: Matrices,
     *biases: Tensor,
     gated: Gated,
-    most: int,
+    plan: Plan,
     experts: Any = None,
     features: Any = None,
     apart: bool = False,
@@ -200,13 +200,14 @@ def _local(
     """The experts' output for a device's tokens, whichever devices have the experts.
 
     `experts` and `features` are the axes that experts, and features within them, are sharded over,
-    and `apart` says whether tokens are sharded over `experts`. A block has at most `most` rows.
+    and `apart` says whether tokens are sharded over `experts`.
     """
     count = _base(gate).shape[0]
 
     def outputs(tokens: Tensor, chosen: Tensor) -> Tensor:
         """The experts here, for the tokens that chose them: ``[tokens, choices, hidden]``."""
-        where = grouped.layout(chosen, count, min(most, -(-chosen.numel() // count)))
+        block, kernel = plan.expert_block(chosen.numel(), count)
+        where = grouped.layout(chosen, count, block, kernel=kernel)
         rows = grouped.to_places(tokens, where.places)
         low = _lowered(rows, gate, where)  # Both adapters have the same `down`.
         into = _product(rows, gate, where, low), _product(rows, up, where, low)

@@ -102,5 +102,5 @@ def padded(config: Config, plan: Plan, tokens: int) -> float:
     if plan.sharding is not None:
         count = max(count // plan.sharding.mesh.shape["expert"], 1)
     rows = tokens * config.experts.active
-    empty = count * min(plan.block, -(-rows // count)) / 2
+    empty = count * plan.expert_block(rows, count)[0] / 2
     return empty / (rows + empty)

@@ -1,8 +1,9 @@
 """Grouped matrix products, for experts: each row is multiplied by one of a few matrices.
 
 Rows are sorted by matrix and cut into blocks of one matrix each, the last block of a matrix padded:
-there are as many products as blocks, however unevenly the rows are spread. XLA's `ragged_dot`
-expresses the same, but outside TPUs it becomes a product of every row with every matrix.
+there are as many products as blocks, however unevenly the rows are spread. On TPUs a kernel of
+JAX's computes all of them. XLA's `ragged_dot` expresses the same, but on the CPU it becomes a
+product of every row with every matrix, and so does its gradient for the matrices on TPUs.
 """
 
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import xfunc as xf
 
+from . import kernels
 from .attention import wide
 
 
@@ -42,6 +44,7 @@ class Layout(NamedTuple):
     places: Places
     matrix: Int[Tensor, " blocks"]
     used: Int[Tensor, ""]  # how many blocks hold rows; they come first
+    sizes: Int[Tensor, " matrices"] | None  # for the kernel: the rows in the blocks of each matrix
 
 
 def by_kind(kind: Int[Tensor, "tokens choices"], kinds: int) -> Sorted:
@@ -55,7 +58,9 @@ def by_kind(kind: Int[Tensor, "tokens choices"], kinds: int) -> Sorted:
     return Sorted(kind, order, counts, _earlier(flat, kinds + 1).unflatten(0, kind.shape))
 
 
-def layout(chosen: Int[Tensor, "tokens choices"], matrices: int, block: int) -> Layout:
+def layout(
+    chosen: Int[Tensor, "tokens choices"], matrices: int, block: int, *, kernel: bool = False
+) -> Layout:
     """Rows sorted by matrix, in blocks of `block` rows.
 
     Rows are left out that have chosen a negative number, or none below `matrices`.
@@ -77,7 +82,8 @@ def layout(chosen: Int[Tensor, "tokens choices"], matrices: int, block: int) -> 
 
     mine = found.kind.clamp(max=matrices - 1)
     place = torch.where(here, first[mine] * block + found.rank, 0)
-    return Layout(Places(source, filled.flatten(), place, here), matrix, last[-1])
+    sizes = (blocks * block).int() if kernel else None
+    return Layout(Places(source, filled.flatten(), place, here), matrix, last[-1], sizes)
 
 
 def queues(rows: Sorted, size: int, start: int | Tensor) -> Places:
@@ -118,15 +124,11 @@ def to_places(x: Float[Tensor, "tokens size"], where: Places) -> Float[Tensor, "
     return x[where.source // where.place.shape[1]]
 
 
-def _forward_to(x: Tensor, where: Places) -> tuple[Tensor, Any]:
-    return to_places(x, where), where
-
-
 def _backward_to(where: Places, ct: Tensor) -> tuple[Tensor, None]:
     return wide(from_places(ct, where)).sum(1).to(ct.dtype), None
 
 
-to_places.defvjp(_forward_to, _backward_to)
+to_places.defvjp(lambda *args: (to_places(*args), args[1]), _backward_to)
 
 
 @xf.custom_vjp
@@ -137,15 +139,11 @@ def from_places(
     return x[where.place].masked_fill(~where.here[..., None], 0.0)
 
 
-def _forward_from(x: Tensor, where: Places) -> tuple[Tensor, Any]:
-    return from_places(x, where), where
-
-
 def _backward_from(where: Places, ct: Tensor) -> tuple[Tensor, None]:
     return ct.flatten(0, 1)[where.source].masked_fill(~where.filled[:, None], 0.0), None
 
 
-from_places.defvjp(_forward_from, _backward_from)
+from_places.defvjp(lambda *args: (from_places(*args), args[1]), _backward_from)
 
 
 @xf.custom_vjp
@@ -153,8 +151,16 @@ def product(
     x: Float[Tensor, "places in"], weights: Float[Tensor, "matrices out in"], where: Layout
 ) -> Float[Tensor, "places out"]:
     """Each place times the matrix of its block; zero in blocks that hold no rows."""
+    if where.sizes is not None:
+        return _by_kernel("product", x, weights, where, axis=2)
     # Each matrix is transposed by itself: libtpu would transpose those of all layers at once.
     return _product(x, lambda i: _at(weights, i).T, weights.shape[1], where)
+
+
+def _by_kernel(fun: str, x: Tensor, y: Tensor, where: Layout, **settings: int) -> Tensor:
+    name, platform = f"{__package__}.grouped_kernel:{fun}", kernels.PLATFORM
+    settings |= {"block": x.shape[0] // where.matrix.shape[0], "interpret": platform != "tpu"}
+    return xf.call_jax(name, x, y, where.sizes, platform=platform, **settings)[0]
 
 
 def _product(x: Tensor, matrix: Callable[[Tensor], Tensor], size: int, where: Layout) -> Tensor:
@@ -176,12 +182,11 @@ def _at(weights: Tensor, matrix: Tensor) -> Tensor:
     return weights.narrow(0, matrix, 1)[0]
 
 
-def _forward(x: Tensor, weights: Tensor, where: Layout) -> tuple[Tensor, Any]:
-    return product(x, weights, where), (x, weights, where)
-
-
 def _backward(residuals: Any, ct: Tensor) -> tuple[Tensor, Tensor, None]:
     x, weights, where = residuals
+    if where.sizes is not None:
+        of_x = _by_kernel("product", ct, weights, where, axis=1)
+        return of_x, _by_kernel("gradient", ct, x, where), None
     blocks = where.matrix.shape[0]
     rows, cts = x.unflatten(0, (blocks, -1)), ct.unflatten(0, (blocks, -1))
 
@@ -195,4 +200,4 @@ def _backward(residuals: Any, ct: Tensor) -> tuple[Tensor, Tensor, None]:
     return of_x, total.to(weights.dtype), None
 
 
-product.defvjp(_forward, _backward)
+product.defvjp(lambda *args: (product(*args), args), _backward)

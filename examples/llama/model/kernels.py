@@ -91,13 +91,9 @@ def splash_attention(
             f"multiple of {_LANES}, and the sequence a multiple of the block. Choose such sizes, "
             "or the attention 'blockwise', which takes any."
         )
-    settings = {
-        "block": block,
-        "interpret": PLATFORM != "tpu",
-        "window": window or 0,
-        "cap": scores.cap or 0.0,
-    }
-    kernel = Kernel("splash_kernel", PLATFORM, sharding, tuple(settings.items()))
+    settings = ("block", block), ("window", window or 0), ("cap", scores.cap or 0.0)
+    settings = *settings, ("interpret", PLATFORM != "tpu")
+    kernel = Kernel("splash_kernel", PLATFORM, sharding, settings)
     segments = None if segments is None else segments.to(torch.int32)
     return kernel(scores.scaled(q, dim), k, v, segments)
 

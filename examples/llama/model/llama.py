@@ -488,12 +488,8 @@ def over_chunks(
         return x.unflatten(2, (-1, size)).movedim(2, 0).flatten(2, 3)
 
     parts = chunks(x, 0), chunks(targets, IGNORE)
-    _, found = xf.scan(
-        lambda _, part: (None, fun(*part)),
-        None,
-        parts,
-        checkpoint_policy=xf.checkpoint_policies.nothing_saveable,
-    )
+    again = POLICIES["full"]
+    _, found = xf.scan(lambda _, part: (None, fun(*part)), None, parts, checkpoint_policy=again)
 
     def joined(found: Tensor) -> Tensor:
         found = found.unflatten(2, (devices, size)).movedim(0, 2).flatten(2)

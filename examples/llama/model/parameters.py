@@ -69,10 +69,9 @@ def with_buffers(params: Any, old: Any) -> Any:
 
 def cast(params: Any, dtype: torch.dtype) -> Any:
     """Parameters in a dtype; buffers in float32 at least."""
+    least = torch.float32
     return xf.tree.map_with_path(
-        lambda path, p: (
-            p.to(torch.promote_types(p.dtype, torch.float32)) if is_buffer(path) else p.to(dtype)
-        ),
+        lambda path, p: p.to(torch.promote_types(p.dtype, least) if is_buffer(path) else dtype),
         params,
     )
 

@@ -32,6 +32,7 @@ POLICIES: dict[str, Callable[..., Any]] = {
     ),
 }
 KERNELS = {"splash": "tpu", "cudnn": "gpu"}  # the kinds of attention that one kind of device has
+TILE = 256  # rows in a block of JAX's kernel for experts, as in libtpu's own grouped products
 ATTENTION = ("dense", "blockwise", *KERNELS)
 
 
@@ -49,10 +50,11 @@ class Plan:
             backward pass computes them again.
         microbatches: parts of a batch, whose gradients are computed in turn and added.
         sharding: the shardings of weights and activations; None: all on one device.
+        on_tpu: whether it runs on TPUs, where JAX's kernel multiplies with experts.
     """
 
     CHOICES: ClassVar[Mapping[str, Iterable[str]]] = {"policy": POLICIES, "attention": ATTENTION}
-    DERIVED: ClassVar = ("sharding",)  # not a setting of a run
+    DERIVED: ClassVar = ("sharding", "on_tpu")  # not settings of a run
 
     policy: str = "full"
     attention: str = "blockwise"
@@ -60,11 +62,19 @@ class Plan:
     loss_chunk: int = 1024
     microbatches: int = 1
     sharding: Sharding | None = None
+    on_tpu: bool = False
 
     @property
     def context(self) -> int:
         """How many devices share a row."""
         return 1 if self.sharding is None else self.sharding.mesh.shape["context"]
+
+    def expert_block(self, rows: int, experts: int) -> tuple[int, bool]:
+        """How many of the `rows` that experts share are multiplied with one of them at a time, and
+        whether the kernel does that: with few rows most of its blocks would be padding.
+        """
+        block = min(self.block, -(-rows // experts))
+        return (TILE, True) if self.on_tpu and block >= TILE else (block, False)
 
     def as_divided(self, x: Tensor, *, inverse: bool = False) -> Tensor:
         """``[batch, seq, ...]`` in the order in which devices have the tokens of a row."""

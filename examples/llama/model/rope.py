@@ -65,10 +65,7 @@ class Ropes(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        positions: Int[Tensor, "*batch seq"],
-        config: Config,
-        length: Length | None = None,
+        cls, positions: Int[Tensor, "*batch seq"], config: Config, length: Length | None = None
     ) -> "Ropes":
         """The tables of some positions, see `rotary`."""
         full = rotary(positions, config, length)

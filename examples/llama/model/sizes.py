@@ -185,14 +185,8 @@ class Config:
         ]
         starts = [i for i in range(self.layers) if not i or sparse[i] != sparse[i - 1]]
         runs = map(range, starts, [*starts[1:], self.layers])
-        return tuple(
-            Stack(
-                "layers" if len(starts) == 1 else f"layers_{run.start}",
-                run,
-                self.experts if sparse[run.start] else None,
-            )
-            for run in runs
-        )
+        names = ["layers"] if len(starts) == 1 else [f"layers_{i}" for i in starts]
+        return tuple(map(Stack, names, runs, [self.experts if sparse[i] else None for i in starts]))
 
     @classmethod
     def tiny(cls, vocab: int = 256, *, tied: bool = False) -> "Config":

@@ -225,7 +225,8 @@ class _Loop:
                     )
                     self.log.held_out(step, held_out)
                 interrupted = hosts.agree(interrupts.noted) and step < steps
-                if self._is_saved(step) or interrupted or late.hopeless:
+                due = any(n and step % n == 0 for n in (run.save_every, run.keep_every))
+                if due or step == steps or interrupted or late.hopeless:
                     late.read()
                     self.pace.pause()
                     self.reader.check(wait=not interrupted)  # A signal leaves little time.
@@ -255,11 +256,6 @@ class _Loop:
             f"batches are padded to the next of {', '.join(map(str, buckets))} tokens per row"
         )
         return lambda state, batch: step(state, batch, self.frozen)
-
-    def _is_saved(self, step: int) -> bool:
-        run = self.run
-        often = step % run.save_every == 0 or (run.keep_every and step % run.keep_every == 0)
-        return bool(often) or step == self.recipe.steps
 
     def _recording(self, step: int, state: State) -> AbstractContextManager[None]:
         if step not in self.run.profile:
@@ -306,16 +302,10 @@ class _Late:
         step, *_ = self._unread
         found, self._unread = self._log.step(*self._unread), None
         finite = math.isfinite(found.loss) and math.isfinite(found.grad_norm)
-        if found.skipped:
-            self._log.say(
-                f"step {step} is skipped: loss {found.loss:.4g}, "
-                f"gradient norm {found.grad_norm:.4g}"
-            )
-        elif self._last_finite and not finite:
-            self._log.say(
-                f"step {step} is taken, as on_bad=ignore says: loss {found.loss:.4g}, "
-                f"gradient norm {found.grad_norm:.4g}"
-            )
+        if found.skipped or (self._last_finite and not finite):
+            what = "skipped" if found.skipped else "taken, as on_bad=ignore says"
+            values = f"loss {found.loss:.4g}, gradient norm {found.grad_norm:.4g}"
+            self._log.say(f"step {step} is {what}: {values}")
         self._last_finite = finite
         self._bad = self._bad + 1 if found.skipped else 0
         self.hopeless = self.hopeless or self._bad >= self._patience

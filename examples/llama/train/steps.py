@@ -182,11 +182,7 @@ def gradient(params: Params, batch: Batch, recipe: Recipe, base: Params | None =
 
 
 def loss(
-    params: Params,
-    base: Params | None,
-    batch: Batch,
-    recipe: Recipe,
-    count: Float[Tensor, ""],
+    params: Params, base: Params | None, batch: Batch, recipe: Recipe, count: Float[Tensor, ""]
 ) -> tuple[Float[Tensor, ""], Details]:
     """The loss of a batch, and what metrics say about it.
 
