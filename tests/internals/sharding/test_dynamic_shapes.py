@@ -114,7 +114,7 @@ def test_dynamic_shapes_in_shard_map(mesh, name, order):
 def test_dynamic_shapes_in_checkpointed_shard_map(mesh, name):
     body, into, out = REGIONS[name]
     region = xf.shard_map(body, mesh=mesh, in_specs=(into,), out_specs=out, check_rep=False)
-    fun = xf.grad(lambda x: (xf.checkpoint(region)(x.sin()) ** 2).sum())
+    fun = xf.grad(lambda x: xf.checkpoint(region)(x.sin()).square().sum())
     calls = [(torch.randn(n, 8, dtype=torch.float64),) for n in (16, 24)]
     check(fun, ((S, None),), calls, BUCKETS["S"])
 
