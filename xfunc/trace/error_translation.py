@@ -333,12 +333,12 @@ def explain(
     """The exception for an error of an operation: torch's own, if torch refuses the arguments too.
 
     It gets a note: the operation, its arguments and the user's line. Errors raised by user code,
-    and those that have a note, stay as they are.
+    and those that have a hint or a note, stay as they are.
     """
     innermost = _end_of(error)
     if innermost is None or in_user_code(innermost.tb_frame.f_code):
         return error
-    if isinstance(error, XfuncError) or getattr(error, "__notes__", None):
+    if "\nHint: " in str(error) or getattr(error, "__notes__", None):
         return error
     shown = [*map(_show, args), *(f"{k}={_show(v)}" for k, v in kwargs.items())]
     hint = "make the shapes and dtypes match; `print(x)` in the function shows those of x."
