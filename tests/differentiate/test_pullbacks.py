@@ -142,7 +142,9 @@ USES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Tensor]] = {
 def test_pullback_called_in_body(case: str, use: str) -> None:
     transformed, plain, x = USES[use]
     if case == "while_loop" and ("grad" in use or "hessian" in use):
-        with pytest.raises(UnsupportedOpError, match="reverse mode cannot differentiate while_loop"):
+        with pytest.raises(
+            UnsupportedOpError, match="reverse mode cannot differentiate while_loop"
+        ):
             transformed(_in_xfunc(case))(x)
         return
     got = transformed(_in_xfunc(case))(x)
