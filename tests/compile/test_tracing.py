@@ -164,7 +164,7 @@ class Sine(torch.autograd.Function):
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Any) -> Any:
+    def jvp(ctx: Any, tangent: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         return tangent * ctx.saved_tensors[0].cos()
 
 
