@@ -142,6 +142,14 @@ def test_integer_division_by_zero_and_of_the_minimum() -> None:
     assert xf.jit(lambda x: (x // -1, x % -1))(least)[0].tolist() == least.tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_lcm_of_narrow_integers_wraps_as_in_eager_torch(dtype: torch.dtype) -> None:
+    """Of int8, lcm(4, 127) is 508, which wraps to a negative number."""
+    x = torch.arange(256).to(dtype)
+    found = xf.device_get(xf.jit(torch.lcm)(x[:, None], x))
+    assert torch.equal(found, torch.lcm(x[:, None], x))
+
+
 def test_integer_power_with_negative_exponent_raises() -> None:
     with pytest.raises(RuntimeError, match="negative integer powers are not allowed"):
         xf.jit(lambda x: x**-2)(torch.tensor([1, 2]))

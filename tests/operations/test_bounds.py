@@ -87,6 +87,10 @@ def test_take_along_dim_counts_from_the_end() -> None:
     for i in (3, -4):
         with pytest.raises(IndexError, match=f"the index {i}, which is out of bounds"):
             xf.eval_shape(lambda x, i=i: take(x, i), X)
+    with pytest.raises(RuntimeError, match="index -1 is out of bounds"):
+        torch.take_along_dim(X, torch.tensor([-1]))
+    with pytest.raises(IndexError, match="the index -1, which is out of bounds"):
+        xf.eval_shape(lambda x: torch.take_along_dim(x, at([-1])), X)
 
 
 def test_constant_index_error_names_operation_line_and_bounds() -> None:

@@ -49,7 +49,13 @@ def requested() -> str | None:
 
 
 def using_runtime(where: Runtime, run: Callable[..., R], *args: object) -> R:
-    """``run(*args)``, in which this thread's programs run on a runtime that is not in use now."""
+    """``run(*args)``, in which this thread's programs run on a runtime that may not be in use now.
+
+    Raises:
+        RuntimeError: see `xfunc.backends.forks.check`.
+    """
+    if where is not _runtime:  # In a fork there is none.
+        forks.check()
     thread = threading.get_ident()
     before = _kept.get(thread)
     _kept[thread] = where

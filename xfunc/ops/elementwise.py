@@ -211,8 +211,12 @@ def gcd(x: Tensor, y: Tensor) -> Tensor:
 
 @kernel("lcm")
 def lcm(x: Tensor, y: Tensor) -> Tensor:
-    common = torch.gcd(x, y)
-    return torch.where(common == 0, 0, (x // torch.where(common == 0, 1, common) * y).abs())
+    x, y = together(x, y)
+    dtype, common = x.dtype, torch.gcd(x, y)
+    if dtype.itemsize < 4:  # torch multiplies in C, where a narrow integer becomes an int
+        x, y, common = x.int(), y.int(), common.int()
+    result = (x // torch.where(common == 0, 1, common) * y).abs()
+    return torch.where(common == 0, 0, result).to(dtype)
 
 
 @kernel("view_copy.dtype")

@@ -164,8 +164,8 @@ def _along(
         value = known.find(_argument(args, kwargs, index_at, index))
         if value is None or not isinstance(args[0], Tensor):
             return
-        if dim is None:  # take_along_dim
-            yield value, -1, args[0].numel(), negative
+        if dim is None:  # take_along_dim, which counts from the end of a dimension only
+            yield value, -1, args[0].numel(), False
         elif type(dim) is int and -max(args[0].ndim, 1) <= dim < max(args[0].ndim, 1):
             dim %= max(args[0].ndim, 1)
             yield value, dim, args[0].shape[dim] if args[0].ndim else 1, negative
