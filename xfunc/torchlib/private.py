@@ -124,6 +124,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "functions that modules of torch call": (
         "torch._check",
         "torch._pack_padded_sequence",
+        "torch._sample_dirichlet",
+        "torch.distributions.dirichlet._Dirichlet",
         "torch.nn.init._calculate_correct_fan",
         "torch.nn.modules.transformer._detect_is_causal_mask",
         "torch.utils._device._device_constructors",

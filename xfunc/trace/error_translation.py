@@ -333,16 +333,18 @@ def explain(
     """The exception for an error of an operation: torch's own, if torch refuses the arguments too.
 
     It gets a note: the operation, its arguments and the user's line. Errors raised by user code,
-    and those that have a hint or a note, stay as they are.
+    those that have a note, and those that have a hint and are not torch's, stay as they are.
     """
     innermost = _end_of(error)
     if innermost is None or in_user_code(innermost.tb_frame.f_code):
         return error
-    if "\nHint: " in str(error) or getattr(error, "__notes__", None):
+    if isinstance(error, XfuncError) or getattr(error, "__notes__", None):
         return error
     shown = [*map(_show, args), *(f"{k}={_show(v)}" for k, v in kwargs.items())]
     hint = "make the shapes and dtypes match; `print(x)` in the function shows those of x."
     refusal = _refusal_of_torch(func, args, kwargs, error)
+    if "\nHint: " in str(error) and (refusal is None or str(refusal) == str(error)):
+        return error
     if refusal is None:
         hint = (
             "torch itself takes arguments like these, so this is a defect of xfunc: please report "
