@@ -45,6 +45,15 @@ def load_tangents_of_compositions() -> None:
 
 
 @functools.cache
+def take_along_dim_counts_from_end() -> bool:
+    """Whether `take_along_dim` takes negative indices, as torch 2.13 does, and 2.9 does not."""
+    try:
+        return bool(torch.ones(1, device="cpu").take_along_dim(torch.tensor([-1], device="cpu"), 0))
+    except RuntimeError:
+        return False
+
+
+@functools.cache
 def clamp_ignores_nan() -> bool:
     """Whether NaN as the only bound of `clamp` is none: in torch 2.13 the result is NaN."""
     return not torch.ones((), device="cpu").clamp(min=torch.nan).isnan()

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from xfunc.core.avals import short
+from xfunc.core.torch_versions import take_along_dim_counts_from_end
 from xfunc.errors import fail
 from xfunc.torchlib.indexing import dimensions
 from xfunc.torchlib.torch_functions import Kind, operation_name
@@ -155,7 +156,10 @@ def _argument(
 
 
 def _along(
-    dim_at: int, index_at: int, index: str = "index", negative: bool = False
+    dim_at: int,
+    index_at: int,
+    index: str = "index",
+    counts_from_end: Callable[[], bool] = lambda: False,
 ) -> Callable[..., Found]:
     """For ``f(x, dim, index, ...)``."""
 
@@ -168,7 +172,7 @@ def _along(
             yield value, -1, args[0].numel(), False
         elif type(dim) is int and -max(args[0].ndim, 1) <= dim < max(args[0].ndim, 1):
             dim %= max(args[0].ndim, 1)
-            yield value, dim, args[0].shape[dim] if args[0].ndim else 1, negative
+            yield value, dim, args[0].shape[dim] if args[0].ndim else 1, counts_from_end()
 
     return read
 
@@ -237,8 +241,10 @@ _READS: dict[object, Callable[..., Found]] = {
                "scatter_reduce"),
         _along(1, 2),
     ),
-    **dict.fromkeys(_named("index_fill"), _along(1, 2, negative=True)),
-    **dict.fromkeys(_named("take_along_dim"), _along(2, 1, "indices", negative=True)),
+    **dict.fromkeys(_named("index_fill"), _along(1, 2, counts_from_end=lambda: True)),
+    **dict.fromkeys(
+        _named("take_along_dim"), _along(2, 1, "indices", take_along_dim_counts_from_end)
+    ),
     **dict.fromkeys(_named("take put"), _flat),
     **dict.fromkeys(_named("index_put"), _entries),
     Tensor.__getitem__: _entries,
