@@ -59,7 +59,7 @@ def _losses(
         return torch.where((now < times)[:, None], new, alpha), None
 
     alpha = torch.full(labels.shape, -_INF, dtype=scores.dtype, device=scores.device)
-    alpha = alpha.index_fill(1, torch.zeros(1, dtype=torch.int64, device=alpha.device), 0)
+    alpha[:, 0] = 0
     now = torch.arange(steps, device=times.device)
     alpha, _ = scan(step, alpha, (now, scores))
     last = alpha.gather(1, 2 * lengths[:, None])
