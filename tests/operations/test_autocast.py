@@ -1,5 +1,6 @@
 """`torch.autocast` in traced functions: dtypes and values of eager torch on the CPU."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -154,3 +155,33 @@ def test_autocast_for_cuda_in_traced_function_without_cuda(dtype: torch.dtype) -
     if not torch.cuda.is_available():  # As elsewhere, torch disables it outside.
         with pytest.warns(UserWarning, match="CUDA is not available"):
             assert product(A).dtype is torch.float32
+
+
+def test_autocast_for_the_device_of_an_argument() -> None:
+    def product(x: torch.Tensor, enabled: bool) -> torch.Tensor:
+        kind = x.device.type
+        assert torch.amp.is_autocast_available(kind)
+        with torch.autocast(device_type=kind, dtype=torch.bfloat16, enabled=enabled):
+            assert torch.is_autocast_enabled(kind) is enabled
+            assert torch.get_autocast_dtype(kind) is torch.bfloat16
+            return x @ x
+
+    for enabled in (True, False):
+        want = product(A, enabled)
+        found = xf.jit(product, static_argnums=1)(A, enabled)
+        assert found.dtype is want.dtype
+        torch.testing.assert_close(found.cpu(), want, rtol=2e-2, atol=2e-2)
+        batch = xf.eval_shape(xf.vmap(functools.partial(product, enabled=enabled)), A[None])
+        assert batch.dtype is want.dtype
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xla", "cpu"])
+def test_disabling_autocast_for_the_device_of_an_argument(kind: str) -> None:
+    def product(x: torch.Tensor) -> torch.Tensor:
+        with (
+            torch.autocast(kind, dtype=torch.bfloat16),
+            torch.autocast(x.device.type, enabled=False),
+        ):
+            return x @ x
+
+    assert xf.eval_shape(product, A).dtype is torch.float32

@@ -8,6 +8,7 @@ or Python calls a function of ours, threads that do not trace get the original r
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import re
@@ -22,6 +23,7 @@ import torch
 from torch.nn.modules import transformer
 
 from xfunc.core.counted import Counted
+from xfunc.core.device import AUTOCAST, TYPE
 from xfunc.core.garbage import has_frozen
 
 _BETWEEN_COLLECTIONS = 50_000  # new objects; Python's own number is 700
@@ -176,12 +178,14 @@ def _reading_nothing() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-@contextlib.contextmanager
-def _autocasting_for_cuda() -> Iterator[None]:
-    """Let ``torch.autocast("cuda")`` count without CUDA, too: else torch disables it there."""
+@functools.cache
+def _of_autocast() -> list[tuple[Any, str, Any, Any]]:
+    """Functions of torch, as they are and as traces need them: (owner, name, usual, ours)."""
     common: Any = torch.cuda.amp.common
     cuda: Any = torch.cuda
+    amp: Any = torch.amp.autocast_mode
     is_absent, is_supported = common.amp_definitely_not_available, cuda.is_bf16_supported
+    is_enabled, is_available = torch.is_autocast_enabled, amp.is_autocast_available
 
     def amp_definitely_not_available() -> bool:
         return not _thread.is_tracing and is_absent()
@@ -190,13 +194,43 @@ def _autocasting_for_cuda() -> Iterator[None]:
         missing = _thread.is_tracing and not cuda.is_available()
         return missing or is_supported(*args, **kwargs)
 
-    common.amp_definitely_not_available = amp_definitely_not_available
-    cuda.is_bf16_supported = is_bf16_supported
+    def known(kind: object) -> object:
+        """For the device type of traced tensors, the one whose block is in effect."""
+        if not (_thread.is_tracing and kind == TYPE):
+            return kind
+        return next(filter(is_enabled, AUTOCAST), "xla")
+
+    def knowing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*map(known, args), **{k: known(v) for k, v in kwargs.items()})
+
+        return functools.wraps(function)(call)
+
+    init, dtype = torch.autocast.__init__, torch.get_autocast_dtype
+    return [
+        (common, "amp_definitely_not_available", is_absent, amp_definitely_not_available),
+        (cuda, "is_bf16_supported", is_supported, is_bf16_supported),
+        (amp, "is_autocast_available", is_available, knowing(is_available)),
+        (torch.amp, "is_autocast_available", is_available, knowing(is_available)),
+        (torch.autocast, "__init__", init, knowing(init)),
+        (torch, "is_autocast_enabled", is_enabled, knowing(is_enabled)),
+        (torch, "get_autocast_dtype", dtype, knowing(dtype)),
+    ]
+
+
+@contextlib.contextmanager
+def _autocasting() -> Iterator[None]:
+    """Let ``torch.autocast`` know the device of traced tensors, and count for CUDA without CUDA.
+
+    torch would refuse the one, and disable the other.
+    """
+    for owner, name, _, ours in _of_autocast():
+        setattr(owner, name, ours)
     try:
         yield
     finally:
-        common.amp_definitely_not_available = is_absent
-        cuda.is_bf16_supported = is_supported
+        for owner, name, usual, _ in _of_autocast():
+            setattr(owner, name, usual)
 
 
 def _is_compiling(caller: types.FrameType) -> bool:
@@ -258,7 +292,7 @@ def _find_no_nan() -> None:
 
 @contextlib.contextmanager
 def _all_settings() -> Iterator[None]:
-    with _young_garbage_only(), _reading_nothing(), _autocasting_for_cuda(), _finding_nan_again():
+    with _young_garbage_only(), _reading_nothing(), _autocasting(), _finding_nan_again():
         yield
 
 
