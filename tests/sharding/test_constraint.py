@@ -95,6 +95,17 @@ def test_sharding_constraint_unconstrained_dimension() -> None:
     torch.testing.assert_close(xf.jit(f)(X).cpu(), X + 1)
 
 
+def test_sharding_constraint_unconstrained_dimension_outside_of_programs() -> None:
+    """As in JAX, it stays as it was."""
+    x = xf.device_put(X, on("fsdp"))
+    found = with_sharding_constraint(x, on(P.UNCONSTRAINED, "tensor"))
+    assert is_divided(found, "fsdp", "tensor")
+    torch.testing.assert_close(found.cpu(), X)
+    leaf = X.clone().requires_grad_()
+    (with_sharding_constraint(leaf, on("fsdp", P.UNCONSTRAINED)).cpu() ** 2).sum().backward()
+    torch.testing.assert_close(leaf.grad, 2 * X)
+
+
 def constrained(x: torch.Tensor) -> torch.Tensor:
     four = torch.cat([base(x), x[:1]])
     square = with_sharding_constraint(four[:, None] * four, on("fsdp", "tensor"))
