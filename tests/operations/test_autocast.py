@@ -154,3 +154,26 @@ def test_autocast_for_cuda_in_traced_function_without_cuda(dtype: torch.dtype) -
     if not torch.cuda.is_available():  # As elsewhere, torch disables it outside.
         with pytest.warns(UserWarning, match="CUDA is not available"):
             assert product(A).dtype is torch.float32
+
+
+@pytest.mark.parametrize("kind", [None, "cpu", "cuda", "xla"])
+def test_autocast_for_the_device_of_a_traced_value(kind: str | None) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            x = x + 1
+        with torch.autocast(device, enabled=False):
+            plain = x @ x
+        with torch.autocast(device):
+            low = x @ x
+        return plain, low, low.to(torch.get_autocast_dtype(device)), x
+
+    def around(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if kind is None:
+            return f(x)
+        with torch.autocast(kind, dtype=torch.bfloat16):
+            return f(x)
+
+    plain, low, same, x = xf.jit(around)(A)
+    assert (plain.dtype, low.dtype, same.dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
+    torch.testing.assert_close(x.cpu(), A if kind is None else A + 1)

@@ -34,7 +34,7 @@ from xfunc.core.avals import NUMBERS
 from xfunc.core.wrappers import Wrapper
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, kind_of
 from xfunc.torchlib import functorch, values
-from xfunc.torchlib.replacements import REPLACEMENTS
+from xfunc.torchlib.replacements import replacement
 from xfunc.trace import tracing
 from xfunc.tree import PyTree
 
@@ -246,7 +246,7 @@ class _Replacing(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
+        return replacement(func)(*args, **(kwargs or {}))
 
 
 def _check_output(out: object, name: str) -> None:

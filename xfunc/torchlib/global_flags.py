@@ -8,6 +8,7 @@ or Python calls a function of ours, threads that do not trace get the original r
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import re
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch.nn.modules import transformer
 
+from xfunc.core import device
 from xfunc.core.counted import Counted
 from xfunc.core.garbage import has_frozen
 
@@ -150,11 +152,13 @@ def _reading_nothing() -> Iterator[None]:
     """Make modules skip code that inspects data.
 
     Where ``torch.compiler.is_compiling()``, many models skip checks of their inputs, and build an
-    attention mask instead of looking whether one is needed. For speed on other devices, the fast
-    path of torch's own transformer drops padding, and its layers check whether a mask is causal:
-    that needs data-dependent shapes or reads data.
+    attention mask instead of looking whether one is needed; others check with a function of torch,
+    here only what is not traced. For speed on other devices, the fast path of torch's own
+    transformer drops padding, and its layers check whether a mask is causal: that needs
+    data-dependent shapes or reads data.
     """
     compiling, detect = torch.compiler.is_compiling, transformer._detect_is_causal_mask
+    check = torch._check_tensor_all_with
     fast = torch.backends.mha.get_fastpath_enabled()
 
     def is_compiling() -> bool:
@@ -165,13 +169,20 @@ def _reading_nothing() -> Iterator[None]:
             return is_causal is True
         return detect(mask, is_causal, size)
 
+    def check_tensor_all_with(error_type: Any, cond: Any, message: Any = None) -> None:
+        traced = isinstance(cond, torch.Tensor) and cond.device.type == device.TYPE
+        if not (traced and cond.dtype == torch.bool and _thread.is_tracing):
+            check(error_type, cond, message)
+
     torch.compiler.is_compiling = is_compiling
+    torch._check_tensor_all_with = check_tensor_all_with
     transformer._detect_is_causal_mask = detect_is_causal_mask
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
         torch.compiler.is_compiling = compiling
+        torch._check_tensor_all_with = check
         transformer._detect_is_causal_mask = detect
         torch.backends.mha.set_fastpath_enabled(fast)
 
@@ -197,6 +208,42 @@ def _autocasting_for_cuda() -> Iterator[None]:
     finally:
         common.amp_definitely_not_available = is_absent
         cuda.is_bf16_supported = is_supported
+
+
+@contextlib.contextmanager
+def _autocasting_by_tensor() -> Iterator[None]:
+    """Let ``torch.autocast(x.device.type)`` of a traced `x` mean the autocast that is enabled.
+
+    torch has none for the device of traced values. If none is enabled, it is that of the CPU.
+    """
+    start: Any = torch.autocast.__init__
+    is_enabled: Any = torch.is_autocast_enabled
+    dtype_of: Any = torch.get_autocast_dtype
+
+    def kind(device_type: object) -> object:
+        if device_type != device.TYPE or not _thread.is_tracing:
+            return device_type
+        return next(filter(is_enabled, device.AUTOCAST), "cpu")
+
+    @functools.wraps(start)
+    def __init__(self: Any, device_type: object, *args: Any, **kwargs: Any) -> None:
+        start(self, kind(device_type), *args, **kwargs)
+
+    def is_autocast_enabled(*device_type: object) -> bool:
+        return is_enabled(*map(kind, device_type))
+
+    def get_autocast_dtype(device_type: object) -> torch.dtype:
+        return dtype_of(kind(device_type))
+
+    torch.autocast.__init__ = __init__
+    torch.is_autocast_enabled = is_autocast_enabled
+    torch.get_autocast_dtype = get_autocast_dtype
+    try:
+        yield
+    finally:
+        torch.autocast.__init__ = start
+        torch.is_autocast_enabled = is_enabled
+        torch.get_autocast_dtype = dtype_of
 
 
 def _is_compiling(caller: types.FrameType) -> bool:
@@ -258,7 +305,8 @@ def _find_no_nan() -> None:
 
 @contextlib.contextmanager
 def _all_settings() -> Iterator[None]:
-    with _young_garbage_only(), _reading_nothing(), _autocasting_for_cuda(), _finding_nan_again():
+    casting = _autocasting_for_cuda(), _autocasting_by_tensor()
+    with _young_garbage_only(), _reading_nothing(), casting[0], casting[1], _finding_nan_again():
         yield
 
 

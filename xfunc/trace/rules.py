@@ -57,6 +57,10 @@ def special(
             value = rounded(value, x.dtype)  # infinite, where torch.masked_fill refuses
         mask = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
         return True, trace.mode.call(torch.Tensor.masked_fill_, (x, mask, value), {})
+    if func is torch.Tensor.__setitem__ and torch_functions.has_mask(args[1]):
+        index = constants.known_index(trace, args[1])
+        if index is not NotImplemented:
+            return True, trace.mode.call(func, (args[0], index, args[2]), {})
     if kind is Kind.BACKWARD:
         trace.refuse(
             PurityError,
@@ -84,16 +88,12 @@ def special(
         refuse_read(trace, "copying to the host with Tensor.copy_", args[1])
     reads = kind is Kind.READ or (kind is Kind.MOVE and torch_functions.leaves_device(args, kwargs))
     if reads:
+        found = constants.read(trace, func, args, kwargs)
+        if found is not NotImplemented:
+            return True, found
         refuse_read(trace, name, tensors[0])
     if kind is Kind.MOVE and name == "type" and len(args) + len(kwargs) == 1:
         refuse_read(trace, "Tensor.type()", tensors[0])
-    if kind is Kind.INDEX and (bound := torch_functions.bound_of(args[1])) is not None:
-        trace.refuse(
-            ConcretizationError,
-            f"a bound of a slice is a traced value ({short(bound)}), which has no data",
-            "use x.narrow(dim, start, length), whose start may be traced; or keep the whole and "
-            "mask it with torch.where.",
-        )
     if kind is Kind.REPEAT:
         return constants.repeated(trace, func, args, kwargs)
     data_shaped = kind is Kind.DATA_SHAPED or (
@@ -103,6 +103,13 @@ def special(
         found = constants.result(trace, func, args, kwargs)
         if found is not NotImplemented:
             return True, found
+        if kind is Kind.INDEX and (bound := torch_functions.bound_of(args[1])) is not None:
+            trace.refuse(
+                ConcretizationError,
+                f"a bound of a slice is a traced value ({short(bound)}), which has no data",
+                "use x.narrow(dim, start, length), whose start may be traced; or keep the whole "
+                "and mask it with torch.where.",
+            )
         what = "indexing with a boolean mask" if kind is Kind.INDEX else name
         trace.refuse(
             UnsupportedOpError,
@@ -239,6 +246,10 @@ def _make_literal(
         return False, None
     traced = find_traced(data)
     if traced is not None:
+        values = constants.values(trace, data)
+        if values is not NotImplemented:
+            rest = {k: v for k, v in kwargs.items() if k not in ("data", "obj")}
+            return True, trace.mode.call(func, (values, *args[1:]), rest)
         trace.refuse(
             ConcretizationError,
             f"{operation_name(func)} reads traced values ({short(traced)}) from a Python sequence",
