@@ -135,7 +135,7 @@ def test_transformers_outputs_and_grads_equal_eager(name: str) -> None:
     assert type(out) is type(expected)
     assert list(out) == list(expected)
     assert_close(value, expected.loss.detach())
-    assert_close(dict(out), {k: v.detach() for k, v in expected.items()})
+    assert_close(dict(out), xf.tree.map(Tensor.detach, dict(expected)))
     assert grads.keys() == dict(model.named_parameters()).keys()
     for n, p in model.named_parameters():
         assert_close(grads[n], torch.zeros_like(p) if p.grad is None else p.grad)
@@ -151,6 +151,17 @@ def test_transformers_changed_config_retraces() -> None:
     model.config.output_hidden_states = True
     assert len(run(params).hidden_states) == 3
     assert run.cache_info().traces == 2
+
+
+def test_transformers_hidden_states_after_a_second_trace() -> None:
+    model = llama().eval()  # It registers hooks when it is first asked for them.
+    apply, params, buffers = xf.functional(model)
+    options = {"use_cache": False, "output_hidden_states": True}
+    run = xf.jit(lambda p, ids: apply(p, buffers, input_ids=ids, **options)[0])
+    for n in (3, 4):
+        out = run(params, IDS[:, :n])
+        assert len(out.hidden_states) == 3
+    assert_close(out.hidden_states, model(input_ids=IDS[:, :4], **options).hidden_states)
 
 
 def test_transformers_unregistered_cache_is_refused() -> None:
