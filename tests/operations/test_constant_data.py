@@ -37,6 +37,7 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "bincount": lambda x: x[0] * torch.bincount(torch.tensor([1, 1, 3])),
     "bounds of a slice": lambda x: x[torch.tensor(1) : torch.tensor([0, 3])[1]],
     "padding": lambda x: F.pad(x, (torch.tensor(1), torch.arange(3).max())),  # pyright: ignore[reportArgumentType]
+    "resizing": lambda x: F.interpolate(x[None], size=torch.tensor([3, 8])[1]),  # pyright: ignore[reportCallIssue, reportArgumentType]
     "item": lambda x: x[: torch.tensor(2).item()],
     "list": lambda x: x.split(torch.tensor([[1, 3]]).diff(prepend=torch.tensor([[0]]))[0].tolist()),
     "branch": lambda x: x if (torch.arange(3) == 2).any() else -x,
@@ -126,6 +127,21 @@ def test_reads_at_each_size() -> None:
     for n in range(1, 10):
         x = torch.ones(n)
         torch.testing.assert_close(step(x).cpu(), fun(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.bool])
+def test_tensor_of_traced_whole_numbers(dtype: torch.dtype) -> None:
+    def fun(n: Tensor, m: Tensor) -> list[Tensor]:
+        return [
+            torch.tensor([n, m]),
+            torch.tensor([[n, 2], (m, True)]),
+            torch.tensor([m, n], dtype=torch.float32),
+        ]
+
+    n, m = torch.tensor(3), torch.tensor(1, dtype=dtype)
+    torch.testing.assert_close(xf.device_get(xf.jit(fun)(n, m)), fun(n, m))
+    with pytest.raises(xf.errors.ConcretizationError, match=r"[\s\S]*use torch\.stack"):
+        xf.jit(lambda n: torch.tensor([n, 2.5]))(n)
 
 
 SPACES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -145,6 +146,24 @@ _BINCOUNT = (
 )
 
 
+def _are_whole(data: object) -> bool:
+    """Whether Python data consists of whole numbers and booleans, traced or not."""
+    if isinstance(data, (tuple, list)):
+        return bool(data) and all(map(_are_whole, data))
+    if isinstance(data, torch.Tensor):
+        return not (data.ndim or data.is_floating_point() or data.is_complex())
+    return isinstance(data, int)
+
+
+def _stacked(data: Any) -> torch.Tensor:
+    """A tensor of such data, in the dtype that holds all."""
+    if not isinstance(data, (tuple, list)):
+        return torch.as_tensor(data)
+    parts = [_stacked(part) for part in data]
+    dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+    return torch.stack([part.to(dtype) for part in parts])
+
+
 def _draw(
     trace: Trace, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
@@ -246,10 +265,14 @@ def _make_literal(
         return False, None
     traced = find_traced(data)
     if traced is not None:
+        rest = {k: v for k, v in kwargs.items() if k not in ("data", "obj")}
         values = constants.values(trace, data)
         if values is not NotImplemented:
-            rest = {k: v for k, v in kwargs.items() if k not in ("data", "obj")}
             return True, trace.mode.call(func, (values, *args[1:]), rest)
+        if is_here and func is torch.tensor and _are_whole(data):
+            dtype: Any = rest.get("dtype")
+            with trace.mode:
+                return True, _stacked(data).to(dtype)
         trace.refuse(
             ConcretizationError,
             f"{operation_name(func)} reads traced values ({short(traced)}) from a Python sequence",
