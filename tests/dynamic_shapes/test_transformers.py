@@ -161,3 +161,15 @@ def test_jit_is_compiling_for_torch() -> None:
     assert not torch.compiler.is_compiling()
     with xf.disable_jit():
         assert xf.jit(f)(torch.zeros(())).item() == 0
+
+
+def test_check_of_all_elements_skips_traced_values() -> None:
+    def f(x: Any) -> Any:
+        torch._check_tensor_all(x > 0)
+        return x
+
+    assert xf.jit(f)(torch.zeros(())).item() == 0
+    with pytest.raises(RuntimeError, match="Expected cond to be True"):
+        f(torch.zeros(()))
+    with pytest.raises(TypeError, match=r"must have dtype torch\.bool"):
+        xf.jit(lambda x: torch._check_tensor_all(x))(torch.zeros(()))

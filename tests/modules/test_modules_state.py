@@ -250,6 +250,46 @@ def test_jit_retraces_on_changed_module_attributes() -> None:
     check(6)
 
 
+class Lazy(nn.Module):
+    """A module that registers a hook when it first runs, and keeps a table for each dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+        self.weight = nn.Parameter(torch.ones(2))
+        self.tables: dict[torch.dtype, Tensor] = {}
+        self.again = self.tables
+        self.is_hooked = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_hooked:
+            self.inner.register_forward_hook(double)
+            self.is_hooked = True
+        if x.dtype not in self.tables:
+            self.tables[x.dtype] = self.weight * 3
+        return self.inner(x) + self.again[x.dtype]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_functional_undoes_hooks_and_entries_of_dicts(eager: bool) -> None:
+    module = Lazy()
+    apply, params, buffers = xf.functional(module)
+
+    def loss(params: Any, x: Tensor) -> Tensor:
+        return apply(params, buffers, x)[0].square().sum()
+
+    run = loss if eager else xf.jit(xf.grad(loss))
+    first = [run(params, torch.ones(n, 2)) for n in (1, 2, 3)]
+    assert not module.inner._forward_hooks
+    assert not module.tables
+    want = module(torch.ones(2, 2)).square().sum()
+    if eager:
+        assert_close(first[1], want.detach())
+    else:
+        want.backward()
+        assert_close(first[1], {n: p.grad for n, p in module.named_parameters()})
+
+
 def test_jit_modules_of_one_class_share_no_programs() -> None:
     def of(module: nn.Module) -> Any:
         apply, params, buffers = xf.functional(module)

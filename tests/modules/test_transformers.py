@@ -43,6 +43,8 @@ CACHE = (
 )
 PADDED = {**TEXT, "attention_mask": MASK}
 KINDS = torch.tensor([0, 1])
+PIXELS = torch.linspace(-1, 1, 1536).reshape(2, 3, 16, 16)
+SEEN = torch.cat([torch.full((2, 16), 48), IDS], 1)  # a token for each patch of an image
 
 
 def gpt2(**options: Any) -> Any:
@@ -65,6 +67,14 @@ def t5() -> Any:
     return hub.T5ForConditionalGeneration(config)
 
 
+def llava() -> Any:
+    config = hub.LlavaConfig(
+        vision_config=hub.CLIPVisionConfig(**IMAGES), text_config=hub.LlamaConfig(**GROUPED),
+        image_token_id=48,
+    )  # fmt: skip
+    return hub.LlavaForConditionalGeneration(config)
+
+
 # name -> (model, keyword arguments of a call, whether it is told not to return a cache)
 MODELS: dict[str, tuple[Callable[[], Any], dict[str, Tensor], bool]] = {
     "gpt2": (gpt2, TEXT, True),
@@ -78,6 +88,11 @@ MODELS: dict[str, tuple[Callable[[], Any], dict[str, Tensor], bool]] = {
         PADDED,
         True,
     ),
+    "mixtral": (
+        lambda: hub.MixtralForCausalLM(hub.MixtralConfig(**GROUPED, num_local_experts=4)),
+        PADDED,
+        True,
+    ),
     "bert": (lambda: hub.BertForMaskedLM(hub.BertConfig(**SIZES)), PADDED, False),
     "bert, classes": (
         lambda: hub.BertForSequenceClassification(hub.BertConfig(**SIZES)),
@@ -86,10 +101,11 @@ MODELS: dict[str, tuple[Callable[[], Any], dict[str, Tensor], bool]] = {
     ),
     "vit": (
         lambda: hub.ViTForImageClassification(hub.ViTConfig(**IMAGES)),
-        {"pixel_values": torch.linspace(-1, 1, 1536).reshape(2, 3, 16, 16), "labels": KINDS},
+        {"pixel_values": PIXELS, "labels": KINDS},
         False,
     ),
     "t5": (t5, PADDED, True),
+    "llava": (llava, {"input_ids": SEEN, "labels": SEEN, "pixel_values": PIXELS}, True),
 }
 
 
@@ -119,7 +135,7 @@ def test_transformers_outputs_and_grads_equal_eager(name: str) -> None:
     assert type(out) is type(expected)
     assert list(out) == list(expected)
     assert_close(value, expected.loss.detach())
-    assert_close(dict(out), {k: v.detach() for k, v in expected.items()})
+    assert_close(dict(out), xf.tree.map(Tensor.detach, dict(expected)))
     assert grads.keys() == dict(model.named_parameters()).keys()
     for n, p in model.named_parameters():
         assert_close(grads[n], torch.zeros_like(p) if p.grad is None else p.grad)
@@ -135,6 +151,17 @@ def test_transformers_changed_config_retraces() -> None:
     model.config.output_hidden_states = True
     assert len(run(params).hidden_states) == 3
     assert run.cache_info().traces == 2
+
+
+def test_transformers_hidden_states_after_a_second_trace() -> None:
+    model = llama().eval()  # It registers hooks when it is first asked for them.
+    apply, params, buffers = xf.functional(model)
+    options = {"use_cache": False, "output_hidden_states": True}
+    run = xf.jit(lambda p, ids: apply(p, buffers, input_ids=ids, **options)[0])
+    for n in (3, 4):
+        out = run(params, IDS[:, :n])
+        assert len(out.hidden_states) == 3
+    assert_close(out.hidden_states, model(input_ids=IDS[:, :4], **options).hidden_states)
 
 
 def test_transformers_unregistered_cache_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Results whose shape depends on data, where the data are constants of the code."""
+"""Reads of constants of the code, and results whose shape depends on them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import xfunc as xf
 
@@ -34,7 +35,28 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "nonzero as a tuple": lambda x: x[torch.tensor([1, 0, 1]).nonzero(as_tuple=True)],
     "unique": lambda x: x[torch.tensor([2, 0, 2]).unique()],
     "bincount": lambda x: x[0] * torch.bincount(torch.tensor([1, 1, 3])),
+    "bounds of a slice": lambda x: x[torch.tensor(1) : torch.tensor([0, 3])[1]],
+    "padding": lambda x: F.pad(x, (torch.tensor(1), torch.arange(3).max())),  # pyright: ignore[reportArgumentType]
+    "resizing": lambda x: F.interpolate(x[None], size=torch.tensor([3, 8])[1]),  # pyright: ignore[reportCallIssue, reportArgumentType]
+    "item": lambda x: x[: torch.tensor(2).item()],
+    "list": lambda x: x.split(torch.tensor([[1, 3]]).diff(prepend=torch.tensor([[0]]))[0].tolist()),
+    "branch": lambda x: x if (torch.arange(3) == 2).any() else -x,
+    "numbers": lambda x: [int(n) * x * float(n) for n in torch.tensor([2, 3])],
+    "parts": lambda x: [x * a.item() for a in torch.arange(6).chunk(3)[1]],
+    "lengths of repeats": lambda x: x.split(torch.tensor([1, 2]).repeat_interleave(1).tolist()),
+    "membership": lambda x: x * (2 in torch.arange(3)),
+    "equality": lambda x: x * torch.equal(torch.arange(2), torch.tensor([0, 1])),
+    "tensor of tensors": lambda x: x[:, torch.tensor([torch.tensor(3), torch.arange(3).max()])],
+    "mask in an assignment": lambda x: assigned(x, torch.tensor([True, False, True])),
+    "computed mask in an assignment": lambda x: assigned(x, torch.arange(3) != 1),
 }
+
+
+def assigned(x: Tensor, mask: Tensor) -> Tensor:
+    x = x.clone()
+    x[mask] = x[1:] * 2
+    x[:2, torch.arange(4) > 1] = x[1:, :2] * 3
+    return x
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -43,7 +65,7 @@ def test_shape_of_a_result_that_constants_decide(name: str) -> None:
     torch.testing.assert_close(xf.device_get(xf.jit(fun)(X)), fun(X))
 
 
-@pytest.mark.parametrize("name", ["mask", "mask from numpy", "repeats"])
+@pytest.mark.parametrize("name", ["mask", "mask from numpy", "repeats", "mask in an assignment"])
 def test_transforms_of_a_result_that_constants_decide(name: str) -> None:
     def loss(x: Tensor) -> Tensor:
         found = CALLS[name](x)
@@ -75,6 +97,51 @@ def test_mask_that_is_no_constant_is_refused() -> None:
         xf.jit(lambda x, m: x[m])(X, mask)
     with pytest.raises(xf.errors.UnsupportedOpError, match=match):
         xf.jit(lambda x, n: x.repeat_interleave(n, 0))(X, torch.tensor([1, 2, 0]))
+
+
+def test_read_that_is_of_no_constant_is_refused() -> None:
+    number = torch.tensor(2)
+    for fun in (lambda x: x * number.item(), lambda x: x * int(torch.tensor(2) + number)):
+        with pytest.raises(xf.errors.ConcretizationError, match="reads a traced value"):
+            xf.jit(fun)(X)
+    with pytest.raises(xf.errors.ConcretizationError, match="bound of a slice is a traced value"):
+        xf.jit(lambda x: x[:number])(X)
+
+    def changed(x: Tensor) -> Tensor:
+        count = torch.tensor([2])
+        count += number
+        return x * count.item()
+
+    with pytest.raises(xf.errors.ConcretizationError, match="reads a traced value"):
+        xf.jit(changed)(X)
+
+
+def test_reads_at_each_size() -> None:
+    """A number that is computed from a size takes the place of one that remembers that."""
+
+    def fun(x: Tensor) -> Tensor:
+        last = torch.arange(len(x)).max()
+        return x * 2 if last > 3 else x * 3 if last.item() % 2 else x
+
+    step = xf.jit(fun, dynamic_shapes=((xf.Dim("N", min=1, max=64),),))
+    for n in range(1, 10):
+        x = torch.ones(n)
+        torch.testing.assert_close(step(x).cpu(), fun(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.bool])
+def test_tensor_of_traced_whole_numbers(dtype: torch.dtype) -> None:
+    def fun(n: Tensor, m: Tensor) -> list[Tensor]:
+        return [
+            torch.tensor([n, m]),
+            torch.tensor([[n, 2], (m, True)]),
+            torch.tensor([m, n], dtype=torch.float32),
+        ]
+
+    n, m = torch.tensor(3), torch.tensor(1, dtype=dtype)
+    torch.testing.assert_close(xf.device_get(xf.jit(fun)(n, m)), fun(n, m))
+    with pytest.raises(xf.errors.ConcretizationError, match=r"[\s\S]*use torch\.stack"):
+        xf.jit(lambda n: torch.tensor([n, 2.5]))(n)
 
 
 SPACES: dict[str, Callable[[Tensor], Tensor]] = {

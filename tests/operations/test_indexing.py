@@ -1,5 +1,6 @@
 """Indexing with traced numbers gives what Python numbers give in eager torch."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -218,6 +219,57 @@ def test_mask_assignment_of_scalars_under_vmap(index: Any) -> None:
     values = torch.tensor([1.5, -2.5, 4.0])
     found = xf.device_get(xf.vmap(put)(values))
     assert torch.equal(found, torch.stack([put(v) for v in values]))
+
+
+# name -> (the index of an assignment to an array of 2, 3 and 4, by masks; the shape of the values)
+MASKED: dict[str, tuple[Callable[[list[torch.Tensor]], Any], tuple[int, ...]]] = {
+    "rows": (lambda m: m[0], (4,)),
+    "rows, with a dimension of 1": (lambda m: m[0], (1, 1, 4)),
+    "elements": (lambda m: (m[0], slice(None)), (3, 4)),
+    "columns": (lambda m: (slice(None), m[1]), (4,)),
+    "columns, different rows": (lambda m: (slice(None), m[1]), (2, 1, 4)),
+    "last": (lambda m: (..., m[2]), (1,)),
+    "last, different rows": (lambda m: (..., m[2]), (3, 1)),
+    "pairs": (lambda m: (m[0][:, None] & m[1],), (4,)),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_assignment_of_the_same_values_wherever_a_mask_is_true(name: str) -> None:
+    index, shape = MASKED[name]
+    masks = [torch.arange(n) != 1 for n in (2, 3, 4)]
+    x = torch.linspace(-1, 1, 24).reshape(2, 3, 4)
+    values = torch.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+
+    def put(x: torch.Tensor, values: torch.Tensor, masks: list[torch.Tensor]) -> torch.Tensor:
+        x = x * 2
+        x[index(masks)] = values * 3
+        return x.square()
+
+    want = put(x, values, masks)
+    given = [t.clone().requires_grad_() for t in (x, values)]
+    slopes = torch.autograd.grad(put(given[0], given[1], masks).sum(), given)
+    tangent = (put(x, values * 1.5, masks) - put(x, values * 0.5, masks)) / 1.0  # of a square
+
+    torch.testing.assert_close(xf.jit(put)(x, values, masks).cpu(), want)
+    grad = xf.grad(lambda x, v, m: put(x, v, m).sum(), (0, 1))
+    torch.testing.assert_close(xf.device_get(xf.jit(grad)(x, values, masks)), slopes)
+    jvp = xf.jit(lambda v, m: xf.jvp(lambda v: put(x, v, m), (v,), (v,))[1])
+    torch.testing.assert_close(jvp(values, masks).cpu(), tangent)
+    batch = xf.jit(xf.vmap(put, (None, 0, None)))(x, torch.stack([values, values]), masks)
+    torch.testing.assert_close(batch.cpu(), torch.stack([want, want]))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_gradients_of_index_put_by_a_traced_mask(accumulate: bool) -> None:
+    def loss(x: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x.index_put((mask,), values, accumulate).square().sum()
+
+    x, values, mask = X.clone(), torch.arange(4.0), torch.arange(6).reshape(2, 3) % 4 > 0
+    given = [t.clone().requires_grad_() for t in (x, values)]
+    slopes = torch.autograd.grad(loss(given[0], given[1], mask), given)
+    found = xf.jit(xf.grad(loss, (0, 1)))(x, values, mask)
+    torch.testing.assert_close(xf.device_get(found), slopes)
 
 
 @pytest.mark.parametrize("mask", [[True], [True, False], torch.tensor([True])], ids=str)

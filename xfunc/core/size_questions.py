@@ -102,6 +102,11 @@ def note_length(length: Any, frame: types.FrameType) -> None:
         _ask(frame, len, (length,))
 
 
+def note_values(values: Iterable[int], frame: types.FrameType) -> None:
+    """Leave with the program that code reads numbers that are computed from sizes, if any are."""
+    _ask(frame, int, tuple(values))
+
+
 def plain(x: Any) -> Any:
     """A number as one that remembers nothing; anything else as it is."""
     return x.plain() if isinstance(x, _Tracked) else x

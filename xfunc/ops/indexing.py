@@ -11,6 +11,7 @@ from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.emit import halvings
 from xfunc.ops.registry import batched, composition, defunctionalized, kernel, original
+from xfunc.torchlib.indexing import put_by_mask
 
 Tensor = torch.Tensor
 
@@ -110,11 +111,9 @@ def index_put(
                     f"The shape of the mask {[*mask.shape]} at index {k} does not match the shape "
                     f"of the indexed tensor {[*x.shape]} at index {before + k}"
                 )
-        # If all positions get the same values, the positions need not be known.
-        if values.ndim <= after or all(n == 1 for n in values.shape[: values.ndim - after]):
-            mask = mask.reshape(*mask.shape, *(1,) * after)
-            values = values.reshape(values.shape[max(values.ndim - after, 0) :])
-            return torch.where(mask, x + values if accumulate else values, x)
+        put = put_by_mask(x, indices, values, accumulate)
+        if put is not None:
+            return put
     return defunctionalized(_index_put, x, list(indices), values, accumulate)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from xfunc.ops.registry import differentiable
 from xfunc.torchlib.functorch import is_watched_at_this_level
+from xfunc.torchlib.indexing import put_by_mask
 
 Tensor = torch.Tensor
 Rule = Callable[..., Tensor]
@@ -171,8 +172,11 @@ def index_put(
     values: Tensor,
     accumulate: bool = False,
 ) -> Tensor:
-    if is_watched_at_this_level(values) and not _has_mask(indices):
-        values = _written(_is_inside_all(x, indices), values)
+    if is_watched_at_this_level(values):
+        if not _has_mask(indices):
+            values = _written(_is_inside_all(x, indices), values)
+        elif (put := put_by_mask(x, indices, values, accumulate)) is not None:
+            return put
     return rule(x, indices, values, accumulate)
 
 

@@ -34,7 +34,7 @@ from xfunc.core.avals import NUMBERS
 from xfunc.core.wrappers import Wrapper
 from xfunc.errors import TreeMismatchError, UnsupportedOpError, fail, kind_of
 from xfunc.torchlib import functorch, values
-from xfunc.torchlib.replacements import REPLACEMENTS
+from xfunc.torchlib.replacements import replacement
 from xfunc.trace import tracing
 from xfunc.tree import PyTree
 
@@ -43,6 +43,7 @@ Places = dict[str, list[tuple[nn.Module, str]]]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _OWN = frozenset(vars(nn.Module())) - {"training"}  # The attributes that every module has.
+_CONTAINERS = [name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set))]
 
 
 def functional(module: nn.Module) -> tuple[Apply, Tensors, Tensors]:
@@ -224,11 +225,18 @@ def _swap_state(module: nn.Module) -> Iterator[None]:
 
 
 def _detach(modules: Iterable[nn.Module]) -> None:
-    """Copy the modules' containers, so that assignments do not change the old ones."""
+    """Copy the modules' containers, so that assignments do not change the old ones.
+
+    Some modules register hooks when they first run, or keep results in a dict.
+    """
+    copies: dict[int, dict[Any, Any]] = {}  # Modules may share a dict.
     for part in modules:
         now = vars(part)
-        for kind in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        for kind in _CONTAINERS:
             now[kind] = now[kind].copy()
+        for name, value in now.items():
+            if type(value) is dict and name not in _OWN:
+                now[name] = copies.setdefault(id(value), value.copy())
         now.pop("_compiled_call_impl", None)  # it is compiled for other devices
         # torch_xla's GRU, which replaces torch's if torch_xla was imported first.
         scanned = getattr(sys.modules.get("torch_xla.experimental.gru"), "GRU", None)
@@ -246,7 +254,7 @@ class _Replacing(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
+        return replacement(func)(*args, **(kwargs or {}))
 
 
 def _check_output(out: object, name: str) -> None:

@@ -20,7 +20,7 @@ from xfunc.core.avals import short
 from xfunc.core.torch_versions import take_along_dim_counts_from_end
 from xfunc.errors import fail
 from xfunc.torchlib.indexing import dimensions
-from xfunc.torchlib.torch_functions import Kind, operation_name
+from xfunc.torchlib.torch_functions import Kind, functions, operation_name
 
 Tensor = torch.Tensor
 Found = Iterator[tuple[Tensor, int, int, bool]]
@@ -29,7 +29,11 @@ Kwargs = Mapping[str, object]
 
 _LARGEST = 4096  # the most elements a tensor may have for its values to be kept
 _LARGEST_MASK = 1 << 20
-_COMPUTED = frozenset((Kind.PLAIN, Kind.INDEX, Kind.SIZED, Kind.MOVE))
+_COMPUTED = frozenset((Kind.PLAIN, Kind.INDEX, Kind.SIZED, Kind.MOVE, Kind.REPEAT))
+PARTS = frozenset(
+    functions("unbind", "split", "split_with_sizes", "chunk", "tensor_split", "meshgrid")
+)
+"""Functions that return several tensors whose values are followed."""
 _FACTORIES = frozenset((torch.arange, torch.zeros, torch.ones, torch.full, torch.eye))
 
 
@@ -75,13 +79,13 @@ class Known:
         func: Callable[..., object],
         args: tuple[object, ...],
         kwargs: Kwargs,
-        out: Tensor,
+        out: Sequence[Tensor],
     ) -> None:
-        """Keep the value of a result if the arguments of the call are known."""
+        """Keep the values of the results if the arguments of the call are known."""
         made = func in _FACTORIES
         if not made and (not self._values or kind not in _COMPUTED):
             return
-        if out.numel() > _LARGEST or out.is_floating_point() or out.is_complex():
+        if any(o.numel() > _LARGEST or o.is_floating_point() or o.is_complex() for o in out):
             return
         try:
             args, tensors = self._replaced(args)
@@ -97,11 +101,12 @@ class Known:
             if _DIVIDES.search(func.__name__) and any(map(_holds_least, args)):
                 return  # torch ends the process when it divides the least integer by -1
             try:  # a program may support what the CPU does not
-                value = func(*args, **kwargs)
+                found: Any = func(*args, **kwargs)
             except (RuntimeError, TypeError, IndexError, ValueError):
                 return
-            if isinstance(value, Tensor) and value.shape == out.shape:
-                self.put(out, value)
+        for o, value in zip(out, found if func in PARTS else (found,), strict=True):
+            if isinstance(value, Tensor) and value.shape == o.shape:
+                self.put(o, value)
 
     def _replaced(self, args: Sequence[object]) -> tuple[tuple[object, ...], int]:
         """The arguments with values for tensors, and how many; raises if one is unknown."""

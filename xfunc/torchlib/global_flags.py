@@ -152,11 +152,13 @@ def _reading_nothing() -> Iterator[None]:
     """Make modules skip code that inspects data.
 
     Where ``torch.compiler.is_compiling()``, many models skip checks of their inputs, and build an
-    attention mask instead of looking whether one is needed. For speed on other devices, the fast
-    path of torch's own transformer drops padding, and its layers check whether a mask is causal:
-    that needs data-dependent shapes or reads data.
+    attention mask instead of looking whether one is needed; others check with a function of torch,
+    here only what is not traced. For speed on other devices, the fast path of torch's own
+    transformer drops padding, and its layers check whether a mask is causal: that needs
+    data-dependent shapes or reads data.
     """
     compiling, detect = torch.compiler.is_compiling, transformer._detect_is_causal_mask
+    check = torch._check_tensor_all_with
     fast = torch.backends.mha.get_fastpath_enabled()
 
     def is_compiling() -> bool:
@@ -167,13 +169,20 @@ def _reading_nothing() -> Iterator[None]:
             return is_causal is True
         return detect(mask, is_causal, size)
 
+    def check_tensor_all_with(error_type: Any, cond: Any, message: Any = None) -> None:
+        traced = isinstance(cond, torch.Tensor) and cond.device.type == TYPE
+        if not (traced and cond.dtype == torch.bool and _thread.is_tracing):
+            check(error_type, cond, message)
+
     torch.compiler.is_compiling = is_compiling
+    torch._check_tensor_all_with = check_tensor_all_with
     transformer._detect_is_causal_mask = detect_is_causal_mask
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
         torch.compiler.is_compiling = compiling
+        torch._check_tensor_all_with = check
         transformer._detect_is_causal_mask = detect
         torch.backends.mha.set_fastpath_enabled(fast)
 

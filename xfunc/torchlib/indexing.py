@@ -11,7 +11,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -113,6 +113,52 @@ def _is_mask(entry: object) -> bool:
     return isinstance(entry, list) and bool(entry) and all(type(v) is bool for v in entry)
 
 
+def put_by_mask(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor | None:
+    """``x.index_put(indices, values)`` if all places of a mask get the same; else None.
+
+    The places need not be known, and derivatives and batches follow.
+    """
+    at = [k for k, i in enumerate(indices) if i is not None]
+    mask = indices[at[0]]
+    assert mask is not None
+    if mask.dtype is not torch.bool or len(at) > 1 or not mask.ndim or values.dtype != x.dtype:
+        return None
+    end = at[0] + mask.ndim
+    if tuple(x.shape[at[0] : end]) != tuple(mask.shape):
+        return None
+    after = x.ndim - end
+    if values.ndim > after:
+        *before, places = values.shape[: values.ndim - after]
+        while len(before) > at[0] and before[0] == 1:
+            del before[0]
+        if places != 1 or len(before) > at[0]:
+            return None
+        ones = (1,) * mask.ndim
+        values = values.reshape(*before, *ones, *values.shape[values.ndim - after :])
+    values = x + values if accumulate else values
+    return torch.where(mask.reshape(*mask.shape, *(1,) * after), values, x)
+
+
+def _as_indices(x: Tensor, index: object) -> list[Tensor | None] | None:
+    """An index of one mask and whole dimensions, as ``torch.index_put`` takes it; else None."""
+    entries = list(index) if isinstance(index, tuple) else [index]
+    masks = [e for e in entries if isinstance(e, Tensor) and e.dtype is torch.bool and e.ndim]
+    if len(masks) != 1 or any(e is None for e in entries):
+        return None
+    if any(e is ... for e in entries):
+        k = next(k for k, e in enumerate(entries) if e is ...)
+        entries[k : k + 1] = [slice(None)] * (x.ndim - sum(map(dimensions, entries)))
+    if any(e is not masks[0] and not _is_whole(e) for e in entries):
+        return None
+    return [e if isinstance(e, Tensor) else None for e in entries]
+
+
+def _is_whole(entry: object) -> bool:
+    return isinstance(entry, slice) and entry == slice(None)
+
+
 def setitem(x: Tensor, index: Any, value: Tensor | float) -> None:
     """``x[index] = value``."""
     index = _plain(index)
@@ -122,6 +168,12 @@ def setitem(x: Tensor, index: Any, value: Tensor | float) -> None:
     if _is_one(value) and any(map(_is_mask, index if isinstance(index, tuple) else (index,))):
         value = value.to(x.dtype)  # as torch does; below, examples of a batch would be many values
     if not _traced_numbers(index):
+        indices = _as_indices(x, index)
+        if isinstance(value, Tensor) and indices is not None:
+            put = put_by_mask(x, indices, value)
+            if put is not None:
+                x.copy_(put)
+                return
         x[index] = value
         return
     numbers, rest = _take_apart(x, index)

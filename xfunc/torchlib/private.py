@@ -123,6 +123,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "functions that modules of torch call": (
         "torch._check",
+        "torch._check_tensor_all_with",
+        "torch._grouped_mm",
         "torch._pack_padded_sequence",
         "torch._sample_dirichlet",
         "torch.distributions.dirichlet._Dirichlet",

@@ -17,6 +17,7 @@ from xfunc.torchlib.data_dependent import READING
 from xfunc.torchlib.expand import EXPANSIONS
 from xfunc.torchlib.fill import FILLING
 from xfunc.torchlib.gradients import gradients
+from xfunc.torchlib.grouped import CUSTOM, GROUPED
 from xfunc.torchlib.in_place import IN_PLACE, changing
 from xfunc.torchlib.indexing import INDEXING
 from xfunc.torchlib.losses import LOSSES
@@ -183,6 +184,7 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
     **IN_PLACE,
     **EXPANSIONS,
     **FILLING,
+    **GROUPED,
     **LOSSES,
     **QUANTILES,
     **READING,
@@ -192,3 +194,10 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
 }
 REPLACEMENTS |= fitting(REPLACEMENTS)
 REPLACEMENTS |= changing(REPLACEMENTS)
+
+
+def replacement(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that traced code calls for one of torch: its replacement, or itself."""
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return CUSTOM.get(func._qualified_op_name, func)
+    return REPLACEMENTS.get(func, func)

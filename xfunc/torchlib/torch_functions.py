@@ -99,7 +99,7 @@ def _table() -> dict[object, Kind]:
     put(Kind.DEVICE, properties("device"))
     put(Kind.INDEX, [torch.Tensor.__getitem__])
     put(Kind.SIZED, functions("reshape", "view", "expand", "repeat", "tile", "unflatten"))
-    put(Kind.SIZED, functions("tensor_split"))
+    put(Kind.SIZED, functions("tensor_split", "pad", "interpolate"))
     put(Kind.SIZED, functions("new_zeros", "new_ones", "new_empty"))
     put(
         Kind.DATA_SHAPED,

@@ -21,7 +21,7 @@ from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.derivatives import check_derivative
 from xfunc.torchlib.in_place import check_shape, write_into
 from xfunc.torchlib.indexing import part_of
-from xfunc.torchlib.replacements import REPLACEMENTS
+from xfunc.torchlib.replacements import replacement
 from xfunc.torchlib.torch_functions import Kind
 from xfunc.torchlib.values import FLOAT8, SUPPORTED, check_dtype, tensors_in
 from xfunc.trace import devices, empty_reductions, recorder, rules
@@ -74,7 +74,7 @@ _plans: dict[object, _Plan] = {}
 def _planned(func: Callable[..., Any]) -> _Plan:
     result = _plans[func] = _Plan(
         torch_functions.kind_of(func),
-        REPLACEMENTS.get(func) or func,
+        replacement(func),
         bounds.checks(func),
         func in torch_functions.ARITHMETIC,
         empty_reductions.is_reduction(func),
@@ -202,7 +202,7 @@ class Mode(TorchFunctionMode):
                 trace.stamps.stamp(out, frame)
             if plan.makes_value or out not in trace.made:
                 trace.made.register(out, func, frame)
-            trace.known.follow(kind, func, args, kwargs, out)
+            trace.known.follow(kind, func, args, kwargs, (out,))
         elif isinstance(out, (tuple, list)):
             frame = sys._getframe(2)
             stamped = func is torch.autograd.grad and trace.stamps.watching
@@ -211,6 +211,8 @@ class Mode(TorchFunctionMode):
                     if not stamped:
                         trace.stamps.stamp(o, frame)
                     trace.made.register(o, func, frame)
+            if func in bounds.PARTS:
+                trace.known.follow(kind, func, args, kwargs, out)
         if kind is Kind.FOREIGN:
             check_derivative(func, args, kwargs, out, trace.name)
             trace.check_unmutated(func)

@@ -1,4 +1,4 @@
-"""Operations with data-dependent shapes on constant data.
+"""Reads of constant data, and operations on it whose shapes depend on it.
 
 ``x[torch.tensor([True, False, True])]`` reads a mask that the code itself contains.
 `xfunc.torchlib.bounds` has the known bounds of such tensors.
@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xfunc.core import size_questions
 from xfunc.torchlib import torch_functions
 
 if TYPE_CHECKING:
@@ -39,33 +41,85 @@ def result(
 
 
 def _part(trace: Trace, x: Tensor, index: object) -> object:
+    entries = known_index(trace, index)
+    if entries is NotImplemented:
+        return NotImplemented
+    return trace.mode.call(Tensor.__getitem__, (x, entries), {})
+
+
+def known_index(trace: Trace, index: object) -> Any:
+    """An index with the places for masks and numbers for bounds; NotImplemented if unknown."""
     entries: list[object] = []
     for entry in index if isinstance(index, tuple) else (index,):
         if not torch_functions.has_mask(entry):
             entries.append(entry)
-            continue
-        value = trace.known.find(entry) if isinstance(entry, Tensor) else None
-        if value is None:
-            return NotImplemented
-        entries += _literals(trace, value.nonzero(as_tuple=True))
-    return trace.mode.call(Tensor.__getitem__, (x, tuple(entries)), {})
+        elif isinstance(entry, slice):
+            bounds = [_bound(trace, b) for b in (entry.start, entry.stop, entry.step)]
+            if any(b is NotImplemented for b in bounds):
+                return NotImplemented
+            entries.append(slice(*bounds))
+        else:
+            value = trace.known.find(entry) if isinstance(entry, Tensor) else None
+            if value is None:
+                return NotImplemented
+            entries += _literals(trace, value.nonzero(as_tuple=True))
+    return tuple(entries)
+
+
+def _bound(trace: Trace, bound: object) -> object:
+    if not isinstance(bound, Tensor):
+        return bound
+    value = trace.known.find(bound)
+    return NotImplemented if value is None else value.__index__()
+
+
+def read(
+    trace: Trace, func: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> object:
+    """What a call reads of known tensors; NotImplemented if it reads others."""
+    if func not in _READS:
+        return NotImplemented
+    found = _on_values(trace, func, args, kwargs)
+    if trace.ctx.asks_sizes and found is not NotImplemented:
+        given = [trace.known.find(a) for a in args]
+        with torch._C.DisableTorchFunction():
+            numbers = [n for v in given if v is not None for n in v.flatten().tolist()]
+        size_questions.note_values(numbers, sys._getframe(4))
+    return found
+
+
+def values(trace: Trace, data: object) -> object:
+    """Python data with the values of known tensors in it; NotImplemented if one is unknown."""
+    if isinstance(data, Tensor):
+        value = trace.known.find(data)
+        return NotImplemented if value is None else value.tolist()
+    if not isinstance(data, (tuple, list)):
+        return data
+    found = [values(trace, part) for part in data]
+    return NotImplemented if any(part is NotImplemented for part in found) else found
 
 
 def _computed(
     trace: Trace, func: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> object:
     """The result of a call with known tensors only."""
+    found = _on_values(trace, func, args, kwargs)
+    if isinstance(found, tuple):
+        return _literals(trace, found)
+    return _literals(trace, (found,))[0] if isinstance(found, Tensor) else found
+
+
+def _on_values(
+    trace: Trace, func: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> object:
+    """The result of a call on the CPU; NotImplemented unless all its tensors are known."""
     given = [trace.known.find(a) if isinstance(a, Tensor) else a for a in args]
     if any(v is None and a is not None for v, a in zip(given, args, strict=True)):
         return NotImplemented
     if any(isinstance(v, Tensor) for v in kwargs.values()):
         return NotImplemented
     with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
-        found = func(*given, **kwargs)
-    if isinstance(found, Tensor):
-        return _literals(trace, (found,))[0]
-    assert isinstance(found, tuple)
-    return _literals(trace, found)
+        return func(*given, **kwargs)
 
 
 def _literals(trace: Trace, values: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -102,3 +156,9 @@ def repeated(
 
 
 _METHOD = Tensor.repeat_interleave
+_READS = frozenset(
+    torch_functions.functions(
+        "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "is_nonzero", "equal",
+        "__contains__",
+    )
+)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -57,6 +58,10 @@ def special(
             value = rounded(value, x.dtype)  # infinite, where torch.masked_fill refuses
         mask = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
         return True, trace.mode.call(torch.Tensor.masked_fill_, (x, mask, value), {})
+    if func is torch.Tensor.__setitem__ and torch_functions.has_mask(args[1]):
+        index = constants.known_index(trace, args[1])
+        if index is not NotImplemented:
+            return True, trace.mode.call(func, (args[0], index, args[2]), {})
     if kind is Kind.BACKWARD:
         trace.refuse(
             PurityError,
@@ -84,16 +89,12 @@ def special(
         refuse_read(trace, "copying to the host with Tensor.copy_", args[1])
     reads = kind is Kind.READ or (kind is Kind.MOVE and torch_functions.leaves_device(args, kwargs))
     if reads:
+        found = constants.read(trace, func, args, kwargs)
+        if found is not NotImplemented:
+            return True, found
         refuse_read(trace, name, tensors[0])
     if kind is Kind.MOVE and name == "type" and len(args) + len(kwargs) == 1:
         refuse_read(trace, "Tensor.type()", tensors[0])
-    if kind is Kind.INDEX and (bound := torch_functions.bound_of(args[1])) is not None:
-        trace.refuse(
-            ConcretizationError,
-            f"a bound of a slice is a traced value ({short(bound)}), which has no data",
-            "use x.narrow(dim, start, length), whose start may be traced; or keep the whole and "
-            "mask it with torch.where.",
-        )
     if kind is Kind.REPEAT:
         return constants.repeated(trace, func, args, kwargs)
     data_shaped = kind is Kind.DATA_SHAPED or (
@@ -103,6 +104,13 @@ def special(
         found = constants.result(trace, func, args, kwargs)
         if found is not NotImplemented:
             return True, found
+        if kind is Kind.INDEX and (bound := torch_functions.bound_of(args[1])) is not None:
+            trace.refuse(
+                ConcretizationError,
+                f"a bound of a slice is a traced value ({short(bound)}), which has no data",
+                "use x.narrow(dim, start, length), whose start may be traced; or keep the whole "
+                "and mask it with torch.where.",
+            )
         what = "indexing with a boolean mask" if kind is Kind.INDEX else name
         trace.refuse(
             UnsupportedOpError,
@@ -136,6 +144,24 @@ _BINCOUNT = (
     "torch.zeros(n, dtype=torch.int64).index_add(0, x, torch.ones_like(x)), where what is not "
     "below n is not counted; give the weights in place of the ones."
 )
+
+
+def _are_whole(data: object) -> bool:
+    """Whether Python data consists of whole numbers and booleans, traced or not."""
+    if isinstance(data, (tuple, list)):
+        return bool(data) and all(map(_are_whole, data))
+    if isinstance(data, torch.Tensor):
+        return not (data.ndim or data.is_floating_point() or data.is_complex())
+    return isinstance(data, int)
+
+
+def _stacked(data: Any) -> torch.Tensor:
+    """A tensor of such data, in the dtype that holds all."""
+    if not isinstance(data, (tuple, list)):
+        return torch.as_tensor(data)
+    parts = [_stacked(part) for part in data]
+    dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+    return torch.stack([part.to(dtype) for part in parts])
 
 
 def _draw(
@@ -239,6 +265,14 @@ def _make_literal(
         return False, None
     traced = find_traced(data)
     if traced is not None:
+        rest = {k: v for k, v in kwargs.items() if k not in ("data", "obj")}
+        values = constants.values(trace, data)
+        if values is not NotImplemented:
+            return True, trace.mode.call(func, (values, *args[1:]), rest)
+        if is_here and func is torch.tensor and _are_whole(data):
+            dtype: Any = rest.get("dtype")
+            with trace.mode:
+                return True, _stacked(data).to(dtype)
         trace.refuse(
             ConcretizationError,
             f"{operation_name(func)} reads traced values ({short(traced)}) from a Python sequence",
