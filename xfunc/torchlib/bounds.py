@@ -46,8 +46,15 @@ def _holds_least(x: object) -> bool:
     return bool((x == torch.iinfo(x.dtype).min).any())
 
 
+def _is_kept(x: Tensor) -> bool:
+    """Whether the CPU computes such values as other devices do."""
+    return x.dtype in (torch.float32, torch.float64) or not (
+        x.is_floating_point() or x.is_complex()
+    )
+
+
 class Known:
-    """The values of integer tensors that depend on no input, by tensor."""
+    """The values of tensors that depend on no input, by tensor."""
 
     def __init__(self) -> None:
         self._values: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
@@ -57,8 +64,9 @@ class Known:
 
     def put(self, tensor: Tensor, value: Tensor) -> None:
         """Keep the value (on the CPU) of a tensor."""
-        whole = not (value.is_floating_point() or value.is_complex())
-        if whole and value.numel() <= (_LARGEST_MASK if value.dtype is torch.bool else _LARGEST):
+        if _is_kept(value) and value.numel() <= (
+            _LARGEST_MASK if value.dtype is torch.bool else _LARGEST
+        ):
             self._values[id(tensor)] = (weakref.ref(tensor), tensor._version, value)
 
     def forget(self, tensor: Tensor) -> None:
@@ -85,7 +93,7 @@ class Known:
         made = func in _FACTORIES
         if not made and (not self._values or kind not in _COMPUTED):
             return
-        if any(o.numel() > _LARGEST or o.is_floating_point() or o.is_complex() for o in out):
+        if any(o.numel() > _LARGEST or not _is_kept(o) for o in out):
             return
         try:
             args, tensors = self._replaced(args)
@@ -105,7 +113,7 @@ class Known:
             except (RuntimeError, TypeError, IndexError, ValueError):
                 return
         for o, value in zip(out, found if func in PARTS else (found,), strict=True):
-            if isinstance(value, Tensor) and value.shape == o.shape:
+            if isinstance(value, Tensor) and (value.shape, value.dtype) == (o.shape, o.dtype):
                 self.put(o, value)
 
     def _replaced(self, args: Sequence[object]) -> tuple[tuple[object, ...], int]:
