@@ -41,6 +41,8 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "resizing": lambda x: F.interpolate(x[None], size=torch.tensor([3, 8])[1]),  # pyright: ignore[reportCallIssue, reportArgumentType]
     "item": lambda x: x[: torch.tensor(2).item()],
     "list": lambda x: x.split(torch.tensor([[1, 3]]).diff(prepend=torch.tensor([[0]]))[0].tolist()),
+    "number of frames": lambda x: F.pad(x, (0, frames(len(x)))),  # pyright: ignore[reportArgumentType]
+    "floats": lambda x: [x * t for t in (torch.arange(3) / 2.0).tolist()],
     "branch": lambda x: x if (torch.arange(3) == 2).any() else -x,
     "numbers": lambda x: [int(n) * x * float(n) for n in torch.tensor([2, 3])],
     "parts": lambda x: [x * a.item() for a in torch.arange(6).chunk(3)[1]],
@@ -55,6 +57,10 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "mask in an assignment": lambda x: assigned(x, torch.tensor([True, False, True])),
     "computed mask in an assignment": lambda x: assigned(x, torch.arange(3) != 1),
 }
+
+
+def frames(length: int) -> Tensor:
+    return torch.ceil((length - torch.tensor(1)) / torch.tensor(4) + 1).to(torch.int64)
 
 
 def assigned(x: Tensor, mask: Tensor) -> Tensor:

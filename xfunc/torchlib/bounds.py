@@ -115,7 +115,7 @@ class Known:
             except (RuntimeError, TypeError, IndexError, ValueError):
                 return
         for o, value in zip(out, found if func in PARTS else (found,), strict=True):
-            if isinstance(value, Tensor) and value.shape == o.shape:
+            if isinstance(value, Tensor) and (value.shape, value.dtype) == (o.shape, o.dtype):
                 self.put(o, value)
 
     def _replaced(self, args: Sequence[object]) -> tuple[tuple[object, ...], int]:

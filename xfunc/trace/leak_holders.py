@@ -27,6 +27,7 @@ from xfunc.core.displays import debuggers, is_debugger, is_display
 _CONTAINERS = (
     tuple, list, dict, set, frozenset, types.CellType, types.FunctionType, types.MethodType,
     functools.partial, collections.OrderedDict, collections.defaultdict, collections.deque,
+    types.MappingProxyType,
 )  # fmt: skip
 _PARTS = (tuple, list, dict, collections.defaultdict, set)
 _MOST = 1000  # objects that are looked at

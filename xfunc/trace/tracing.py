@@ -289,7 +289,7 @@ class Trace:
         self.made = TracedValues(name, defined_at)
         self.batching = batching.Batching(self)
         self.overlaps = Aliasing()
-        self.known = bounds.Known()  # the constant integers in the code
+        self.known = bounds.Known()  # the constants in the code
         self._stack = contextlib.ExitStack()
         self._parent: Trace | None = None
         self.mode = Mode(self)

@@ -102,6 +102,16 @@ def test_leak_message_says_who_holds_the_value(name: str, transform: Any) -> Non
         _Holder.kept = None
 
 
+def test_leak_into_a_class_whose_variables_are_being_looked_at() -> None:
+    looking = [vars(_Holder) for _ in range(3)]
+    try:
+        with pytest.raises(LeakError, match="held by the attribute `kept` of the class _Holder"):
+            xf.jit(lambda x: setattr(_Holder, "kept", x * 2))(vector())
+    finally:
+        _Holder.kept = None
+        looking.clear()
+
+
 def test_leak_into_a_variable_of_a_running_function_says_its_kind() -> None:
     results: list[torch.Tensor] = []
 
