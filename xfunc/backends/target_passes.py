@@ -21,6 +21,7 @@ from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 from xfunc.hlo.passes.scatters import divide_evenly, hide_positions
+from xfunc.hlo.passes.updates import keep_updates_apart
 from xfunc.hlo.passes.wide import upcast_f16
 from xfunc.hlo.spmd.collectives import DEVICES, list_groups
 from xfunc.hlo.spmd.tiles import DeviceAssignment
@@ -40,6 +41,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
         strip_offload(proto)  # It has one memory.
         upcast_f16(Contents(proto))
         saturate_tanh(proto)
+        keep_updates_apart(proto)
         outline_barriers(proto, partitioned=count > 1)
         if count == 1:
             orient_products(proto)
