@@ -13,6 +13,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import entry_of, fresh_ids, instruction
 from xfunc.hlo.passes.barriers import outline_barriers
+from xfunc.hlo.passes.branches import hide_constraints
 from xfunc.hlo.passes.convolutions import keep_space_whole
 from xfunc.hlo.passes.first_of_sorted import hide_sorts
 from xfunc.hlo.passes.limits import saturate_tanh
@@ -72,6 +73,7 @@ def prepare_to_partition(proto: pb.HloModuleProto, count: int) -> None:
         hide_positions(proto)
         keep_space_whole(proto)
         hide_sorts(proto, count)
+        hide_constraints(proto)
     list_groups(proto)
 
 
