@@ -127,6 +127,20 @@ def test_read_that_is_of_no_constant_is_refused() -> None:
         xf.jit(changed)(X)
 
 
+def test_read_that_would_lose_a_derivative_or_a_change_is_refused() -> None:
+    def changed(x: Tensor) -> Tensor:
+        known = torch.ones(2)
+        torch._foreach_add_([known], [x])
+        return x * known.sum().item()
+
+    def derived(x: Tensor) -> Tensor:
+        return xf.grad(lambda n: x.sum() * n * n.item())(torch.tensor(2.0))
+
+    for fun in (changed, derived):
+        with pytest.raises(xf.errors.ConcretizationError, match="reads a traced value"):
+            xf.jit(fun)(torch.ones(2))
+
+
 def test_reads_at_each_size() -> None:
     """A number that is computed from a size takes the place of one that remembers that."""
 

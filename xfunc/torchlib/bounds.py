@@ -73,6 +73,10 @@ class Known:
         """Forget a tensor whose value may change."""
         self._values.pop(id(tensor), None)
 
+    def clear(self) -> None:
+        """Forget all tensors."""
+        self._values.clear()
+
     def find(self, x: object) -> Tensor | None:
         """The value of a tensor, or of a list of ints, if it is known."""
         if isinstance(x, Tensor):

@@ -217,6 +217,8 @@ class Mode(TorchFunctionMode):
             check_derivative(func, args, kwargs, out, trace.name)
             trace.check_unmutated(func)
         elif writes:
+            if args and isinstance(args[0], (tuple, list)):
+                trace.known.clear()  # Changes of lists do not count as versions.
             written = part_of(kwargs.get("out", args[0] if args else None))
             if written is not None:
                 whole, index, part = written

@@ -427,6 +427,8 @@ class Trace:
                 found = list(map(func, values))
             for x in found:
                 self.made.register(x, func, frame)
+        for x in found if tracked else ():
+            self.known.forget(x)  # What is read of it would have no derivative.
         with torch._C.DisableTorchFunction():
             return [x.requires_grad_() for x in found] if tracked else found
 
