@@ -112,7 +112,7 @@ def _plain(
     graph of the backward pass too.
     """
     xs = trace.copies(leaves, tracked=True)
-    with trace.plain_autograd():
+    with trace.plain_autograd(), torch.enable_grad():
         value, aux = flat(*xs)
         grads: list[Tensor | None] = [None] * len(xs)
         if value.requires_grad:

@@ -193,6 +193,37 @@ def test_transforms_in_inference_mode_and_no_grad(name: str, mode: Any) -> None:
             torch.testing.assert_close(of(b)(a).cpu(), want.cpu())
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transforms_in_inference_mode_and_no_grad_within_a_trace(name: str, mode: Any) -> None:
+    x, c = torch.tensor([0.3, 2.0, -1.0]), torch.tensor([1.5, -0.5, 3.0])
+
+    def of(x: torch.Tensor) -> Any:
+        return TRANSFORMED[name](lambda x: x.sin() * c.sum() * x)(x * 1)
+
+    def within(x: torch.Tensor) -> Any:
+        with mode():
+            return of(x)
+
+    torch.testing.assert_close(xf.jit(within)(x).cpu(), of(x).cpu())
+
+
+def test_inference_mode_within_a_trace_makes_values_without_derivative() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            factor = x[1:].unsqueeze(0).t().clone().mul_(2)
+            with torch.inference_mode(False):
+                again = x.view(1, 3) * 3
+        return (x * factor.flatten().sum() + again).sum()
+
+    x = torch.tensor([1.0, 2.0, 3.0])
+    value, slope = xf.jit(xf.value_and_grad(loss))(x)
+    assert value.item() == 78
+    assert slope.tolist() == [13.0] * 3
+    assert xf.jvp(loss, (x,), (torch.ones(3),))[1].item() == 39
+    assert not torch.is_inference_mode_enabled()
+
+
 def test_scan_checkpoint_policy_changes_residuals() -> None:
     def residual_bytes(policy: Any) -> str:
         def body(c: torch.Tensor, w: torch.Tensor) -> Any:

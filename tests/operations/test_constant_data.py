@@ -141,6 +141,16 @@ def test_read_that_would_lose_a_derivative_or_a_change_is_refused() -> None:
             xf.jit(fun)(torch.ones(2))
 
 
+def test_constants_in_inference_mode() -> None:
+    def fun(x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            known = torch.arange(2) + torch.ones(2)
+            known += x
+        return x * known
+
+    torch.testing.assert_close(xf.jit(fun)(torch.ones(2)).cpu(), fun(torch.ones(2)))
+
+
 def test_reads_at_each_size() -> None:
     """A number that is computed from a size takes the place of one that remembers that."""
 

@@ -66,6 +66,8 @@ class Known:
 
     def put(self, tensor: Tensor, value: Tensor) -> None:
         """Keep the value (on the CPU) of a tensor."""
+        if tensor.is_inference():  # Its changes are not counted.
+            return
         if value.numel() <= (_LARGEST_MASK if value.dtype is torch.bool else _LARGEST):
             self._values[id(tensor)] = (weakref.ref(tensor), tensor._version, value)
 

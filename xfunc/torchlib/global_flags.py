@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.modules import transformer
 
 from xfunc.core.counted import Counted
@@ -188,7 +189,7 @@ def _reading_nothing() -> Iterator[None]:
 
 
 @functools.cache
-def _of_autocast() -> list[tuple[Any, str, Any, Any]]:
+def _changed() -> list[tuple[Any, str, Any, Any]]:
     """Functions of torch, as they are and as traces need them: (owner, name, usual, ours)."""
     common: Any = torch.cuda.amp.common
     cuda: Any = torch.cuda
@@ -216,7 +217,18 @@ def _of_autocast() -> list[tuple[Any, str, Any, Any]]:
         return functools.wraps(function)(call)
 
     init, dtype = torch.autocast.__init__, torch.get_autocast_dtype
+    enter: Any = torch.inference_mode.__enter__
+
+    def enter_inference_mode(block: Any) -> None:
+        if not (block.mode and _thread.is_tracing) or torch.is_inference_mode_enabled():
+            enter(block)
+            return
+        block._inference_mode_context = stack = contextlib.ExitStack()
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(forward_ad._set_fwd_grad_enabled(False))
+
     return [
+        (torch.inference_mode, "__enter__", enter, enter_inference_mode),
         (common, "amp_definitely_not_available", is_absent, amp_definitely_not_available),
         (cuda, "is_bf16_supported", is_supported, is_bf16_supported),
         (amp, "is_autocast_available", is_available, knowing(is_available)),
@@ -228,17 +240,18 @@ def _of_autocast() -> list[tuple[Any, str, Any, Any]]:
 
 
 @contextlib.contextmanager
-def _autocasting() -> Iterator[None]:
-    """Let ``torch.autocast`` know the device of traced tensors, and count for CUDA without CUDA.
+def _blocks() -> Iterator[None]:
+    """Let blocks of torch take traced values.
 
-    torch would refuse the one, and disable the other.
+    ``torch.autocast`` refuses their device, and is disabled for CUDA without CUDA. In inference
+    mode there are no views of other values: it only forbids derivatives then.
     """
-    for owner, name, _, ours in _of_autocast():
+    for owner, name, _, ours in _changed():
         setattr(owner, name, ours)
     try:
         yield
     finally:
-        for owner, name, usual, _ in _of_autocast():
+        for owner, name, usual, _ in _changed():
             setattr(owner, name, usual)
 
 
@@ -301,7 +314,7 @@ def _find_no_nan() -> None:
 
 @contextlib.contextmanager
 def _all_settings() -> Iterator[None]:
-    with _young_garbage_only(), _reading_nothing(), _autocasting(), _finding_nan_again():
+    with _young_garbage_only(), _reading_nothing(), _blocks(), _finding_nan_again():
         yield
 
 
