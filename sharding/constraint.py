@@ -104,7 +104,8 @@ class Constraint(Annotation):
 
 def _constrained(x: torch.Tensor, sharding: NamedSharding) -> torch.Tensor:
     if tracing.current() is None:
-        if functorch.top_level() is None:
+        is_whole = PartitionSpec.UNCONSTRAINED not in tuple(sharding.spec)
+        if functorch.top_level() is None and is_whole:
             return device_put(x, sharding)
         x = to_device(x)
     if sharding.mesh.size == 1:

@@ -90,7 +90,7 @@ class LinearSolve(Transform[..., PyTree]):
     def apply(self, b: PyTree) -> PyTree:
         b = as_tensors(b)
         leaves, b_tree = tree.flatten(b)
-        check_floating(leaves, labels_in(b, "b"), self.__name__)
+        check_floating(leaves, labels_in(b, "b"), self.__name__, real=True)
         if not is_eager():
             return self._solved(b, leaves, b_tree)
         # Values that `matvec` closes over are found by tracing it; the rest is as in other

@@ -55,7 +55,8 @@ def grad(
     Args:
         fun: returns a real floating scalar, or ``(scalar, aux)`` if `has_aux`.
         argnums: position, or positions, of the arguments to differentiate with respect to: trees
-            of floating tensors.
+            of floating or complex tensors. The gradient of ``z = x + iy`` is ``df/dx + i df/dy``,
+            as torch's; JAX's is the complex conjugate.
         has_aux: whether `fun` returns a second, undifferentiated result.
 
     Returns:

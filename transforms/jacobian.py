@@ -112,7 +112,7 @@ class Jacobian(Transform[..., PyTree]):
     def apply(self, *args: object, **kwargs: object) -> PyTree:
         args, kwargs, nums = chosen(self._argnums, args, kwargs, self.__name__)
         leaves, structure = tree.flatten([args[i] for i in nums])
-        check_floating(leaves, labels_of(self.fun, args, nums), self.__name__)
+        check_floating(leaves, labels_of(self.fun, args, nums), self.__name__, real=True)
         trees: list[tree.Structure] = []
 
         def flat(*xs: Tensor) -> Flat:

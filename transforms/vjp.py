@@ -70,7 +70,7 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
     """The value of `fun`, and the function that pulls a cotangent back to its arguments.
 
     Args:
-        fun: a function of trees of floating tensors.
+        fun: a function of trees of floating or complex tensors.
         primals: its arguments.
         has_aux: whether `fun` returns ``(out, aux)``.
 
@@ -79,7 +79,8 @@ def vjp(fun: Fun, *primals: object, has_aux: bool = False) -> tuple[PyTree, ...]
         returns a tuple of trees like `primals`. At top level the forward pass has run and its
         residuals are kept by `vjp_fn`, which may be called any number of times. Where torch's
         autograd differentiates the call (a primal requires a gradient, say), and where a jitted
-        function returns it (see `fwd_and_bwd`), `vjp_fn` runs the forward pass again.
+        function returns it (see `fwd_and_bwd`), `vjp_fn` runs the forward pass again. Of complex
+        numbers, cotangents are complex conjugates of JAX's, as in torch.
 
     Source: ``jax.vjp``.
     """

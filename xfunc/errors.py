@@ -116,7 +116,10 @@ class CheckpointWriteError(XfuncError, OSError):
 
 def short_repr(value: object) -> str:
     """A value of the user's in a message: its repr, on one line and not too long."""
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # Its class defines one that fails, on half-made objects for example.
+        text = object.__repr__(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -151,7 +154,7 @@ def hint_for(value: object, label: str = "", static: str = "") -> str:
         )
     if isinstance(value, torch.optim.Optimizer):
         return "pass its state as a tree of tensors, and return the new one: docs/optimizers.md."
-    if hasattr(value, "__dlpack__"):
+    if hasattr(type(value), "__dlpack__"):
         return "make a tensor of it, which shares its memory: torch.from_dlpack(array)."
     if isinstance(value, Iterator):
         return "pass a list: an iterator can be read only once."

@@ -6,7 +6,7 @@ import collections
 import functools
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -245,3 +245,49 @@ def test_changed_object_that_cannot_be_copied() -> None:
     first.k = 3.0
     with pytest.raises(RuntimeError, match=r"(?s)has changed.*cannot be copied.*new objects"):
         xf.grad(lambda x: xf.jit(make().__call__)(x).sum())(X)
+
+
+def _fail(self: object) -> NoReturn:
+    raise RuntimeError("not loaded")
+
+
+def _lazy(base: type) -> Any:
+    """A class derived from a container, whose own methods need what isn't there."""
+    names = "__len__ __iter__ keys values items".split()
+    return type(f"Lazy{base.__name__}", (base,), {n: _fail for n in names if hasattr(base, n)})
+
+
+CONTAINERS: dict[type, tuple[Any, Callable[[Any], float], Callable[[Any], object]]] = {
+    # The contents, what is read of them, and how they are changed.
+    list: ([2.0], lambda v: v[0], lambda v: v.append(v.pop() + 1)),
+    dict: ({"a": 2.0}, lambda v: v["a"], lambda v: v.update({"a": 3.0})),
+    set: ([2.0], lambda v: 2.0 + (3.0 in v), lambda v: v.add(3.0)),
+    collections.deque: ([2.0], lambda v: v[0], lambda v: v.append(v.popleft() + 1)),
+    tuple: ([2.0, 1.0], lambda v: v[0], lambda v: None),
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_containers_whose_own_methods_fail(kind: type) -> None:
+    contents, read, change = CONTAINERS[kind]
+    lazy = _lazy(kind)
+    first, equal = lazy(contents), lazy(contents)
+    traces: list[None] = []
+
+    def of(v: Any) -> Callable[[Tensor], Tensor]:
+        def f(x: Tensor) -> Tensor:
+            traces.append(None)
+            return x * read(v)
+
+        return f
+
+    x = torch.ones(2)
+    for v in (first, equal, first):
+        assert xf.jit(of(v))(x).tolist() == [2.0, 2.0]
+    assert len(traces) == 1
+    f = xf.jit(of(first))
+    for _ in range(3):
+        assert f(x).tolist() == [2.0, 2.0]
+    change(first)
+    assert f(x).tolist() == [read(first)] * 2
+    assert xf.vmap(of(first))(x).tolist() == [read(first)] * 2

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import xfunc as xf
 
@@ -48,6 +49,10 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "lengths of repeats": lambda x: x.split(torch.tensor([1, 2]).repeat_interleave(1).tolist()),
     "membership": lambda x: x * (2 in torch.arange(3)),
     "equality": lambda x: x * torch.equal(torch.arange(2), torch.tensor([0, 1])),
+    "floating branch": lambda x: x if (torch.tensor([0.5, 2.0]).exp() > 1).all() else -x,
+    "floating number": lambda x: x * float(torch.linspace(0, 1, 5)[1:3].sum()),
+    "complex assertion": lambda x: x * bool((torch.eye(3) * 1j).imag.norm() < 2),
+    "product": lambda x: x * torch.einsum("ij,j->", torch.eye(3), torch.tensor([1.0, 2, 3])).item(),
     "tensor of tensors": lambda x: x[:, torch.tensor([torch.tensor(3), torch.arange(3).max()])],
     "mask in an assignment": lambda x: assigned(x, torch.tensor([True, False, True])),
     "computed mask in an assignment": lambda x: assigned(x, torch.arange(3) != 1),
@@ -207,3 +212,22 @@ def test_comparison_with_an_array_of_numpy(dtype: type) -> None:
     array[1] += 1
     same = torch.from_numpy(array) == X
     assert xf.jit(lambda x: x == array)(X).tolist() == same.tolist()
+
+
+def test_reading_a_constant_runs_no_code_again() -> None:
+    calls: list[None] = []
+
+    def twice(x: Tensor) -> Tensor:
+        calls.append(None)
+        return x * 2
+
+    def fun(x: Tensor) -> Tensor:
+        known = torch.tensor([1.0, 2.0])
+        checkpoint(twice, known, use_reentrant=False)
+        return x * known.sum().item()
+
+    torch.manual_seed(0)
+    before = torch.random.get_rng_state()
+    assert xf.jit(fun)(torch.ones(2)).tolist() == [3.0, 3.0]
+    assert len(calls) == 1
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -210,11 +210,6 @@ def test_grad_through_complex_numbers_matches_torch(name: str) -> None:
             same(a, b, "jvp", 1e-10)
 
 
-def test_grad_of_complex_argument_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"which is complex64\[2\], not floating"):
-        xf.grad(lambda z: z.abs().sum())(torch.ones(2, dtype=torch.complex64))
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool])
 def test_view_dtype_from_and_to_bool(dtype: torch.dtype) -> None:
     """They have one bit in XLA."""

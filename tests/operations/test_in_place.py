@@ -34,6 +34,56 @@ def test_masked_scatter_in_place_under_hessian() -> None:
         torch.testing.assert_close(hessian(x).cpu(), torch.stack(want), rtol=1e-7, atol=1e-9)
 
 
+def shift(x: Tensor, k: Tensor) -> Tensor:
+    y = x.clone()
+    y[1:] = x[:-1]
+    return y
+
+
+def diffuse(x: Tensor, k: Tensor) -> Tensor:
+    y = x.clone()
+    y[1:-1] += 0.1 * (x[2:] - 2 * x[1:-1] + x[:-2])
+    return y
+
+
+def roll_row(x: Tensor, k: Tensor) -> Tensor:
+    return x.index_copy(0, k[None], x[k].roll(1)[None])
+
+
+def add_to_row(x: Tensor, k: Tensor) -> Tensor:
+    return x.index_add(0, k[None], x.index_select(0, k[None]).roll(1, 1))
+
+
+AROUND: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
+    "a new dimension": lambda f, x: f(x + 1)[None],
+    "a row of one": lambda f, x: f(x[None][0]).cumsum(0),
+    "reshaped": lambda f, x: f(x + 1).reshape(2, -1) * 1,
+    "map": lambda f, x: xf.map(lambda row: f(row).cumsum(0), torch.stack([x, -x])),
+    "loop": lambda f, x: xf.fori_loop(0, 3, lambda _, x: f(x).sort(0)[0], x),
+    "scan": lambda f, x: xf.scan(lambda c, _: (f(c), f(c)), x, None, length=3)[1],
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("fun", [shift, diffuse, roll_row, add_to_row])
+def test_part_is_overwritten_with_another(fun: Callable[..., Tensor], around: str) -> None:
+    """XLA reads what it has written already: https://github.com/openxla/xla/issues/49176."""
+    x = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    k = torch.tensor(2)
+
+    def run(x: Tensor) -> Tensor:
+        return AROUND[around](lambda x: fun(x, k), x)
+
+    def loss(x: Tensor) -> Tensor:
+        return (run(x) ** 2).sum()
+
+    with xf.disable_jit():
+        want = run(x)
+    torch.testing.assert_close(xf.jit(run)(x).cpu(), want)
+    if around not in ("map", "loop", "scan"):
+        torch.testing.assert_close(xf.grad(loss)(x).cpu(), torch.func.grad(loss)(x))
+
+
 # -- operations -----------------------------------------------------------------------------------
 
 

@@ -95,6 +95,37 @@ def test_sharding_constraint_unconstrained_dimension() -> None:
     torch.testing.assert_close(xf.jit(f)(X).cpu(), X + 1)
 
 
+def test_sharding_constraint_unconstrained_dimension_outside_of_programs() -> None:
+    """As in JAX, it stays as it was."""
+    x = xf.device_put(X, on("fsdp"))
+    found = with_sharding_constraint(x, on(P.UNCONSTRAINED, "tensor"))
+    assert is_divided(found, "fsdp", "tensor")
+    torch.testing.assert_close(found.cpu(), X)
+    leaf = X.clone().requires_grad_()
+    (with_sharding_constraint(leaf, on("fsdp", P.UNCONSTRAINED)).cpu() ** 2).sum().backward()
+    torch.testing.assert_close(leaf.grad, 2 * X)
+
+
+@pytest.mark.usefixtures("partitioner")
+@pytest.mark.parametrize("k", [1, 2], ids=["as they are", "computed from"])
+def test_sharding_constraint_differs_between_branches(k: int) -> None:
+    """JAX's `cond` fails in XLA: see `xfunc.hlo.passes.branches`."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        def some(x: torch.Tensor) -> torch.Tensor:
+            x = with_sharding_constraint(x, on("fsdp", "tensor"))
+            return x if k == 1 else x * k
+
+        def others(x: torch.Tensor) -> torch.Tensor:
+            return with_sharding_constraint(x, on("tensor", "fsdp"))
+
+        return xf.cond(x.sum() > 0, some, others, x)
+
+    torch.testing.assert_close(xf.jit(f)(X).cpu(), X * k)
+    torch.testing.assert_close(xf.grad(lambda x: (f(x) ** 2).sum())(X).cpu(), 2 * X * k**2)
+    torch.testing.assert_close(xf.jit(xf.vmap(f))(X[None]).cpu(), X[None] * k)
+
+
 def constrained(x: torch.Tensor) -> torch.Tensor:
     four = torch.cat([base(x), x[:1]])
     square = with_sharding_constraint(four[:, None] * four, on("fsdp", "tensor"))

@@ -13,8 +13,9 @@ from examples.llama import config, model, train
 from examples.llama.aot import Case
 from examples.llama.hub import hf
 from examples.llama.model import generate, kernels
-from examples.llama.model.attention import dense
+from examples.llama.model.attention import blockwise, dense
 from examples.llama.model.plan import Plan
+from examples.llama.model.ring import ring
 from examples.llama.model.sizes import Experts, Latent
 from examples.llama.parallel.sharding import Sharding
 from examples.llama.train import fit, steps
@@ -194,8 +195,12 @@ DOCUMENTS = torch.tensor([[1] * 50 + [2] * 78, [1] * 128, [1] * 100 + [0] * 28, 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("axes", "segments"),
-    [({"data": 2, "fsdp": 2, "tensor": 2}, DOCUMENTS), ({"fsdp": 2, "tensor": 4}, None)],
-    ids=["documents", "devices_share_heads"],
+    [
+        ({"data": 2, "fsdp": 2, "tensor": 2}, DOCUMENTS),
+        ({"fsdp": 2, "tensor": 4}, None),
+        ({"tensor": 8}, DOCUMENTS),
+    ],
+    ids=["documents", "devices_share_heads", "heads_are_whole"],
 )
 def test_splash_attention_equals_dense_attention(
     axes: dict[str, int], segments: Any, monkeypatch: pytest.MonkeyPatch
@@ -213,3 +218,29 @@ def test_splash_attention_equals_dense_attention(
     got = gradients(lambda q, k, v: kernels.splash_attention(q, k, v, segments, sharding=sharding))
     want = gradients(lambda q, k, v: dense(q, k, v, segments))
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (6, 2), (12, 6)], ids=str)
+@pytest.mark.parametrize("axes", [{"tensor": 8}, {"context": 2, "tensor": 4}], ids=str)
+def test_attention_in_blocks_equals_dense_attention(
+    axes: dict[str, int], heads: tuple[int, int]
+) -> None:
+    """Heads of queries that the mesh does not divide are whole on each device."""
+    sharding = Sharding.of(axes)
+    plan = Plan(sharding=sharding)
+    generator = torch.Generator().manual_seed(0)
+    many, few = heads
+    qkv = [torch.randn(2, n, 16, 4, generator=generator) for n in (many, few, few)]
+    weights = torch.randn(2, many, 16, 4, generator=generator)
+
+    def blocks(*qkv: torch.Tensor) -> torch.Tensor:
+        function = ring if "context" in axes else blockwise
+        q, k, v = (plan.as_divided(x.transpose(1, 2)).transpose(1, 2) for x in qkv)
+        mixed = function(q, k, v, block=4, sharding=sharding)
+        return plan.in_order(mixed.transpose(1, 2)).transpose(1, 2)
+
+    def gradients(attend: Any) -> Any:
+        value = xf.value_and_grad(lambda qkv: (attend(*qkv) * weights).sum())
+        return xf.device_get(xf.jit(value)(qkv))
+
+    torch.testing.assert_close(gradients(blocks), gradients(dense), rtol=1e-4, atol=1e-4)

@@ -13,6 +13,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import entry_of, fresh_ids, instruction
 from xfunc.hlo.passes.barriers import outline_barriers
+from xfunc.hlo.passes.branches import hide_constraints
 from xfunc.hlo.passes.convolutions import keep_space_whole
 from xfunc.hlo.passes.first_of_sorted import hide_sorts
 from xfunc.hlo.passes.limits import saturate_tanh
@@ -21,6 +22,7 @@ from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 from xfunc.hlo.passes.scatters import divide_evenly, hide_positions
+from xfunc.hlo.passes.updates import keep_updates_apart
 from xfunc.hlo.passes.wide import upcast_f16
 from xfunc.hlo.spmd.collectives import DEVICES, list_groups
 from xfunc.hlo.spmd.tiles import DeviceAssignment
@@ -40,6 +42,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
         strip_offload(proto)  # It has one memory.
         upcast_f16(Contents(proto))
         saturate_tanh(proto)
+        keep_updates_apart(proto)
         outline_barriers(proto, partitioned=count > 1)
         if count == 1:
             orient_products(proto)
@@ -70,6 +73,7 @@ def prepare_to_partition(proto: pb.HloModuleProto, count: int) -> None:
         hide_positions(proto)
         keep_space_whole(proto)
         hide_sorts(proto, count)
+        hide_constraints(proto)
     list_groups(proto)
 
 

@@ -93,17 +93,17 @@ def _partial(walk: Fingerprinter, x: functools.partial[object]) -> Hashable:
     return ("partial", walk.value(x.func), walk.all(x.args), keywords)
 
 
-def _sequence(walk: Fingerprinter, x: Iterable[object]) -> Hashable:
-    return (type(x), walk.place(x, None, x))
+def _sequence(walk: Fingerprinter, x: object) -> Hashable:
+    return (type(x), walk.place(x, None, snapshots.stored(x)))
 
 
 def _tuple(walk: Fingerprinter, x: tuple[object, ...]) -> Hashable:
-    return (type(x), walk.all(x))
+    return (type(x), walk.all(snapshots.stored(x)))
 
 
 def _dict(walk: Fingerprinter, x: dict[object, object]) -> Hashable:
-    items = [part for item in x.items() for part in item]
-    factory = getattr(x, "default_factory", None)
+    items = [part for item in zip(*snapshots.keys_and_values(x), strict=True) for part in item]
+    factory = x.default_factory if isinstance(x, collections.defaultdict) else None
     return (type(x), walk.place(x, None, items), walk.value(factory))
 
 

@@ -136,8 +136,8 @@ class ClassState:
             for c in filter(is_abstract, self.cls.__mro__):
                 self._contents[c, "registered"] = tuple(map(walk.by_identity, registered(c)))
             self._walk = walk
-            self._own = _kept(self._own_states, tuple(self._contents.items()))
             self._watch = MutationGuard(walk.mutables, self.types)
+            self._own = _kept(self._own_states, tuple(self._contents.items()))
         return self._own
 
     def _same(self) -> bool:

@@ -15,7 +15,7 @@ import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -208,27 +208,30 @@ class _Copies:
             held = owner if isinstance(owner, types.ModuleType) else self._shared(owner)
             return x if held is owner else getattr(held, x.__name__)
         if isinstance(x, (tuple, frozenset)):
-            parts, base = [*map(self._key, x)], tuple if isinstance(x, tuple) else frozenset
-            if not _vars_of(x) and _same(parts, x):
+            parts, base = (
+                [*map(self._key, snapshots.stored(x))],
+                tuple if isinstance(x, tuple) else frozenset,
+            )
+            if not _vars_of(x) and _same(parts, snapshots.stored(x)):
                 return x
             return self._filled(x, base.__new__(kind, parts))
         if isinstance(x, list):
             made: Any = self._note(x, list.__new__(kind))
-            list.extend(made, map(self.of, x))
+            list.extend(made, map(self.of, snapshots.stored(x)))
         elif isinstance(x, (dict, collections.OrderedDict)):
             made = self._note(x, dict.__new__(kind))
             base = next(c for c in kind.__mro__ if c in _DICTS)
-            for k, v in x.items():
+            for k, v in zip(*snapshots.keys_and_values(x), strict=True):
                 base.__setitem__(made, self._key(k), self.of(v))
             if isinstance(x, collections.defaultdict):
                 made.default_factory = self.of(x.default_factory)
         elif isinstance(x, set):
             made = self._note(x, set.__new__(kind))
-            set.update(made, map(self._key, x))
+            set.update(made, map(self._key, snapshots.stored(x)))
         elif isinstance(x, collections.deque):
             made = self._note(x, collections.deque.__new__(kind))
             collections.deque.__init__(made, (), x.maxlen)
-            collections.deque.extend(made, map(self.of, x))
+            collections.deque.extend(made, map(self.of, snapshots.stored(x)))
         elif consists_of_attributes(kind) and not hasattr(kind, "__del__"):
             if not _vars_of(x):
                 return x
@@ -266,7 +269,7 @@ class _Copies:
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
-def _same(some: Collection[object], others: Collection[object]) -> bool:
+def _same(some: snapshots.View, others: snapshots.View) -> bool:
     """Whether two collections hold the same objects, in the same order."""
     return len(some) == len(others) and all(map(operator.is_, some, others))
 

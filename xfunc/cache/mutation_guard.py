@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch.nn.parameter import is_lazy
 
-from xfunc.cache.snapshots import MISSING, Look, View, can_change, content, views
+from xfunc.cache.snapshots import MISSING, Look, View, can_change, content, is_namespace, views
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class MutationGuard:
         self._objects = [t for t in own if type(t) is not types.FunctionType]
         self._own_dicts = list(map(_dict_of, self._objects))
         self._kinds = list(map(type, self._objects))
-        dicts = [*map(_dict_of, own), *(t for t in mutables if _is_plain(t))]
+        dicts = [*map(_dict_of, own), *(t for t in mutables if is_namespace(t))]
         self._namespaces = list(namespaces)
         tensors = [t for t in mutables if isinstance(t, torch.Tensor)]
         self._tensors = list(filter(has_shape, tensors))
@@ -164,10 +164,6 @@ class MutationGuard:
 def has_shape(t: torch.Tensor) -> bool:
     """Whether a tensor can be asked for its shape."""
     return t.layout is torch.strided and not t.is_nested and not is_lazy(t)
-
-
-def _is_plain(x: object) -> bool:
-    return isinstance(x, dict) and all(type(k) is str for k in x)
 
 
 def _has_attributes(x: object) -> bool:

@@ -9,7 +9,7 @@ import contextvars
 import functools
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, KeysView, Sequence, ValuesView
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -39,6 +39,45 @@ class Look:
 
     def __iter__(self) -> Iterator[object]:
         return iter(self._look(self._thing))
+
+
+class _Stored:
+    """What an object of a class derived from a container of Python's stores."""
+
+    def __init__(self, base: Any, thing: object):
+        self._base, self._thing = base, thing
+
+    def __len__(self) -> int:
+        return self._base.__len__(self._thing)
+
+    def __iter__(self) -> Iterator[object]:
+        return self._base.__iter__(self._thing)
+
+
+_SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
+_DICTS: tuple[Any, ...] = (collections.OrderedDict, dict)
+
+
+def stored(x: Any) -> View:
+    """The contents of a list, tuple, set or deque, whatever methods its own class gives it."""
+    kind, base = type(x), next(b for b in _SEQUENCES if isinstance(x, b))
+    plain = kind.__iter__ is base.__iter__ and kind.__len__ is base.__len__
+    return x if plain else _Stored(base, x)
+
+
+def keys_and_values(x: Any) -> tuple[KeysView[object], ValuesView[object]]:
+    """The contents of a dict, whatever methods its own class gives it."""
+    base = next(b for b in _DICTS if isinstance(x, b))
+    return base.keys(x), base.values(x)
+
+
+def is_namespace(x: object) -> bool:
+    """Whether this is a dict, with a dict's own methods, whose keys are all strings."""
+    if not isinstance(x, dict):
+        return False
+    kind = type(x)
+    plain = any(kind.__iter__ is c.__iter__ and kind.values is c.values for c in _DICTS)
+    return plain and all(type(k) is str for k in x)
 
 
 class _Equal:
@@ -119,11 +158,11 @@ def views(x: Any) -> list[View]:
         return []
     if isinstance(x, functools.partial):
         return [Look(lambda p: (p.func, *p.args, *p.keywords, *p.keywords.values()), x)]
-    if isinstance(x, (list, collections.deque, set, frozenset, tuple)):
-        return [x]
+    if isinstance(x, _SEQUENCES):
+        return [stored(x)]
     if isinstance(x, dict):
-        own: list[View] = [Look(_default_of, x)] if hasattr(x, "default_factory") else []
-        return own if all(type(k) is str for k in x) else [*own, x, x.values()]
+        own: list[View] = [Look(_default_of, x)] if isinstance(x, collections.defaultdict) else []
+        return own if is_namespace(x) else [*own, *keys_and_values(x)]
     if isinstance(x, types.MappingProxyType):
         return [x, x.values()]
     if isinstance(x, (type({}.keys()), type({}.values()), type({}.items()))):

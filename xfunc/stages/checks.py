@@ -148,19 +148,32 @@ def not_chosen(argnums: int | Sequence[int], structure: tree.Structure) -> list[
     return found + [True] * kwargs.num_leaves
 
 
-def check_floating(leaves: Sequence[object], labels: Sequence[str], name: str) -> None:
-    """Raise unless every leaf is a tensor of a real floating dtype."""
+def check_floating(
+    leaves: Sequence[object], labels: Sequence[str], name: str, real: bool = False
+) -> None:
+    """Raise unless every leaf is a tensor of a floating dtype, complex ones included.
+
+    Args:
+        leaves: what is differentiated with respect to.
+        labels: for each leaf its name, for messages.
+        name: the transform and its function.
+        real: whether complex leaves are refused, too.
+    """
     for i, x in enumerate(leaves):
-        if not isinstance(x, Tensor) or not x.dtype.is_floating_point:
-            label = labels[i]
-            what, hint = f"{short_repr(x)} ({kind_of(x)})", hint_for(x, label)
-            if isinstance(x, Tensor):
-                what, hint = short(x), "convert it with .float(), or choose other argnums."
-            fail(
-                TypeError,
-                f"{name} differentiates with respect to {label}, which is {what}, not floating",
-                hint,
-            )
+        if not isinstance(x, Tensor):
+            what, kind, hint = f"{short_repr(x)} ({kind_of(x)})", "floating", hint_for(x, labels[i])
+        elif not (x.dtype.is_floating_point or x.dtype.is_complex):
+            what, kind = short(x), "floating"
+            hint = "convert it with .float(), or choose other argnums."
+        elif real and x.dtype.is_complex:
+            what, kind, hint = short(x), "real", "pass its parts: torch.view_as_real(z)."
+        else:
+            continue
+        fail(
+            TypeError,
+            f"{name} differentiates with respect to {labels[i]}, which is {what}, not {kind}",
+            hint,
+        )
 
 
 def check_differentiable(

@@ -20,6 +20,7 @@ from xfunc.graph.composite import dimension_of, is_running, running_of
 from xfunc.hlo import Module
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import called_from, copied, fill, fresh_ids, remove_computations, with_id
+from xfunc.hlo.passes.barriers import is_barrier
 from xfunc.hlo.spmd.annotations import is_tie
 
 _Key = tuple[object, ...]  # of an operation on arrays of given shapes
@@ -38,7 +39,7 @@ def dimension(i: pb.HloInstructionProto) -> int:
 def folded(module: Module) -> Module:
     """The module with a custom call for each running operation, and with nothing in common use."""
     names = _names(module.proto)
-    barriers = {c.id: c for c in module.proto.computations if _is_barrier(c)}
+    barriers = {c.id: c for c in module.proto.computations if is_barrier(c)}
     proto = pb.HloModuleProto()
     proto.CopyFrom(module.proto)
     ids = fresh_ids(proto)
@@ -82,14 +83,6 @@ def _unshare_constants(c: pb.HloComputationProto, ids: Iterator[int]) -> None:
         found.append(i)
     if scalars:
         fill(c, found)
-
-
-def _is_barrier(c: pb.HloComputationProto) -> bool:
-    opcodes = {i.opcode for i in c.instructions}
-    return "opt-barrier" in opcodes and opcodes <= _PASSING
-
-
-_PASSING = {"parameter", "tuple", "opt-barrier", "get-tuple-element"}
 
 
 def unfolded(module: Module, source: Module) -> Module:

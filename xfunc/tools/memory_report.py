@@ -255,7 +255,7 @@ def _check(f: Callable[..., object], traced: stages.Traced, n: int) -> None:
     """Raise unless the result is a scalar and the first argument can be differentiated."""
     name = function_name(f)
     for k, aval in enumerate(traced.in_avals[:n]):
-        if not aval.dtype.is_floating_point:
+        if not (aval.dtype.is_floating_point or aval.dtype.is_complex):
             label = traced.parts.staged.labels(traced.in_tree)[k]
             problem = (
                 f"memory_report differentiates {name} with respect to {label}, which is "

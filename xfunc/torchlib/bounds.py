@@ -9,6 +9,7 @@ values of such tensors, and of values computed only from them.
 from __future__ import annotations
 
 import re
+import types
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -34,10 +35,18 @@ PARTS = frozenset(
     functions("unbind", "split", "split_with_sizes", "chunk", "tensor_split", "meshgrid")
 )
 """Functions that return several tensors whose values are followed."""
-_FACTORIES = frozenset((torch.arange, torch.zeros, torch.ones, torch.full, torch.eye))
+_FACTORIES = frozenset(functions("arange", "eye", "full", "linspace", "ones", "zeros"))
 
 
 _DIVIDES = re.compile("div|mod|remainder")
+
+
+def _is_computation(func: Callable[..., object]) -> bool:
+    """Whether a function of torch runs no other code, and draws nothing."""
+    return type(func) is not types.FunctionType or func.__module__ in _COMPUTE
+
+
+_COMPUTE = frozenset(("torch.functional", "torch.nn.functional", "torch._tensor"))
 
 
 def _holds_least(x: object) -> bool:
@@ -46,15 +55,8 @@ def _holds_least(x: object) -> bool:
     return bool((x == torch.iinfo(x.dtype).min).any())
 
 
-def _is_kept(x: Tensor) -> bool:
-    """Whether the CPU computes such values as other devices do."""
-    return x.dtype in (torch.float32, torch.float64) or not (
-        x.is_floating_point() or x.is_complex()
-    )
-
-
 class Known:
-    """The values of tensors that depend on no input, by tensor."""
+    """The values of small tensors that depend on no input, by tensor."""
 
     def __init__(self) -> None:
         self._values: dict[int, tuple[weakref.ref[Tensor], int, Tensor]] = {}
@@ -64,9 +66,7 @@ class Known:
 
     def put(self, tensor: Tensor, value: Tensor) -> None:
         """Keep the value (on the CPU) of a tensor."""
-        if _is_kept(value) and value.numel() <= (
-            _LARGEST_MASK if value.dtype is torch.bool else _LARGEST
-        ):
+        if value.numel() <= (_LARGEST_MASK if value.dtype is torch.bool else _LARGEST):
             self._values[id(tensor)] = (weakref.ref(tensor), tensor._version, value)
 
     def forget(self, tensor: Tensor) -> None:
@@ -93,7 +93,9 @@ class Known:
         made = func in _FACTORIES
         if not made and (not self._values or kind not in _COMPUTED):
             return
-        if any(o.numel() > _LARGEST or not _is_kept(o) for o in out):
+        if not made and args and isinstance(args[0], Tensor) and id(args[0]) not in self._values:
+            return
+        if any(o.numel() > _LARGEST for o in out) or not _is_computation(func):
             return
         try:
             args, tensors = self._replaced(args)

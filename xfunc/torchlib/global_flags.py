@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch.nn.modules import transformer
 
-from xfunc.core import device
 from xfunc.core.counted import Counted
+from xfunc.core.device import AUTOCAST, TYPE
 from xfunc.core.garbage import has_frozen
 
 _BETWEEN_COLLECTIONS = 50_000  # new objects; Python's own number is 700
@@ -170,7 +170,7 @@ def _reading_nothing() -> Iterator[None]:
         return detect(mask, is_causal, size)
 
     def check_tensor_all_with(error_type: Any, cond: Any, message: Any = None) -> None:
-        traced = isinstance(cond, torch.Tensor) and cond.device.type == device.TYPE
+        traced = isinstance(cond, torch.Tensor) and cond.device.type == TYPE
         if not (traced and cond.dtype == torch.bool and _thread.is_tracing):
             check(error_type, cond, message)
 
@@ -187,12 +187,14 @@ def _reading_nothing() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-@contextlib.contextmanager
-def _autocasting_for_cuda() -> Iterator[None]:
-    """Let ``torch.autocast("cuda")`` count without CUDA, too: else torch disables it there."""
+@functools.cache
+def _of_autocast() -> list[tuple[Any, str, Any, Any]]:
+    """Functions of torch, as they are and as traces need them: (owner, name, usual, ours)."""
     common: Any = torch.cuda.amp.common
     cuda: Any = torch.cuda
+    amp: Any = torch.amp.autocast_mode
     is_absent, is_supported = common.amp_definitely_not_available, cuda.is_bf16_supported
+    is_enabled, is_available = torch.is_autocast_enabled, amp.is_autocast_available
 
     def amp_definitely_not_available() -> bool:
         return not _thread.is_tracing and is_absent()
@@ -201,49 +203,43 @@ def _autocasting_for_cuda() -> Iterator[None]:
         missing = _thread.is_tracing and not cuda.is_available()
         return missing or is_supported(*args, **kwargs)
 
-    common.amp_definitely_not_available = amp_definitely_not_available
-    cuda.is_bf16_supported = is_bf16_supported
-    try:
-        yield
-    finally:
-        common.amp_definitely_not_available = is_absent
-        cuda.is_bf16_supported = is_supported
+    def known(kind: object) -> object:
+        """For the device type of traced tensors, the one whose block is in effect."""
+        if not (_thread.is_tracing and kind == TYPE):
+            return kind
+        return next(filter(is_enabled, AUTOCAST), "xla")
+
+    def knowing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*map(known, args), **{k: known(v) for k, v in kwargs.items()})
+
+        return functools.wraps(function)(call)
+
+    init, dtype = torch.autocast.__init__, torch.get_autocast_dtype
+    return [
+        (common, "amp_definitely_not_available", is_absent, amp_definitely_not_available),
+        (cuda, "is_bf16_supported", is_supported, is_bf16_supported),
+        (amp, "is_autocast_available", is_available, knowing(is_available)),
+        (torch.amp, "is_autocast_available", is_available, knowing(is_available)),
+        (torch.autocast, "__init__", init, knowing(init)),
+        (torch, "is_autocast_enabled", is_enabled, knowing(is_enabled)),
+        (torch, "get_autocast_dtype", dtype, knowing(dtype)),
+    ]
 
 
 @contextlib.contextmanager
-def _autocasting_by_tensor() -> Iterator[None]:
-    """Let ``torch.autocast(x.device.type)`` of a traced `x` mean the autocast that is enabled.
+def _autocasting() -> Iterator[None]:
+    """Let ``torch.autocast`` know the device of traced tensors, and count for CUDA without CUDA.
 
-    torch has none for the device of traced values. If none is enabled, it is that of the CPU.
+    torch would refuse the one, and disable the other.
     """
-    start: Any = torch.autocast.__init__
-    is_enabled: Any = torch.is_autocast_enabled
-    dtype_of: Any = torch.get_autocast_dtype
-
-    def kind(device_type: object) -> object:
-        if device_type != device.TYPE or not _thread.is_tracing:
-            return device_type
-        return next(filter(is_enabled, device.AUTOCAST), "cpu")
-
-    @functools.wraps(start)
-    def __init__(self: Any, device_type: object, *args: Any, **kwargs: Any) -> None:
-        start(self, kind(device_type), *args, **kwargs)
-
-    def is_autocast_enabled(*device_type: object) -> bool:
-        return is_enabled(*map(kind, device_type))
-
-    def get_autocast_dtype(device_type: object) -> torch.dtype:
-        return dtype_of(kind(device_type))
-
-    torch.autocast.__init__ = __init__
-    torch.is_autocast_enabled = is_autocast_enabled
-    torch.get_autocast_dtype = get_autocast_dtype
+    for owner, name, _, ours in _of_autocast():
+        setattr(owner, name, ours)
     try:
         yield
     finally:
-        torch.autocast.__init__ = start
-        torch.is_autocast_enabled = is_enabled
-        torch.get_autocast_dtype = dtype_of
+        for owner, name, usual, _ in _of_autocast():
+            setattr(owner, name, usual)
 
 
 def _is_compiling(caller: types.FrameType) -> bool:
@@ -305,8 +301,7 @@ def _find_no_nan() -> None:
 
 @contextlib.contextmanager
 def _all_settings() -> Iterator[None]:
-    casting = _autocasting_for_cuda(), _autocasting_by_tensor()
-    with _young_garbage_only(), _reading_nothing(), casting[0], casting[1], _finding_nan_again():
+    with _young_garbage_only(), _reading_nothing(), _autocasting(), _finding_nan_again():
         yield
 
 

@@ -117,7 +117,7 @@ def blockwise(
     Partitioning", 2023.
     """
     if sharding is not None:
-        k, v = (sharding.for_all_devices(x) for x in (k, v))
+        k, v = (sharding.for_all_devices(x, q.shape[1]) for x in (k, v))
     seq = q.shape[2]
     block = min(block, seq)
     padding = -seq % block  # No query sees the keys added at the end.

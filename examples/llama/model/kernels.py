@@ -32,11 +32,14 @@ class Kernel:
     def __call__(self, q: Heads, k: Heads, v: Heads, segments: Segments) -> Heads:
         """Causal attention. Its residuals have the name ``attention`` in checkpoint policies."""
         if self.sharding is not None:
-            k, v = (self.sharding.for_all_devices(x) for x in (k, v))
+            k, v = (self.sharding.for_all_devices(x, q.shape[1]) for x in (k, v))
         return _attend(q, k, v, segments, self)
 
-    def run(self, fun: str, outputs: int, *args: Tensor | None) -> tuple[Tensor, ...]:
+    def run(
+        self, fun: str, outputs: int, q: Tensor, k: Tensor, *others: Tensor | None
+    ) -> tuple[Tensor, ...]:
         """One of the passes, on each device."""
+        args = (q, k, *others)
 
         def local(*args: Tensor | None) -> tuple[Tensor, ...]:
             name = f"{__package__}.{self.module}:{fun}"
@@ -44,8 +47,8 @@ class Kernel:
 
         if self.sharding is None:
             return local(*args)
-        batch, heads = self.sharding.batch, self.sharding.heads
-        specs = tuple(batch if i == _SEGMENTS else heads for i in range(len(args)))
+        heads = self.sharding.fitting(k, self.sharding.heads)
+        specs = tuple(xf.P(heads[0]) if i == _SEGMENTS else heads for i in range(len(args)))
         return xf.shard_map(local, self.sharding.mesh, specs, (heads,) * outputs)(*args)
 
 

@@ -41,7 +41,7 @@ def ring(
     Its residuals have the name ``attention`` in checkpoint policies. Arguments are those of
     `attention.blockwise`, with at most `block` queries, and keys, at a time.
     """
-    k, v = (sharding.for_all_devices(x) for x in (k, v))
+    k, v = (sharding.for_all_devices(x, q.shape[1]) for x in (k, v))
     chunk = q.shape[2] // (2 * sharding.mesh.shape[AXIS])
     size = max(n for n in range(1, min(block, chunk) + 1) if chunk % n == 0)
     reach = None if reach is None else torch.as_tensor(reach, device=q.device)

@@ -122,13 +122,14 @@ class Sharding:
             )
         return [chunk for k in range(n) for chunk in (k, 2 * n - 1 - k)]
 
-    def for_all_devices(self, x: Tensor) -> Tensor:
-        """Keys or values ``[batch, heads, ...]`` with a head for each device along ``tensor``.
+    def for_all_devices(self, x: Tensor, heads: int) -> Tensor:
+        """Keys or values ``[batch, heads, ...]`` with heads for each device along ``tensor``.
 
-        Those that share one each get a copy of it.
+        Those that share one each get a copy of it; unless they cannot share the `heads` of queries.
         """
-        n = self.mesh.shape["tensor"] // x.shape[1]
-        return x if n <= 1 else x[:, :, None].expand(-1, -1, n, -1, -1).flatten(1, 2)
+        all_heads = math.lcm(x.shape[1], self.mesh.shape["tensor"])
+        n = 1 if heads % all_heads else all_heads // x.shape[1]
+        return x if n == 1 else x[:, :, None].expand(-1, -1, n, -1, -1).flatten(1, 2)
 
 
 def fitting(mesh: xf.AbstractMesh, shape: Sequence[int], spec: Iterable[Any]) -> P:

@@ -31,3 +31,9 @@ def outline_barriers(proto: pb.HloModuleProto, *, partitioned: bool) -> None:
 
 
 _PASSING = {"parameter", "tuple", "opt-barrier", "get-tuple-element"}
+
+
+def is_barrier(c: pb.HloComputationProto) -> bool:
+    """Whether a function consists of nothing but a barrier."""
+    opcodes = {i.opcode for i in c.instructions}
+    return "opt-barrier" in opcodes and opcodes <= _PASSING
