@@ -26,6 +26,8 @@ READS: dict[str, Callable[..., Any]] = {
     "x[i, :, rows]": lambda x, i, j: x[i, :, ROWS.to(x.device)],
     "x[rows, j]": lambda x, i, j: x[ROWS.to(x.device), j],
     "x[i][j]": lambda x, i, j: x[i][j],
+    "x[[i, 1], (j, j)]": lambda x, i, j: x[[i, 1], (j, j)],
+    "x[:, [i, j]]": lambda x, i, j: x[:, [i, j]],
     "x.narrow(2, i, 2)": lambda x, i, j: x.narrow(2, i, 2),
     "torch.narrow(x, -1, j, 1)": lambda x, i, j: torch.narrow(x, -1, j, 1),
 }
@@ -50,6 +52,7 @@ WRITES = {
     "y[i, :, j] = 1": _set(lambda i, j: (i, slice(None), j), 1.0),
     "y[:, j, 1:] = 1": _set(lambda i, j: (slice(None), j, slice(1, None)), 1.0),
     "y[..., j] = column": _set(lambda i, j: (..., j), torch.ones(2, 3)),
+    "y[(i, i), :, [j, 0]] = 1": _set(lambda i, j: ((i, i), slice(None), [j, 0]), 1.0),
     "y[i] += 1": _write(lambda y, i, j: y.__setitem__(i, y[i] + 1)),
 }
 

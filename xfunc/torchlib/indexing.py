@@ -57,12 +57,24 @@ def _traced_numbers(index: object) -> bool:
 
 
 def _plain(index: Any) -> Any:
-    """An index without NumPy's 0-d arrays of integers: torch would read them."""
+    """An index without what torch would read: lists of numbers, NumPy's 0-d arrays of integers."""
     if type(index) is tuple:
-        return tuple(map(_plain, index))
+        return tuple(_stacked(e) if _are_numbers(e) else _plain(e) for e in index)
     if isinstance(index, np.ndarray) and not index.ndim and index.dtype.kind in "iu":
         return bool(index) if index.dtype == np.uint8 else index.item()  # Bytes are a mask.
     return index
+
+
+def _are_numbers(entry: object) -> TypeGuard[Sequence[Tensor | int]]:
+    """Whether an entry of an index is a sequence of numbers, some of them traced."""
+    if not isinstance(entry, (list, tuple)) or not any(map(is_number, entry)):
+        return False
+    return all(type(e) is int or is_number(e) for e in entry)
+
+
+def _stacked(numbers: Sequence[Tensor | int]) -> Tensor:
+    device = next(n.device for n in numbers if isinstance(n, Tensor))
+    return torch.stack([torch.as_tensor(n, device=device).long() for n in numbers])
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
