@@ -69,8 +69,8 @@ class ShardMap(Primitive):
     def has_rule(self) -> bool:
         return self.body.has_rule
 
-    def with_fwd_rules(self, forward_mode: bool) -> ShardMap:
-        return dataclasses.replace(self, body=self.body.with_fwd_rules(forward_mode))
+    def with_fwd_rules(self, wrt: tuple[int, ...], forward_mode: bool) -> ShardMap:
+        return dataclasses.replace(self, body=self.body.with_fwd_rules(wrt, forward_mode))
 
     @property
     def key(self) -> tuple[Hashable, ...]:

@@ -82,8 +82,8 @@ class Select(Primitive):
     def has_rule(self) -> bool:
         return self.source.has_rule
 
-    def with_fwd_rules(self, forward_mode: bool) -> Select:
-        return dataclasses.replace(self, source=self.source.with_fwd_rules(forward_mode))
+    def with_fwd_rules(self, wrt: tuple[int, ...], forward_mode: bool) -> Select:
+        return dataclasses.replace(self, source=self.source.with_fwd_rules(wrt, forward_mode))
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         pairs = zip(self.branches, self.source.uses, strict=True)

@@ -62,8 +62,11 @@ class Switch(Primitive):
     def has_rule(self) -> bool:
         return any(b.has_rule for b in self.branches)
 
-    def with_fwd_rules(self, forward_mode: bool) -> Switch:
-        branches = tuple(b.with_fwd_rules(forward_mode) for b in self.branches)
+    def with_fwd_rules(self, wrt: tuple[int, ...], forward_mode: bool) -> Switch:
+        branches = tuple(
+            b.with_fwd_rules(tuple(k for k, i in enumerate(u) if i in wrt), forward_mode)
+            for b, u in zip(self.branches, self.uses, strict=True)
+        )
         return dataclasses.replace(self, branches=branches)
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:

@@ -64,8 +64,11 @@ class While(Primitive):
     def has_rule(self) -> bool:
         return self.body.has_rule
 
-    def with_fwd_rules(self, forward_mode: bool) -> While:
-        return dataclasses.replace(self, body=self.body.with_fwd_rules(forward_mode))
+    def with_fwd_rules(self, wrt: tuple[int, ...], forward_mode: bool) -> While:
+        active = reached(self._reads, len(self.outputs), wrt)
+        uses, avals = enumerate(self.body_uses), self.avals
+        own = tuple(k for k, i in uses if i in active and differentiable(avals[i]))
+        return dataclasses.replace(self, body=self.body.with_fwd_rules(own, forward_mode))
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         key = ("while", self.cond, self.cond_uses, self.body_uses, len(self.avals))

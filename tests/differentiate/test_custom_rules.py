@@ -199,6 +199,54 @@ def test_custom_rule_closure_over_constant(kind: str) -> None:
     torch.testing.assert_close(xf.device_get(outer(X, ONES)), ONES * 100)
 
 
+def _scaled(w: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``x * w``, by a rule that closes over `w`."""
+    f = xf.custom_jvp(lambda x: x * w)
+    f.defjvp(lambda primals, tangents: (primals[0] * w, tangents[0] * w))
+    return f
+
+
+STRUCTURES: dict[str, Callable[..., torch.Tensor]] = {
+    "jit": lambda x, w: xf.jit(lambda x, w: _scaled(w)(x.sin()))(x, w),
+    "checkpoint": lambda x, w: xf.checkpoint(lambda x, w: _scaled(w)(x.sin()))(x, w),
+    "scan": lambda x, w: xf.scan(lambda c, w: (_scaled(w)(c.sin()), None), x, w[None])[0],
+    "cond": lambda x, w: xf.cond(
+        x.sum() > 0, lambda x, w: _scaled(w)(x.sin()), lambda x, w: x * w, x, w
+    ),
+    "cond under vmap": lambda x, w: xf.vmap(
+        lambda x, w: xf.cond(x > -9, lambda x, w: _scaled(w)(x.sin()), lambda x, w: x * w, x, w)
+    )(x, w),
+    "while_loop": lambda x, w: xf.while_loop(
+        lambda c: c[0] < 1, lambda c: (c[0] + 1, _scaled(w)(c[1].sin())), (0, x)
+    )[1],
+}
+TWICE: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], Any]] = {
+    "jvp": lambda f: xf.jvp(f, (X,), (X.cos(),))[1],
+    "linearize": lambda f: xf.linearize(f, X)[1](X.cos()),
+    "jacfwd": lambda f: xf.jacfwd(f)(X) @ X.cos(),
+    "jvp of grad": lambda f: xf.jvp(xf.grad(lambda x: (f(x) ** 2).sum()), (X,), (X.cos(),))[1],
+    "grad of grad": lambda f: xf.grad(
+        lambda x: (xf.grad(lambda x: (f(x) ** 2).sum())(x) * X.cos()).sum()
+    )(X),
+    "hessian": lambda f: xf.hessian(lambda x: (f(x) ** 2).sum())(X) @ X.cos(),
+}
+
+
+@pytest.mark.parametrize("transform", TWICE)
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_custom_jvp_closes_over_constant_of_structure(structure: str, transform: str) -> None:
+    """The structure is given a value that nothing is differentiated with respect to."""
+    w, t = X + 4, X.cos()
+    if structure == "while_loop" and transform not in ("jvp", "linearize", "jacfwd"):
+        with pytest.raises(xf.errors.UnsupportedOpError, match="number of steps depends on data"):
+            TWICE[transform](lambda x: STRUCTURES[structure](x, w))
+        return
+    of_square = transform not in ("jvp", "linearize", "jacfwd")
+    want = 2 * w**2 * (2 * X).cos() * t if of_square else w * X.cos() * t
+    got = TWICE[transform](lambda x: STRUCTURES[structure](x, w))
+    torch.testing.assert_close(xf.device_get(got), want)
+
+
 def _cubed() -> Any:
     @xf.custom_jvp
     def cubed(x: torch.Tensor) -> torch.Tensor:

@@ -58,8 +58,10 @@ class Scan(Primitive):
     def has_rule(self) -> bool:
         return self.body.has_rule
 
-    def with_fwd_rules(self, forward_mode: bool) -> Scan:
-        return dataclasses.replace(self, body=self.body.with_fwd_rules(forward_mode))
+    def with_fwd_rules(self, wrt: tuple[int, ...], forward_mode: bool) -> Scan:
+        active = reached(self.body.lowering.dependencies, self.n_carry, wrt)
+        own = tuple(i for i, a in enumerate(self.body.avals) if differentiable(a) and i in active)
+        return dataclasses.replace(self, body=self.body.with_fwd_rules(own, forward_mode))
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         loop = self.body.memo(
@@ -133,9 +135,10 @@ class Scan(Primitive):
         wrt_ks = [i for i in wrt if i >= x and i in present]
         if not (smooth or wrt_xs or wrt_ks):
             return [None for _ in wrt]
-        carries = self._stack_carries(args)
+        own = (*smooth, *wrt_xs, *wrt_ks)
+        carries = self._stack_carries(args, own)
         n_ct, n_sum = len(smooth), len(wrt_ks)
-        pull = body.pullback((*smooth, *wrt_xs, *wrt_ks), (*smooth, *y_cts))
+        pull = body.pullback(own, (*smooth, *y_cts))
 
         # carry: cotangents of the carry, sums for the consts; xs: carries, xs, cotangents of ys.
         def fn(*flat: Tensor) -> list[Tensor]:
@@ -163,10 +166,10 @@ class Scan(Primitive):
         found = dict(zip([*smooth, *wrt_ks, *wrt_xs], [*of_c, *of_k, *of_x], strict=True))
         return [tied(found[i], args[i]) if i in found else None for i in wrt]
 
-    def _stack_carries(self, args: Sequence[Tensor]) -> list[Tensor]:
-        """The carry that each step received."""
+    def _stack_carries(self, args: Sequence[Tensor], wrt: tuple[int, ...]) -> list[Tensor]:
+        """The carry that each step received; a step is differentiated by its inputs in `wrt`."""
         c = self.n_carry
-        step = self.body.with_fwd_rules(forward_mode=False) if self.has_rule else self.body
+        step = self.body.with_fwd_rules(wrt, forward_mode=False) if self.has_rule else self.body
 
         def fn(*flat: Tensor) -> list[Tensor]:
             return [*step.fn(*flat)[:c], *flat[:c]]

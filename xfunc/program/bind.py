@@ -64,7 +64,7 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
         if any(wrt) and (rule := primitive.reverse_rule(wrt)) is not None:
             application = Application(primitive, rule)
             return list(apply(ReverseRuleFunction, application, *args))[: len(primitive.outputs)]
-    rule = _rule_of(primitive)
+    rule = _rule_of(primitive, args)
     if rule is not None:
         # Levels below the innermost one that watches it see the operations of the rule, as in JAX.
         if any(map(functorch.watched_here, args)):
@@ -73,30 +73,30 @@ def _dispatch(primitive: Primitive, args: Sequence[Tensor]) -> list[Tensor]:
     return list(apply(PrimitiveFunction, primitive, *args))
 
 
-def _rule_of(primitive: Primitive) -> Rule | None:
+def _rule_of(primitive: Primitive, args: Sequence[Tensor]) -> Rule | None:
     """The innermost level's rule for a primitive that has rules of its own, or contains some."""
     kind = functorch.levels()[-1] if functorch.levels() else functorch.VMAP
     if kind == functorch.VMAP:
         return None
     if primitive.rule is None and primitive.has_rule:
-        return _OfContents(primitive, forward_mode=kind == functorch.JVP)
+        wrt = [i for i, a in enumerate(args) if differentiable(a) and functorch.watched_here(a)]
+        return _OfContents(primitive, tuple(wrt), forward_mode=kind == functorch.JVP)
     return primitive.rule
 
 
 class _OfContents(Rule):
     """The rule of a primitive in which functions with custom rules are called."""
 
-    def __init__(self, primitive: Primitive, forward_mode: bool):
-        self._primitive, self._forward_mode = primitive, forward_mode
+    def __init__(self, primitive: Primitive, wrt: tuple[int, ...], forward_mode: bool):
+        self._primitive, self._wrt, self._forward_mode = primitive, wrt, forward_mode
 
     def forward(self, *args: Tensor) -> list[Tensor]:
-        return bind(self._primitive.with_fwd_rules(self._forward_mode), args)
+        return bind(self._primitive.with_fwd_rules(self._wrt, self._forward_mode), args)
 
     def gradients(
         self, kept: Sequence[Tensor], cts: Sequence[Tensor | None]
     ) -> tuple[Sequence[int], Sequence[Tensor | None]]:
-        wrt = tuple(i for i, a in enumerate(kept) if differentiable(a))
-        return wrt, self._primitive.vjp(kept, cts, wrt)
+        return self._wrt, self._primitive.vjp(kept, cts, self._wrt)
 
     def jvp(
         self, kept: Sequence[Tensor], tangents: Sequence[Tensor | None]

@@ -46,8 +46,8 @@ class Call(Primitive):
     def has_rule(self) -> bool:
         return self.program.has_rule
 
-    def with_fwd_rules(self, forward_mode: bool) -> Call:
-        return Call(self.program.with_fwd_rules(forward_mode), *self._how)
+    def with_fwd_rules(self, wrt: tuple[int, ...], forward_mode: bool) -> Call:
+        return Call(self.program.with_fwd_rules(wrt, forward_mode), *self._how)
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
         return self.program.lowering.apply(args, options=self._how[2])

@@ -102,8 +102,11 @@ class Primitive(Protocol):
         """Whether functions with custom rules are called in it."""
         return False
 
-    def with_fwd_rules(self, forward_mode: bool) -> Primitive:
-        """The operations that levels below a gradient or a tangent see, if it `has_rule`."""
+    def with_fwd_rules(self, wrt: tuple[int, ...], forward_mode: bool) -> Primitive:
+        """The operations that levels below a gradient or a tangent see, if it `has_rule`.
+
+        The level differentiates with respect to the inputs in `wrt`.
+        """
         return self
 
     @property

@@ -352,34 +352,34 @@ class TracedProgram:
         avals = [*self.avals, *(outputs[i] for i in cts)]
         return self.derive(("pullback", wrt, cts), f"pullback of {self.name}", fn, avals)
 
-    def with_fwd_rules(self, forward_mode: bool) -> TracedProgram:
+    def with_fwd_rules(self, wrt: tuple[int, ...], forward_mode: bool) -> TracedProgram:
         """The function as levels below a derivative see it: custom functions as their rules.
 
         Args:
+            wrt: the inputs that the derivative is taken with respect to.
             forward_mode: whether the derivative is a tangent, not a gradient: a rule may contain
                 operations that only forward mode can differentiate.
         """
-        floats = tuple(i for i, a in enumerate(self.avals) if differentiable(a))
 
         def fn(*flat: torch.Tensor) -> list[torch.Tensor]:
             args = list(flat)
 
             def outputs_of(*diff: torch.Tensor) -> tuple[Tensors, Tensors]:
-                for i, d in zip(floats, diff, strict=True):
+                for i, d in zip(wrt, diff, strict=True):
                     args[i] = d
                 outs = self.fn(*args)
                 return tuple(o for o in outs if differentiable(o)), tuple(outs)
 
-            primals = tuple(args[i] for i in floats)
+            primals = tuple(args[i] for i in wrt)
+            if not primals:  # torch.func needs something to differentiate.
+                return self.fn(*flat)
             if not forward_mode:
                 return list(functorch.vjp(outputs_of, *primals)[2])
-            if not primals:  # torch.func.jvp needs something to differentiate.
-                return self.fn(*flat)
             return list(
                 functorch.jvp(outputs_of, primals, tuple(map(torch.zeros_like, primals)))[2]
             )
 
-        return self.derive(("below derivative", forward_mode), self.name, fn, self.avals)
+        return self.derive(("below derivative", wrt, forward_mode), self.name, fn, self.avals)
 
     def pushforward(self, wrt: tuple[int, ...]) -> TracedProgram:
         """``(inputs, tangents of the inputs in wrt) -> (outputs, tangents of float outputs)``."""

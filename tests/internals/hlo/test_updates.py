@@ -41,6 +41,13 @@ def by_a_function(x: Tensor) -> Tensor:
     return write(x, x[:-1]) + write(x + 1, x[1:])
 
 
+def twice(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[1:] = y[:-1] + 1
+    y[:, 1:] = y[:, :-1] * 2
+    return y[None]
+
+
 def to_one_row(x: Tensor) -> Tensor:
     i = x[:1, 0].long() + 1
     return x.index_copy(0, i, x.index_select(0, i).roll(1, 1)).cumsum(0)
@@ -72,7 +79,7 @@ def calls(module: Module) -> int:
     return str(module).count("to_apply=%apart")
 
 
-@pytest.mark.parametrize("fun", [shifted, of_rows, by_a_function, to_one_row])
+@pytest.mark.parametrize("fun", [shifted, of_rows, by_a_function, twice, to_one_row])
 def test_keep_updates_apart(lower: Lower, run: Run, fun: Callable[[Tensor], Tensor]) -> None:
     x = torch.arange(24.0).reshape(6, 4)
     module = lower(lambda x: [fun(x)], [x])

@@ -45,20 +45,21 @@ def keep_updates_apart(proto: pb.HloModuleProto) -> None:
     made: dict[bytes, pb.HloComputationProto] = {}  # by shapes
     for c in writing:
         arrays = _Arrays(c, barriers, c.id in inlined)
+        places = {i.id: _WRITES[i.opcode] for i in c.instructions if i.opcode in _WRITES}
+        read = {k for k, place in places.items() if arrays.is_read_elsewhere(k, place)}
         instructions: list[_Instruction] = []
         for i in c.instructions:
-            place = _WRITES.get(i.opcode, 0)
-            if place and arrays.is_read_elsewhere(i, i.operand_ids[place]):
-                update = arrays.by_id[i.operand_ids[place]]
+            if i.id in read:
+                update = arrays.by_id[i.operand_ids[places[i.id]]]
                 shape = update.shape.SerializeToString(deterministic=True)
                 if shape not in made:
                     made[shape] = _apart(update.shape, ids)
                 call = instruction("call", next(ids), update.shape, [update.id], i)
                 call.called_computation_ids.append(made[shape].id)
-                i.operand_ids[place] = call.id
+                i.operand_ids[places[i.id]] = call.id
                 instructions.append(call)
             instructions.append(i)
-        if len(instructions) > len(c.instructions):
+        if read:
             fill(c, instructions)
     for k, new in enumerate(made.values()):
         proto.computations.insert(k, new)  # before their callers
@@ -106,8 +107,15 @@ class _Arrays:
             self._array[i.id] = array
         self._readers = readers
 
-    def is_read_elsewhere(self, write: _Instruction, update: int) -> bool:
-        """Whether an update depends on other elements of the array than those it replaces."""
+    def is_read_elsewhere(self, k: int, place: int) -> bool:
+        """Whether a write depends on other elements of the array than those it replaces.
+
+        Args:
+            k: its id.
+            place: which of its operands is written.
+        """
+        write = self.by_id[k]
+        update = write.operand_ids[place]
         array = self._array[write.operand_ids[0]]
         if self._readers[array] < 2 and array:
             return False
