@@ -152,7 +152,8 @@ def test_autocast_for_cuda_in_traced_function_without_cuda(dtype: torch.dtype) -
             return x @ x
 
     assert xf.jit(product)(A).dtype is dtype
-    if not torch.cuda.is_available():  # As elsewhere, torch disables it outside.
+    common: Any = torch.cuda.amp.common
+    if common.amp_definitely_not_available():  # As elsewhere, torch disables it outside.
         with pytest.warns(UserWarning, match="CUDA is not available"):
             assert product(A).dtype is torch.float32
 
