@@ -223,12 +223,12 @@ STRUCTURES: dict[str, Callable[..., torch.Tensor]] = {
 TWICE: dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], Any]] = {
     "jvp": lambda f: xf.jvp(f, (X,), (X.cos(),))[1],
     "linearize": lambda f: xf.linearize(f, X)[1](X.cos()),
-    "jacfwd": lambda f: xf.jacfwd(f)(X) @ X.cos(),
+    "jacfwd": lambda f: xf.jacfwd(f)(X).cpu() @ X.cos(),
     "jvp of grad": lambda f: xf.jvp(xf.grad(lambda x: (f(x) ** 2).sum()), (X,), (X.cos(),))[1],
     "grad of grad": lambda f: xf.grad(
         lambda x: (xf.grad(lambda x: (f(x) ** 2).sum())(x) * X.cos()).sum()
     )(X),
-    "hessian": lambda f: xf.hessian(lambda x: (f(x) ** 2).sum())(X) @ X.cos(),
+    "hessian": lambda f: xf.hessian(lambda x: (f(x) ** 2).sum())(X).cpu() @ X.cos(),
 }
 
 
