@@ -217,18 +217,23 @@ def _changed() -> list[tuple[Any, str, Any, Any]]:
         return functools.wraps(function)(call)
 
     init, dtype = torch.autocast.__init__, torch.get_autocast_dtype
-    enter: Any = torch.inference_mode.__enter__
+    enter, leave = torch.inference_mode.__enter__, torch.inference_mode.__exit__
 
     def enter_inference_mode(block: Any) -> None:
         if not (block.mode and _thread.is_tracing) or torch.is_inference_mode_enabled():
             enter(block)
             return
-        block._inference_mode_context = stack = contextlib.ExitStack()
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(forward_ad._set_fwd_grad_enabled(False))
+        block.in_trace = contextlib.ExitStack()
+        block.in_trace.enter_context(torch.no_grad())
+        block.in_trace.enter_context(forward_ad._set_fwd_grad_enabled(False))
+
+    def leave_inference_mode(block: Any, *error: Any) -> None:
+        stack = vars(block).pop("in_trace", None)
+        leave(block, *error) if stack is None else stack.__exit__(*error)
 
     return [
         (torch.inference_mode, "__enter__", enter, enter_inference_mode),
+        (torch.inference_mode, "__exit__", leave, leave_inference_mode),
         (common, "amp_definitely_not_available", is_absent, amp_definitely_not_available),
         (cuda, "is_bf16_supported", is_supported, is_bf16_supported),
         (amp, "is_autocast_available", is_available, knowing(is_available)),
