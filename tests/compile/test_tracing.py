@@ -224,6 +224,29 @@ def test_inference_mode_within_a_trace_makes_values_without_derivative() -> None
     assert not torch.is_inference_mode_enabled()
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (torch, "is_autocast_enabled"),
+        (torch.autocast, "__init__"),
+        (torch.inference_mode, "__enter__"),
+        (torch.compiler, "is_compiling"),
+    ],
+)
+def test_function_of_torch_that_is_replaced_between_traces_stays(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    xf.eval_shape(torch.sin, torch.ones(2))
+    usual = getattr(owner, name)
+
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, replaced)
+    xf.eval_shape(torch.cos, torch.ones(2))
+    assert getattr(owner, name) is replaced
+
+
 def test_scan_checkpoint_policy_changes_residuals() -> None:
     def residual_bytes(policy: Any) -> str:
         def body(c: torch.Tensor, w: torch.Tensor) -> Any:

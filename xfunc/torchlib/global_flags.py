@@ -8,7 +8,6 @@ or Python calls a function of ours, threads that do not trace get the original r
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import os
 import re
@@ -148,116 +147,119 @@ def while_loading() -> Iterator[None]:
             _thread.is_loading = before
 
 
-@contextlib.contextmanager
-def _reading_nothing() -> Iterator[None]:
-    """Make modules skip code that inspects data.
+# -- functions of torch for which ours stand while any trace is open
+
+_usual: dict[str, Any] = {}  # what they replace, by name
+
+
+def _compiling() -> bool:
+    """Makes modules skip code that inspects data.
 
     Where ``torch.compiler.is_compiling()``, many models skip checks of their inputs, and build an
-    attention mask instead of looking whether one is needed; others check with a function of torch,
-    here only what is not traced. For speed on other devices, the fast path of torch's own
-    transformer drops padding, and its layers check whether a mask is causal: that needs
-    data-dependent shapes or reads data.
+    attention mask instead of looking whether one is needed.
     """
-    compiling, detect = torch.compiler.is_compiling, transformer._detect_is_causal_mask
-    check = torch._check_tensor_all_with
+    if _thread.is_tracing:
+        return _is_compiling(sys._getframe(1))
+    return _usual["is_compiling"]()
+
+
+def _check_tensor_all(error_type: Any, cond: Any, message: Any = None) -> None:
+    """Checks only what is not traced."""
+    traced = isinstance(cond, torch.Tensor) and cond.device.type == TYPE
+    if not (traced and cond.dtype == torch.bool and _thread.is_tracing):
+        _usual["_check_tensor_all_with"](error_type, cond, message)
+
+
+def _is_causal(mask: Any, is_causal: bool | None = None, size: Any = None) -> bool:
+    """For layers of torch's own transformer, which would compare the mask with a causal one."""
+    if _thread.is_tracing:
+        return is_causal is True
+    return _usual["_detect_is_causal_mask"](mask, is_causal, size)
+
+
+def _has_no_amp() -> bool:
+    """Lets ``torch.autocast("cuda")`` count without CUDA, where torch would disable it."""
+    return not _thread.is_tracing and _usual["amp_definitely_not_available"]()
+
+
+def _has_bfloat16(*args: Any, **kwargs: Any) -> bool:
+    missing = _thread.is_tracing and not torch.cuda.is_available()
+    return missing or _usual["is_bf16_supported"](*args, **kwargs)
+
+
+def _with_known_device(name: str) -> Callable[..., Any]:
+    """A function of ``torch.autocast``, which would refuse the device of traced tensors.
+
+    That stands for the one whose block is in effect.
+    """
+
+    def known(kind: object) -> object:
+        if not (_thread.is_tracing and kind == TYPE):
+            return kind
+        return next(filter(_usual["is_autocast_enabled"], AUTOCAST), "xla")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _usual[name](*map(known, args), **{k: known(v) for k, v in kwargs.items()})
+
+    return call
+
+
+def _enter_inference_mode(block: Any) -> None:
+    """Only forbids derivatives in a trace: in inference mode there are no views of other values."""
+    if not (block.mode and _thread.is_tracing) or torch.is_inference_mode_enabled():
+        _usual["__enter__"](block)
+        return
+    block.in_trace = contextlib.ExitStack()
+    block.in_trace.enter_context(torch.no_grad())
+    block.in_trace.enter_context(forward_ad._set_fwd_grad_enabled(False))
+
+
+def _leave_inference_mode(block: Any, *error: Any) -> None:
+    stack = vars(block).pop("in_trace", None)
+    _usual["__exit__"](block, *error) if stack is None else stack.__exit__(*error)
+
+
+_amp: Any = torch.amp.autocast_mode
+_OURS: list[tuple[Any, str, Callable[..., Any]]] = [
+    (torch.compiler, "is_compiling", _compiling),
+    (torch, "_check_tensor_all_with", _check_tensor_all),
+    (transformer, "_detect_is_causal_mask", _is_causal),
+    (torch.cuda.amp.common, "amp_definitely_not_available", _has_no_amp),
+    (torch.cuda, "is_bf16_supported", _has_bfloat16),
+    (torch.inference_mode, "__enter__", _enter_inference_mode),
+    (torch.inference_mode, "__exit__", _leave_inference_mode),
+    *(
+        (owner, name, _with_known_device(name))
+        for owner, name in (
+            (torch.autocast, "__init__"),
+            (torch, "is_autocast_enabled"),
+            (torch, "get_autocast_dtype"),
+            (torch.amp, "is_autocast_available"),
+            (_amp, "is_autocast_available"),
+        )
+    ),
+]
+
+
+@contextlib.contextmanager
+def _our_functions() -> Iterator[None]:
+    """Replace functions of torch.
+
+    For speed on other devices, the fast path of torch's own transformer drops padding, which needs
+    data-dependent shapes.
+    """
     fast = torch.backends.mha.get_fastpath_enabled()
-
-    def is_compiling() -> bool:
-        return _is_compiling(sys._getframe(1)) if _thread.is_tracing else compiling()
-
-    def detect_is_causal_mask(mask: Any, is_causal: bool | None = None, size: Any = None) -> bool:
-        if _thread.is_tracing:
-            return is_causal is True
-        return detect(mask, is_causal, size)
-
-    def check_tensor_all_with(error_type: Any, cond: Any, message: Any = None) -> None:
-        traced = isinstance(cond, torch.Tensor) and cond.device.type == TYPE
-        if not (traced and cond.dtype == torch.bool and _thread.is_tracing):
-            check(error_type, cond, message)
-
-    torch.compiler.is_compiling = is_compiling
-    torch._check_tensor_all_with = check_tensor_all_with
-    transformer._detect_is_causal_mask = detect_is_causal_mask
+    usual = [getattr(owner, name) for owner, name, _ in _OURS]
+    for (owner, name, ours), function in zip(_OURS, usual, strict=True):
+        _usual[name] = function
+        setattr(owner, name, ours)
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        torch.compiler.is_compiling = compiling
-        torch._check_tensor_all_with = check
-        transformer._detect_is_causal_mask = detect
+        for (owner, name, _), function in zip(_OURS, usual, strict=True):
+            setattr(owner, name, function)
         torch.backends.mha.set_fastpath_enabled(fast)
-
-
-@functools.cache
-def _changed() -> list[tuple[Any, str, Any, Any]]:
-    """Functions of torch, as they are and as traces need them: (owner, name, usual, ours)."""
-    common: Any = torch.cuda.amp.common
-    cuda: Any = torch.cuda
-    amp: Any = torch.amp.autocast_mode
-    is_absent, is_supported = common.amp_definitely_not_available, cuda.is_bf16_supported
-    is_enabled, is_available = torch.is_autocast_enabled, amp.is_autocast_available
-
-    def amp_definitely_not_available() -> bool:
-        return not _thread.is_tracing and is_absent()
-
-    def is_bf16_supported(*args: Any, **kwargs: Any) -> bool:
-        missing = _thread.is_tracing and not cuda.is_available()
-        return missing or is_supported(*args, **kwargs)
-
-    def known(kind: object) -> object:
-        """For the device type of traced tensors, the one whose block is in effect."""
-        if not (_thread.is_tracing and kind == TYPE):
-            return kind
-        return next(filter(is_enabled, AUTOCAST), "xla")
-
-    def knowing(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return function(*map(known, args), **{k: known(v) for k, v in kwargs.items()})
-
-        return functools.wraps(function)(call)
-
-    init, dtype = torch.autocast.__init__, torch.get_autocast_dtype
-    enter, leave = torch.inference_mode.__enter__, torch.inference_mode.__exit__
-
-    def enter_inference_mode(block: Any) -> None:
-        if not (block.mode and _thread.is_tracing) or torch.is_inference_mode_enabled():
-            enter(block)
-            return
-        block.in_trace = contextlib.ExitStack()
-        block.in_trace.enter_context(torch.no_grad())
-        block.in_trace.enter_context(forward_ad._set_fwd_grad_enabled(False))
-
-    def leave_inference_mode(block: Any, *error: Any) -> None:
-        stack = vars(block).pop("in_trace", None)
-        leave(block, *error) if stack is None else stack.__exit__(*error)
-
-    return [
-        (torch.inference_mode, "__enter__", enter, enter_inference_mode),
-        (torch.inference_mode, "__exit__", leave, leave_inference_mode),
-        (common, "amp_definitely_not_available", is_absent, amp_definitely_not_available),
-        (cuda, "is_bf16_supported", is_supported, is_bf16_supported),
-        (amp, "is_autocast_available", is_available, knowing(is_available)),
-        (torch.amp, "is_autocast_available", is_available, knowing(is_available)),
-        (torch.autocast, "__init__", init, knowing(init)),
-        (torch, "is_autocast_enabled", is_enabled, knowing(is_enabled)),
-        (torch, "get_autocast_dtype", dtype, knowing(dtype)),
-    ]
-
-
-@contextlib.contextmanager
-def _blocks() -> Iterator[None]:
-    """Let blocks of torch take traced values.
-
-    ``torch.autocast`` refuses their device, and is disabled for CUDA without CUDA. In inference
-    mode there are no views of other values: it only forbids derivatives then.
-    """
-    for owner, name, _, ours in _changed():
-        setattr(owner, name, ours)
-    try:
-        yield
-    finally:
-        for owner, name, usual, _ in _changed():
-            setattr(owner, name, usual)
 
 
 def _is_compiling(caller: types.FrameType) -> bool:
@@ -319,7 +321,7 @@ def _find_no_nan() -> None:
 
 @contextlib.contextmanager
 def _all_settings() -> Iterator[None]:
-    with _young_garbage_only(), _reading_nothing(), _blocks(), _finding_nan_again():
+    with _young_garbage_only(), _our_functions(), _finding_nan_again():
         yield
 
 
