@@ -208,19 +208,16 @@ class _Copies:
             held = owner if isinstance(owner, types.ModuleType) else self._shared(owner)
             return x if held is owner else getattr(held, x.__name__)
         if isinstance(x, (tuple, frozenset)):
-            parts, base = (
-                [*map(self._key, snapshots.stored(x))],
-                tuple if isinstance(x, tuple) else frozenset,
-            )
-            if not _vars_of(x) and _same(parts, snapshots.stored(x)):
+            held = snapshots.stored(x)
+            parts = [*map(self._key, held)]
+            if not _vars_of(x) and _same(parts, held):
                 return x
-            return self._filled(x, base.__new__(kind, parts))
+            return self._filled(x, snapshots.base_of(x).__new__(kind, parts))
         if isinstance(x, list):
             made: Any = self._note(x, list.__new__(kind))
             list.extend(made, map(self.of, snapshots.stored(x)))
-        elif isinstance(x, (dict, collections.OrderedDict)):
-            made = self._note(x, dict.__new__(kind))
-            base = next(c for c in kind.__mro__ if c in _DICTS)
+        elif isinstance(x, dict):
+            made, base = self._note(x, dict.__new__(kind)), snapshots.base_of(x)
             for k, v in zip(*snapshots.keys_and_values(x), strict=True):
                 base.__setitem__(made, self._key(k), self.of(v))
             if isinstance(x, collections.defaultdict):
@@ -264,9 +261,6 @@ class _Copies:
                 return x
             made = reduced[0](*map(self.of, reduced[1]))
         return self._note(x, made if len(self.originals) > found else x)
-
-
-_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 
 
 def _same(some: snapshots.View, others: snapshots.View) -> bool:

@@ -58,16 +58,21 @@ _SEQUENCES: tuple[Any, ...] = (list, tuple, set, frozenset, collections.deque)
 _DICTS: tuple[Any, ...] = (collections.OrderedDict, dict)
 
 
+def base_of(x: object) -> Any:
+    """The container of Python's from which the class of an object is derived, or that itself."""
+    return next(b for b in (*_SEQUENCES, *_DICTS) if isinstance(x, b))
+
+
 def stored(x: Any) -> View:
     """The contents of a list, tuple, set or deque, whatever methods its own class gives it."""
-    kind, base = type(x), next(b for b in _SEQUENCES if isinstance(x, b))
+    kind, base = type(x), base_of(x)
     plain = kind.__iter__ is base.__iter__ and kind.__len__ is base.__len__
     return x if plain else _Stored(base, x)
 
 
 def keys_and_values(x: Any) -> tuple[KeysView[object], ValuesView[object]]:
     """The contents of a dict, whatever methods its own class gives it."""
-    base = next(b for b in _DICTS if isinstance(x, b))
+    base = base_of(x)
     return base.keys(x), base.values(x)
 
 
