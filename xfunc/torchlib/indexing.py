@@ -11,12 +11,14 @@ there.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 import torch
 
+from xfunc.core.device import TYPE
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.torchlib import functorch
 
@@ -59,7 +61,7 @@ def _traced_numbers(index: object) -> bool:
 def _plain(index: Any) -> Any:
     """An index without what torch would read: lists of numbers, NumPy's 0-d arrays of integers."""
     if type(index) is tuple:
-        return tuple(_stacked(e) if _are_numbers(e) else _plain(e) for e in index)
+        return tuple(stacked(e).long() if _are_numbers(e) else _plain(e) for e in index)
     if isinstance(index, np.ndarray) and not index.ndim and index.dtype.kind in "iu":
         return bool(index) if index.dtype == np.uint8 else index.item()  # Bytes are a mask.
     return index
@@ -72,9 +74,13 @@ def _are_numbers(entry: object) -> TypeGuard[Sequence[Tensor | int]]:
     return all(type(e) is int or is_number(e) for e in entry)
 
 
-def _stacked(numbers: Sequence[Tensor | int]) -> Tensor:
-    device = next(n.device for n in numbers if isinstance(n, Tensor))
-    return torch.stack([torch.as_tensor(n, device=device).long() for n in numbers])
+def stacked(data: Any) -> Tensor:
+    """A tensor of nested sequences of numbers, some of them traced, in the dtype that holds all."""
+    if not isinstance(data, (tuple, list)):
+        return torch.as_tensor(data, device=TYPE)
+    parts = [stacked(part) for part in data]
+    dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
+    return torch.stack([part.to(dtype) for part in parts])
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,6 +15,7 @@ from xfunc.core.locations import called_by
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
 from xfunc.rules.operands import rounded
 from xfunc.torchlib import torch_functions
+from xfunc.torchlib.indexing import stacked
 from xfunc.torchlib.initialisers import INITIALISERS
 from xfunc.torchlib.new import NEW
 from xfunc.torchlib.torch_functions import Kind, operation_name
@@ -155,15 +155,6 @@ def _are_whole(data: object) -> bool:
     return isinstance(data, int)
 
 
-def _stacked(data: Any) -> torch.Tensor:
-    """A tensor of such data, in the dtype that holds all."""
-    if not isinstance(data, (tuple, list)):
-        return torch.as_tensor(data)
-    parts = [_stacked(part) for part in data]
-    dtype = functools.reduce(torch.promote_types, (part.dtype for part in parts))
-    return torch.stack([part.to(dtype) for part in parts])
-
-
 def _draw(
     trace: Trace, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> object:
@@ -272,7 +263,7 @@ def _make_literal(
         if is_here and func is torch.tensor and _are_whole(data):
             dtype: Any = rest.get("dtype")
             with trace.mode:
-                return True, _stacked(data).to(dtype)
+                return True, stacked(data).to(dtype)
         trace.refuse(
             ConcretizationError,
             f"{operation_name(func)} reads traced values ({short(traced)}) from a Python sequence",
