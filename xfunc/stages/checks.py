@@ -16,6 +16,7 @@ from xfunc.core.paths import Labels
 from xfunc.core.size_questions import TRACKED_NUMBERS
 from xfunc.core.types import Shaped
 from xfunc.errors import TreeMismatchError, fail, hint_for, kind_of, short_repr
+from xfunc.program.program import differentiable
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.trace import recorder, tracing
 from xfunc.trace.literals import literal
@@ -162,7 +163,7 @@ def check_floating(
     for i, x in enumerate(leaves):
         if not isinstance(x, Tensor):
             what, kind, hint = f"{short_repr(x)} ({kind_of(x)})", "floating", hint_for(x, labels[i])
-        elif not (x.dtype.is_floating_point or x.dtype.is_complex):
+        elif not differentiable(x):
             what, kind = short(x), "floating"
             hint = "convert it with .float(), or choose other argnums."
         elif real and x.dtype.is_complex:
@@ -181,7 +182,7 @@ def check_differentiable(
 ) -> None:
     """Raise unless all outputs of a function are floating or complex."""
     for o, accessor in zip(outs, out_tree.accessors(), strict=True):
-        if not (o.dtype.is_floating_point or o.dtype.is_complex):
+        if not differentiable(o):
             fail(
                 TypeError,
                 f"{name}: {described(fun)} returned {short(o)} at "

@@ -29,7 +29,7 @@ from xfunc.hlo.flat import flattened
 from xfunc.hlo.passes.offload import is_on_host, without_offload
 from xfunc.hlo.spmd.shard import per_chip
 from xfunc.hlo.spmd.tiles import HloSharding
-from xfunc.program.program import Joint
+from xfunc.program.program import Joint, differentiable
 from xfunc.remat.policies import Policy, everything_saveable
 from xfunc.stages import stages
 from xfunc.stages.staging import Staged
@@ -255,7 +255,7 @@ def _check(f: Callable[..., object], traced: stages.Traced, n: int) -> None:
     """Raise unless the result is a scalar and the first argument can be differentiated."""
     name = function_name(f)
     for k, aval in enumerate(traced.in_avals[:n]):
-        if not (aval.dtype.is_floating_point or aval.dtype.is_complex):
+        if not differentiable(aval):
             label = traced.parts.staged.labels(traced.in_tree)[k]
             problem = (
                 f"memory_report differentiates {name} with respect to {label}, which is "

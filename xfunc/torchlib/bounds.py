@@ -1,4 +1,4 @@
-"""Out-of-bounds indices, refused as in eager torch where they are known during tracing.
+"""Values that are known during tracing; and out-of-bounds indices, refused where they are known.
 
 A program cannot raise, so an index that is computed from an input is clamped or dropped, as in JAX.
 But a constant index (``x[[0, 9]]``, ``torch.tensor([9])``, ``torch.arange(9)`` and so on) is known
@@ -97,10 +97,11 @@ class Known:
     ) -> None:
         """Keep the values of the results if the arguments of the call are known."""
         made = func in _FACTORIES
-        if not made and (not self._values or kind not in _COMPUTED):
-            return
-        if not made and args and isinstance(args[0], Tensor) and id(args[0]) not in self._values:
-            return
+        if not made:
+            if not self._values or kind not in _COMPUTED:
+                return
+            if args and isinstance(args[0], Tensor) and id(args[0]) not in self._values:
+                return
         if any(o.numel() > _LARGEST for o in out) or not _is_computation(func):
             return
         try:

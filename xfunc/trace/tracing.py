@@ -421,14 +421,14 @@ class Trace:
         values = list(map(self.lift, values))
         if self.known or self.batching.is_open:
             found = list(map(func, values))
+            for x in found if tracked else ():
+                self.known.forget(x)  # What is read of it would have no derivative.
         else:
             frame = sys._getframe(1)
             with torch._C.DisableTorchFunction():
                 found = list(map(func, values))
             for x in found:
                 self.made.register(x, func, frame)
-        for x in found if tracked else ():
-            self.known.forget(x)  # What is read of it would have no derivative.
         with torch._C.DisableTorchFunction():
             return [x.requires_grad_() for x in found] if tracked else found
 
