@@ -170,6 +170,41 @@ def fill(c: pb.HloComputationProto, instructions: Iterable[pb.HloInstructionProt
     c.instructions.sort(key=lambda i: place[i.id])
 
 
+def computation(
+    name: str,
+    enters: Sequence[pb.HloInstructionProto],
+    inside: Sequence[pb.HloInstructionProto],
+    results: Sequence[int],
+    ids: Iterator[int],
+) -> pb.HloComputationProto:
+    """A function with copies of instructions; its result is a tuple unless there is only one.
+
+    Args:
+        name: gets the function's id as its end.
+        enters: instructions for which it has parameters, with their ids.
+        inside: its other instructions.
+        results: ids of those that it returns.
+        ids: fresh ones.
+    """
+    c = pb.HloComputationProto(id=next(ids))
+    c.name = f"{name}.{c.id}"
+    for k, i in enumerate(enters):
+        parameter = instruction("parameter", i.id, i.shape, of=i)
+        parameter.parameter_number = k
+        c.instructions.append(parameter)
+        c.program_shape.parameters.append(i.shape)
+        c.program_shape.parameter_names.append(parameter.name)
+    add_copies(c.instructions, inside)
+    shapes = {i.id: i.shape for i in c.instructions}
+    c.root_id, shape = results[0], shapes[results[0]]
+    if len(results) > 1:
+        shape = pb.ShapeProto(element_type=pb.TUPLE, tuple_shapes=[shapes[k] for k in results])
+        c.root_id = next(ids)
+        c.instructions.append(instruction("tuple", c.root_id, shape, results))
+    c.program_shape.result.CopyFrom(shape)
+    return c
+
+
 def renumber(proto: pb.HloModuleProto) -> None:
     """Give the computations and instructions of a module new ids, from 1 on.
 

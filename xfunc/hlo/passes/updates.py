@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 
 from xfunc.graph import opcodes
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import fill, fresh_ids, instruction
+from xfunc.hlo.edit import computation, fill, fresh_ids, instruction
 from xfunc.hlo.passes.barriers import is_barrier
 
 _Instruction = pb.HloInstructionProto
@@ -69,13 +69,7 @@ def _apart(shape: pb.ShapeProto, ids: Iterator[int]) -> pb.HloComputationProto:
     """The function that returns its argument behind a barrier."""
     given = instruction("parameter", next(ids), shape)
     barrier = instruction("opt-barrier", next(ids), shape, [given.id])
-    result = pb.HloComputationProto(id=next(ids), root_id=barrier.id)
-    result.name = f"apart.{result.id}"
-    result.instructions.extend([given, barrier])
-    result.program_shape.parameters.append(shape)
-    result.program_shape.parameter_names.append(given.name)
-    result.program_shape.result.CopyFrom(shape)
-    return result
+    return computation("apart", [given], [barrier], [barrier.id], ids)
 
 
 class _Arrays:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from xfunc.hlo import hlo_pb2 as pb
-from xfunc.hlo.edit import add_copies, fill, instruction, with_id
+from xfunc.hlo.edit import computation, fill, instruction, with_id
 from xfunc.hlo.spmd.annotations import MANUAL_BODY
 from xfunc.hlo.spmd.shardy_text import Writer
 
@@ -29,7 +29,8 @@ def split_region(
     before, after, border = _outside(c)
     outside = before | after | border
     inside = [i for i in c.instructions if i.id not in outside]
-    body = _computation(enters, inside, [i.operand_ids[0] for i in exits], ids)
+    results = [i.operand_ids[0] for i in exits]
+    body = computation(MANUAL_BODY, enters, inside, results, ids)
 
     axes = write.manual_axes(write.manual(exits[0]) - write.manual(leaves[0]))
     made: _Instructions = []
@@ -114,29 +115,3 @@ def _depending(c: pb.HloComputationProto, ids: Iterable[int]) -> set[int]:
         if not result.isdisjoint(i.operand_ids):
             result.add(i.id)
     return result
-
-
-def _computation(
-    enters: Sequence[pb.HloInstructionProto],
-    inside: Sequence[pb.HloInstructionProto],
-    results: Sequence[int],
-    ids: Iterator[int],
-) -> pb.HloComputationProto:
-    """One device's program; its result is a tuple unless there is only one."""
-    c = pb.HloComputationProto(id=next(ids))
-    c.name = f"{MANUAL_BODY}.{c.id}"
-    for k, i in enumerate(enters):
-        parameter = instruction("parameter", i.id, i.shape, of=i)
-        parameter.parameter_number = k
-        c.instructions.append(parameter)
-        c.program_shape.parameters.append(i.shape)
-        c.program_shape.parameter_names.append(parameter.name)
-    add_copies(c.instructions, inside)
-    shapes = {i.id: i.shape for i in c.instructions}
-    c.root_id, shape = results[0], shapes[results[0]]
-    if len(results) > 1:
-        shape = pb.ShapeProto(element_type=pb.TUPLE, tuple_shapes=[shapes[k] for k in results])
-        c.root_id = next(ids)
-        c.instructions.append(instruction("tuple", c.root_id, shape, results))
-    c.program_shape.result.CopyFrom(shape)
-    return c
