@@ -198,7 +198,7 @@ class Double(torch.autograd.Function):
 xf.vmap(Double.apply)(torch.ones(3))
 """,
             """\
-UnsupportedOpError: a torch.autograd.Function whose forward takes ctx cannot be transformed (while tracing vmap(Function.apply))
+UnsupportedOpError: a torch.autograd.Function whose forward takes ctx cannot be transformed (while tracing vmap(Double.apply))
   at example.py:10 in <module>: xf.vmap(Double.apply)(torch.ones(3))
 Hint: split it into forward(*inputs) and setup_context(ctx, inputs, output), or use xf.custom_vjp.""",
             """\
@@ -239,7 +239,7 @@ class Triple(torch.autograd.Function):
 xf.vmap(Triple.apply)(torch.ones(3))
 """,
             """\
-UnsupportedOpError: a torch.autograd.Function has no rule for batching (while tracing vmap(Function.apply))
+UnsupportedOpError: a torch.autograd.Function has no rule for batching (while tracing vmap(Triple.apply))
   at example.py:14 in <module>: xf.vmap(Triple.apply)(torch.ones(3))
 Hint: set `generate_vmap_rule = True` in the class, or use xf.custom_vjp.""",
         ),
@@ -262,7 +262,7 @@ class Triple(torch.autograd.Function):
 xf.jvp(Triple.apply, (torch.ones(3),), (torch.ones(3),))
 """,
             """\
-UnsupportedOpError: a torch.autograd.Function has no rule for forward-mode differentiation (while tracing jvp(Function.apply))
+UnsupportedOpError: a torch.autograd.Function has no rule for forward-mode differentiation (while tracing jvp(Triple.apply))
   at example.py:14 in <module>: xf.jvp(Triple.apply, (torch.ones(3),), (torch.ones(3),))
 Hint: give the class a `jvp` staticmethod, or use xf.custom_jvp.""",
         ),
