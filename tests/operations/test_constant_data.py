@@ -36,6 +36,8 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "nonzero as a tuple": lambda x: x[torch.tensor([1, 0, 1]).nonzero(as_tuple=True)],
     "unique": lambda x: x[torch.tensor([2, 0, 2]).unique()],
     "bincount": lambda x: x[0] * torch.bincount(torch.tensor([1, 1, 3])),
+    "classes": lambda x: F.one_hot(torch.tensor([3, 1])) * x[:2],
+    "classes that are not given": lambda x: F.one_hot(torch.arange(4), num_classes=-1) * x[0],
     "bounds of a slice": lambda x: x[torch.tensor(1) : torch.tensor([0, 3])[1]],
     "padding": lambda x: F.pad(x, (torch.tensor(1), torch.arange(3).max())),  # pyright: ignore[reportArgumentType]
     "resizing": lambda x: F.interpolate(x[None], size=torch.tensor([3, 8])[1]),  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -49,6 +51,8 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "lengths of repeats": lambda x: x.split(torch.tensor([1, 2]).repeat_interleave(1).tolist()),
     "membership": lambda x: x * (2 in torch.arange(3)),
     "equality": lambda x: x * torch.equal(torch.arange(2), torch.tensor([0, 1])),
+    "closeness": lambda x: x * torch.allclose(torch.arange(2.0), torch.tensor([0, 1.0])),
+    "complex number": lambda x: x * complex(torch.tensor(1j) * 2),
     "floating branch": lambda x: x if (torch.tensor([0.5, 2.0]).exp() > 1).all() else -x,
     "floating number": lambda x: x * float(torch.linspace(0, 1, 5)[1:3].sum()),
     "complex assertion": lambda x: x * bool((torch.eye(3) * 1j).imag.norm() < 2),
@@ -108,6 +112,8 @@ def test_mask_that_is_no_constant_is_refused() -> None:
         xf.jit(lambda x, m: x[m])(X, mask)
     with pytest.raises(xf.errors.UnsupportedOpError, match=match):
         xf.jit(lambda x, n: x.repeat_interleave(n, 0))(X, torch.tensor([1, 2, 0]))
+    with pytest.raises(xf.errors.UnsupportedOpError, match=f"one_hot {match}.*\n.*\nHint: give num"):
+        xf.jit(lambda x: F.one_hot(x.long()))(X)
 
 
 def test_read_that_is_of_no_constant_is_refused() -> None:

@@ -156,6 +156,8 @@ class Holding:
     def __call__(self, n: Node) -> bool:
         if self._wanted(n):
             return True
+        if not n.calls:  # as for most nodes
+            return False
         graphs = (c.graph for c in n.calls if not isinstance(c, tuple))
         return any(g is not None and self.inside(g) for g in graphs)
 

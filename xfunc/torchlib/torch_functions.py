@@ -105,6 +105,7 @@ def _table() -> dict[object, Kind]:
         Kind.DATA_SHAPED,
         functions(
             "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount",
+            "one_hot",
         ),
     )  # fmt: skip
     put(Kind.REPEAT, functions("repeat_interleave"))

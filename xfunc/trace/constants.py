@@ -159,6 +159,6 @@ _METHOD = Tensor.repeat_interleave
 _READS = frozenset(
     torch_functions.functions(
         "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "is_nonzero", "equal",
-        "__contains__",
+        "__contains__", "__complex__", "allclose",
     )
 )  # fmt: skip

@@ -100,6 +100,9 @@ def special(
     data_shaped = kind is Kind.DATA_SHAPED or (
         kind is Kind.INDEX and torch_functions.has_mask(args[1])
     )
+    if func is torch.nn.functional.one_hot:
+        classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+        data_shaped = isinstance(classes, int) and classes == -1
     if data_shaped:
         found = constants.result(trace, func, args, kwargs)
         if found is not NotImplemented:
@@ -115,10 +118,7 @@ def special(
         trace.refuse(
             UnsupportedOpError,
             f"the shape of the result of {what} depends on data",
-            _BINCOUNT
-            if name.endswith("bincount")
-            else "keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or "
-            "torch.topk instead of unique or nonzero.",
+            _HINTS.get(func.__name__, _FIXED),
         )
     return False, None
 
@@ -139,11 +139,16 @@ def beside_array(trace: Trace, func: Callable[..., object], args: tuple[Any, ...
     return result
 
 
-_BINCOUNT = (
-    "count into a tensor of fixed length n (minlength is no upper bound): "
-    "torch.zeros(n, dtype=torch.int64).index_add(0, x, torch.ones_like(x)), where what is not "
-    "below n is not counted; give the weights in place of the ones."
+_FIXED = (
+    "keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or torch.topk "
+    "instead of unique or nonzero."
 )
+_HINTS = {
+    "bincount": "count into a tensor of fixed length n (minlength is no upper bound): "
+    "torch.zeros(n, dtype=torch.int64).index_add(0, x, torch.ones_like(x)), where what is not "
+    "below n is not counted; give the weights in place of the ones.",
+    "one_hot": "give num_classes.",
+}
 
 
 def _are_whole(data: object) -> bool:
