@@ -101,7 +101,7 @@ def special(
         kind is Kind.INDEX and torch_functions.has_mask(args[1])
     )
     if func is torch.nn.functional.one_hot:
-        classes = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+        (classes,) = args[1:2] or (kwargs.get("num_classes", -1),)
         data_shaped = isinstance(classes, int) and classes == -1
     if data_shaped:
         found = constants.result(trace, func, args, kwargs)
