@@ -1,5 +1,6 @@
 """Derivatives at kinks, at ties and at the ends of the numbers, as in eager torch."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -104,6 +105,33 @@ def test_derivatives_at_ties(name: str, dtype: torch.dtype) -> None:
     close: dict[str, Any] = {"rtol": 0.02, "atol": 0.02} if dtype is torch.bfloat16 else {}
     for found in modes(TIES[name], x, y):
         torch.testing.assert_close(found, want, equal_nan=True, **close)
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize("name", (KINKS | TIES).keys() - {"hardsigmoid"})  # torch has none of it
+def test_second_derivatives_at_kinks_and_ties(name: str) -> None:
+    x, y = (t.flatten() for t in torch.meshgrid(POINTS, POINTS[:9] + 0, indexing="ij"))
+    given = (x.double(), y.double()) if name in TIES else (x.double(),)
+    places = tuple(range(len(given)))
+
+    def slope(grad: Any, *args: Tensor) -> Any:
+        found = grad(lambda *args: (KINKS | TIES)[name](*args).sum(), places)(*args)
+        return sum(g.sum() * (k + 1) for k, g in enumerate(found))
+
+    want = torch.func.grad(functools.partial(slope, torch.func.grad), places)(*given)
+    found = xf.grad(functools.partial(slope, xf.grad), places)(*given)
+    torch.testing.assert_close(xf.device_get(found), want, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("loss", [F.huber_loss, F.smooth_l1_loss, F.l1_loss, F.mse_loss])
+def test_derivatives_of_losses_far_from_zero(loss: Any, dtype: torch.dtype) -> None:
+    x = torch.tensor([NAN, INF, -INF, 1.0, 1e30, NAN, 0.5]).to(dtype)
+    y = torch.tensor([1.0, 2.0, 3.0, NAN, -1e30, NAN, 0.0]).to(dtype)
+    f = functools.partial(loss, reduction="none")
+    want = slopes(f, x, y)
+    for found in modes(f, x, y):
+        torch.testing.assert_close(found, want, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["fmax", "fmin", "maximum", "minimum", "max"])
@@ -279,7 +307,7 @@ def test_jvp_of_scalars_keeps_dtype(f: Callable[..., Tensor]) -> None:
     """An operation composed of others multiplies scalars by numbers, which count less than they."""
     x = torch.tensor(0.3), torch.tensor(0.6)
     found, want = xf.jvp(f, x, x), torch.func.jvp(f, x, x)
-    torch.testing.assert_close(xf.device_get(found), want)
+    torch.testing.assert_close(xf.device_get(found), want, equal_nan=True)
 
 
 STEPS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -247,6 +247,27 @@ def test_in_place_change_without_support_is_refused(run: Callable[[], Any], says
 ONES = torch.ones(4)
 
 
+@pytest.mark.parametrize("vjp", [xf.vjp, torch.func.vjp])
+@pytest.mark.parametrize(
+    "change", [lambda v: v.diagonal().fill_(3), lambda v: v[0].mul_(3), lambda v: v[:1].neg_()]
+)
+def test_pullback_of_view_whose_base_has_changed(vjp: Any, change: Callable[..., Any]) -> None:
+    c = torch.arange(6.0).reshape(2, 3)
+
+    def inner(vjp: Any, scale: torch.Tensor) -> torch.Tensor:
+        def f(x: torch.Tensor) -> torch.Tensor:
+            v = (x * c).mT
+            change(v)
+            return v
+
+        out, pull = vjp(f, c + 1)
+        return (pull(out.cos())[0] * scale).sum()
+
+    want = torch.func.grad(lambda s: inner(torch.func.vjp, s))(c)
+    found = xf.jit(xf.grad(lambda s: inner(vjp, s)))(c)
+    torch.testing.assert_close(xf.device_get(found), want)
+
+
 def test_jacfwd_of_squeeze_in_place_of_scalar() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = xf.fori_loop(0, 2, lambda i, c: torch.tanh(x.clone()), torch.tanh(x))

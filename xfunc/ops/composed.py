@@ -14,9 +14,7 @@ from xfunc.torchlib.unbatched import distances
 Tensor = torch.Tensor
 
 # torch's own decompositions of operations whose derivative is an operation of its own.
-for _name in """
-    huber_loss glu _weight_norm_interface
-""".split():
+for _name in ("glu", "_weight_norm_interface"):
     composition(_name)(decomposition_table[getattr(torch.ops.aten, _name).default])
 
 _sample = decomposition_table[torch.ops.aten.grid_sampler_2d.default]

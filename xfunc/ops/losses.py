@@ -5,8 +5,6 @@ The total weight is a result: torch.func's rule for vmap divides by it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from xfunc.ops.registry import composition, kernel, original
@@ -64,15 +62,33 @@ def nll_loss_backward(
     return inner(grad, x[None], target.reshape(1), weight, reduction, ignore_index, total)[0]
 
 
-def _slope(name: str) -> None:
-    @kernel(name)
-    def slope(grad: Tensor, x: Tensor, *rest: Any) -> Tensor:
-        # torch's decompositions divide by the number of elements.
-        return original(name)(grad, x, *rest) if x.numel() else torch.zeros_like(x)
+@kernel("mse_loss_backward")
+def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
+    if not x.numel():  # torch's decomposition divides by the number of elements.
+        return torch.zeros_like(x)
+    return original("mse_loss_backward")(grad, x, target, reduction)
 
 
-for _name in ("mse_loss_backward", "smooth_l1_loss_backward"):
-    _slope(_name)
+@kernel("smooth_l1_loss_backward")
+def smooth_l1_loss_backward(
+    grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float
+) -> Tensor:
+    # In torch's decomposition the slope is 0 where the difference is NaN.
+    grad = grad / max(x.numel(), 1) if reduction == 1 else grad
+    difference = x - target
+    is_far = difference.abs() >= beta
+    return torch.where(is_far, grad * difference.sign(), grad * difference / beta)
+
+
+@composition("huber_loss")
+def huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
+    # In torch's decomposition the second derivative is 0 at 0, and the first is NaN at infinity.
+    torch._check(delta > 0, lambda: "huber_loss does not support non-positive values for delta.")
+    difference = x - target
+    is_far = difference.abs() >= delta
+    near = torch.where(is_far, 0, difference)
+    far = delta * (difference.abs() - 0.5 * delta)
+    return _reduced(torch.where(is_far, far, 0.5 * near * near), reduction)
 
 
 # NOTE [margin losses]: torch's decompositions count the labels after a -1, which ends a row of

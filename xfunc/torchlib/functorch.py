@@ -112,6 +112,21 @@ WRAP: Sequence[tuple[types.ModuleType, str]] = (
 )
 """The functions with which the transforms of torch.func wrap the tensors that they are given."""
 
+UNWRAP: tuple[types.ModuleType, str] = (eager_transforms, "_unwrap_for_grad")
+"""The function with which they unwrap results."""
+
+
+def recomputed_first(unwrap: Callable[..., Any], tensor: Tensor, level: int) -> Tensor:
+    """`UNWRAP` of a tensor, in traced code.
+
+    torch recomputes a view whose base has changed when it is asked what made the view. The pullback
+    of torch.func.vjp asks when the level is closed; below others, that is an internal error.
+    """
+    with torch._C.DisableTorchFunction():
+        tensor.grad_fn  # noqa: B018
+    return unwrap(tensor, level)
+
+
 MAKE_FX: tuple[type, str] = (proxy_tensor._MakefxTracer, "trace")
 """The method with which make_fx makes its graph."""
 DISALLOW: tuple[types.ModuleType, str] = (eager_transforms, "lazy_dynamo_disallow")

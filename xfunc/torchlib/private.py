@@ -68,6 +68,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "torch._C._functorch.peek_interpreter_stack",
         "torch._C._functorch.unwrap_if_dead",
         "torch._functorch.eager_transforms.JVP_NESTING",
+        "torch._functorch.eager_transforms._unwrap_for_grad",
         "torch._functorch.eager_transforms._wrap_for_grad",
         "torch._functorch.eager_transforms._wrap_functional_tensor",
         "torch._functorch.eager_transforms.jvp_increment_nesting",

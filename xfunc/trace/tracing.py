@@ -229,6 +229,7 @@ def _no_graph(*_: object, **__: object) -> NoReturn:
 
 _IN_TRACES: Sequence[_Change] = (
     *((*wrap, _lifted_first) for wrap in functorch.WRAP),
+    (*functorch.UNWRAP, functorch.recomputed_first),
     (torch.nn.utils.stateless, "_functional_call", _with_weights_back),
     (*functorch.MAKE_FX, _no_graph),
     (*functorch.DISALLOW, functorch.without_graph),
