@@ -103,8 +103,11 @@ def test_derivatives_at_ties(name: str, dtype: torch.dtype) -> None:
     x, y = x.to(dtype), y.to(dtype)
     want = slopes(TIES[name], x, y)
     close: dict[str, Any] = {"rtol": 0.02, "atol": 0.02} if dtype is torch.bfloat16 else {}
-    for found in modes(TIES[name], x, y):
-        torch.testing.assert_close(found, want, equal_nan=True, **close)
+    reverse, forward = modes(TIES[name], x, y)
+    torch.testing.assert_close(reverse, want, equal_nan=True, **close)
+    if name == "atan2":  # In forward mode torch and JAX divide by 0 at the origin.
+        want = [slope.masked_fill((x == 0) & (y == 0), NAN) for slope in want]
+    torch.testing.assert_close(forward, want, equal_nan=True, **close)
 
 
 @pytest.mark.sample(3, seed=0)
