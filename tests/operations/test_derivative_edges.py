@@ -151,6 +151,18 @@ def test_derivatives_of_maxima_with_nan(name: str) -> None:
     torch.testing.assert_close(forward, want, equal_nan=True)
 
 
+def test_gradient_of_rows_that_are_not_finite() -> None:
+    weight, index = torch.tensor([[NAN], [INF], [1.0]]), torch.tensor([0, 0, 1, 1, 1, 2])
+    scales = torch.arange(6.0).unsqueeze(1)
+
+    def f(weight: Tensor) -> Tensor:
+        return F.embedding(index, weight, scale_grad_by_freq=True)
+
+    torch.testing.assert_close(xf.jit(f)(weight).cpu(), f(weight), equal_nan=True)
+    want = torch.func.vjp(f, weight)[1](scales)
+    torch.testing.assert_close(xf.device_get(xf.vjp(f, weight)[1](scales)), want)
+
+
 def test_logsigmoid_of_infinities() -> None:
     x = torch.cat([POINTS, ENDS])
     for dtype in (torch.float32, torch.bfloat16):

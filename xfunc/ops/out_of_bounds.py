@@ -71,7 +71,7 @@ def embedding(
         counts = torch.zeros(n, dtype=torch.int64, device=rows.device)
         counts = counts.index_add(0, flat, torch.ones_like(flat, dtype=torch.int64))
         share = rows / counts.index_select(0, flat).reshape(index.shape).unsqueeze(-1)
-        change = torch.where(rows.isfinite(), share - share.detach(), 0)
+        change = torch.where(rows.isfinite(), share - share.detach(), share)
         rows = rows.detach() + change
     return rows
 
