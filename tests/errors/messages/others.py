@@ -18,7 +18,7 @@ def linear(x, w):
 linear(torch.ones(2, 4), torch.ones(3, 4))
 """,
             """\
-RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 3x4)
+RuntimeError: ...mat1 and mat2 shapes cannot be multiplied (2x4 and 3x4)
 raised by Tensor.matmul(float32[2,4], float32[3,4]) (while tracing linear)
   at example.py:3 in linear: return x @ w
 Hint: make the shapes and dtypes match; `print(x)` in the function shows those of x.""",
