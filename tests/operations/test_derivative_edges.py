@@ -111,7 +111,7 @@ def test_derivatives_at_ties(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.sample(3, seed=0)
-@pytest.mark.parametrize("name", (KINKS | TIES).keys() - {"hardsigmoid"})  # torch has none of it
+@pytest.mark.parametrize("name", [n for n in KINKS | TIES if n != "hardsigmoid"])  # torch has none
 def test_second_derivatives_at_kinks_and_ties(name: str) -> None:
     x, y = (t.flatten() for t in torch.meshgrid(POINTS, POINTS[:9] + 0, indexing="ij"))
     given = (x.double(), y.double()) if name in TIES else (x.double(),)
