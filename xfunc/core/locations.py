@@ -137,7 +137,8 @@ def function_name(fun: object) -> str:
     """The name of a callable in messages."""
     owner = getattr(fun, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-        return f"{owner.__qualname__}.{getattr(fun, '__name__', '')}"  # C, from torch 2.14 on
+        # From torch 2.14 on its `apply` is written in C, and says nothing of the class.
+        return f"{owner.__qualname__}.{getattr(fun, '__name__', '')}"
     if isinstance(fun, types.BuiltinFunctionType):
         return fun.__name__
     name = getattr(fun, "__qualname__", None) or getattr(fun, "__name__", None)

@@ -85,10 +85,11 @@ def huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0
     # In torch's decomposition the second derivative is 0 at 0, and the first is NaN at infinity.
     torch._check(delta > 0, lambda: "huber_loss does not support non-positive values for delta.")
     difference = x - target
-    is_far = difference.abs() >= delta
+    size = difference.abs()
+    is_far = size >= delta
     near = torch.where(is_far, 0, difference)
-    far = delta * (difference.abs() - 0.5 * delta)
-    return _reduced(torch.where(is_far, far, 0.5 * near * near), reduction)
+    losses = torch.where(is_far, delta * (size - 0.5 * delta), 0.5 * near * near)
+    return _reduced(losses, reduction)
 
 
 # NOTE [margin losses]: torch's decompositions count the labels after a -1, which ends a row of

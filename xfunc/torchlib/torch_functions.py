@@ -276,6 +276,18 @@ def leaves_device(args: tuple[object, ...], kwargs: Mapping[str, object]) -> boo
     return False
 
 
+def is_data_shaped(
+    kind: Kind, func: object, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> bool:
+    """Whether the shape of the result of a call depends on data."""
+    if kind is Kind.INDEX:
+        return has_mask(args[1])
+    if func is torch.nn.functional.one_hot:
+        (classes,) = args[1:2] or (kwargs.get("num_classes", -1),)
+        return isinstance(classes, int) and classes == -1
+    return kind is Kind.DATA_SHAPED
+
+
 def has_mask(index: object) -> bool:
     """Whether an index has a boolean tensor or a tensor bound, so that no shape is fixed."""
     if type(index) is slice:

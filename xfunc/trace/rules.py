@@ -97,13 +97,7 @@ def special(
         refuse_read(trace, "Tensor.type()", tensors[0])
     if kind is Kind.REPEAT:
         return constants.repeated(trace, func, args, kwargs)
-    data_shaped = kind is Kind.DATA_SHAPED or (
-        kind is Kind.INDEX and torch_functions.has_mask(args[1])
-    )
-    if func is torch.nn.functional.one_hot:
-        (classes,) = args[1:2] or (kwargs.get("num_classes", -1),)
-        data_shaped = isinstance(classes, int) and classes == -1
-    if data_shaped:
+    if torch_functions.is_data_shaped(kind, func, args, kwargs):
         found = constants.result(trace, func, args, kwargs)
         if found is not NotImplemented:
             return True, found
