@@ -1,7 +1,7 @@
 """`negate_bits`: bits of integers, in programs that make integers narrower.
 
-XLA's CPU target (jaxlib 0.10.2; 0.7.1 and 0.12.0 do not) ends the process when it compiles ``x & y``
-or ``x | y`` of a signed integer that was converted from a longer one, as does JAX's
+XLA's CPU target (jaxlib 0.10.2, not 0.7.1 or 0.12.0) ends the process when it compiles ``x & y`` or
+``x | y`` of a signed integer that was converted from a longer one, as in JAX's
 ``jit(lambda x, y: x.astype("int32") & y)`` for x of int64: `RewriteTruncBitExt`, in
 simplify_arith.cc, asks a vector for its width in bits.
 """
