@@ -12,6 +12,7 @@ import torch
 
 import xfunc as xf
 from tests.operations.test_dtypes import COMPLEX, INF, INTEGERS, NAN, same, values
+from tests.support.fresh import Server
 
 PAIRS = [
     *((d, d) for d in (torch.bool, *INTEGERS, torch.float32, torch.float64, *COMPLEX)),
@@ -153,6 +154,29 @@ def test_lcm_of_narrow_integers_wraps_as_in_eager_torch(dtype: torch.dtype) -> N
     x = torch.arange(256).to(dtype)
     found = xf.device_get(xf.jit(torch.lcm)(x[:, None], x))
     assert torch.equal(found, torch.lcm(x[:, None], x))
+
+
+BITS_MADE_NARROWER = """
+import itertools, torch
+import xfunc as xf
+
+dtypes = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
+for wide, narrow in itertools.combinations(dtypes, 2):
+    x, y = (torch.arange(-24, 24) * 0x0123_4567_89AB).to(wide), torch.arange(48).to(narrow)
+    for f in (
+        lambda x, y: x.to(narrow) & y,
+        lambda x, y: y | x.to(narrow),
+        lambda x, y: x.to(narrow).reshape(6, 8) & y.reshape(6, 8),
+        lambda x, y: x.to(narrow) | (x + 1).to(narrow) & 6,
+    ):
+        assert torch.equal(xf.device_get(xf.jit(f)(x, y)), f(x, y)), (wide, narrow)
+"""
+
+
+def test_bits_of_integers_made_narrower(fresh: Server) -> None:
+    """XLA's code for it, which the flags of this process replace, ended the process."""
+    done = fresh.run(BITS_MADE_NARROWER, env={"XLA_FLAGS": ""})
+    assert done.returncode == 0, done.stderr
 
 
 def test_integer_power_with_negative_exponent_raises() -> None:

@@ -337,3 +337,37 @@ def test_in_place_change_that_would_broadcast_its_target_raises(change: Any) -> 
     for transformed in (xf.jit(change), lambda x: xf.vmap(change)(x[None])):
         with pytest.raises(RuntimeError, match=words):
             transformed(x)
+
+
+BATCHES = torch.tensor([[[1.0, -2.0], [0.5, 3.0]], [[2.0, 0.0], [-1.5, 4.0]]])
+NUMBERS = (True, 0.5, 1e-5)
+NORMS: dict[str, Callable[..., Any]] = {
+    "batch_norm": lambda x, m, v: torch.batch_norm(x, None, None, m, v, *NUMBERS, False),
+    "instance_norm": lambda x, m, v: torch.instance_norm(x, None, None, m, v, *NUMBERS, False),
+    "native": lambda x, m, v: torch.native_batch_norm(x, None, None, m, v, *NUMBERS),
+    "legit": lambda x, m, v: torch.ops.aten._native_batch_norm_legit(x, None, None, m, v, *NUMBERS),
+    "update": lambda x, m, v: torch.ops.aten._batch_norm_with_update(
+        x, None, None, m, v, *NUMBERS[1:]
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NORMS)
+def test_running_statistics(name: str, dtype: torch.dtype) -> None:
+    def f(x: Tensor) -> Any:
+        mean, variance = torch.zeros(2, dtype=dtype), torch.ones(2, dtype=dtype)
+        return NORMS[name](x, mean, variance), mean, variance
+
+    x, digits = BATCHES.to(dtype), 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(xf.device_get(xf.jit(f)(x)), f(x), rtol=digits, atol=digits)
+
+
+@pytest.mark.parametrize("name", ["batch_norm", "instance_norm"])
+def test_running_statistics_that_a_schema_hides_are_refused(name: str) -> None:
+    def f(x: Tensor) -> Tensor:
+        statistics = torch.zeros(2), torch.ones(2)
+        return getattr(torch.ops.aten, name)(x, None, None, *statistics, *NUMBERS, False)
+
+    with pytest.raises(xf.errors.UnsupportedOpError, match="changes running statistics"):
+        xf.jit(f)(BATCHES)

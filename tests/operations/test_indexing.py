@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -127,6 +128,21 @@ def test_index_tensors_of_several_dtypes(name: str) -> None:
     want = f(x)
     for found in (xf.jit(f)(x), xf.jvp(f, (x,), (x,))[0]):
         torch.testing.assert_close(xf.device_get(found), want)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")  # of NumPy, in eager torch
+@pytest.mark.parametrize("number", [1, -1.9, True, 0])
+@pytest.mark.parametrize("dtype", ["float16", "float64", "complex64", "int8", "uint8", "bool"])
+def test_index_that_is_an_array_of_no_dimensions(dtype: str, number: float) -> None:
+    """Eager torch cuts off digits, and takes bytes for masks."""
+    at = np.array(number).astype(dtype)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        y[:, at] = 7.0
+        return x[at], x[None, at], x[:, [1], at], y
+
+    torch.testing.assert_close(xf.device_get(xf.jit(f)(X)), f(X))
 
 
 def test_index_put_of_other_dtype_raises() -> None:

@@ -13,6 +13,7 @@ from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.contents import Contents
 from xfunc.hlo.edit import entry_of, fresh_ids, instruction
 from xfunc.hlo.passes.barriers import outline_barriers
+from xfunc.hlo.passes.bits import negate_bits
 from xfunc.hlo.passes.branches import hide_constraints
 from xfunc.hlo.passes.convolutions import keep_space_whole
 from xfunc.hlo.passes.first_of_sorted import hide_sorts
@@ -42,6 +43,7 @@ def prepare_to_run(name: str, proto: pb.HloModuleProto, count: int, on_cpu: bool
         strip_offload(proto)  # It has one memory.
         upcast_f16(Contents(proto))
         saturate_tanh(proto)
+        negate_bits(proto)
         keep_updates_apart(proto)
         outline_barriers(proto, partitioned=count > 1)
         if count == 1:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch._decomp import decomposition_table
 
+from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.registry import differentiable, kernel
 from xfunc.rules.operands import HALF
 from xfunc.torchlib import functorch
@@ -96,8 +97,14 @@ def _batch_norm(name: str) -> None:
 
     @kernel(name)
     def run(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Any:
-        out, mean, scale, *running = composed(x, weight, bias, *rest)
         *statistics, training, _, _ = rest
+        if name == "native_batch_norm" and training and statistics != [None, None]:
+            fail(
+                UnsupportedOpError,
+                "an operation of torch.ops.aten changes running statistics, which its schema hides",
+                "call torch.nn.functional.batch_norm or instance_norm.",
+            )
+        out, mean, scale, *running = composed(x, weight, bias, *rest)
         if not training:  # The derivative takes the running statistics.
             mean, scale = x.new_zeros(0), x.new_zeros(0)
         elif x.dtype in HALF and all(p is None or p.dtype in HALF for p in (weight, *statistics)):
@@ -112,3 +119,14 @@ for _name in (
     "_native_batch_norm_legit.no_stats",
 ):
     _batch_norm(_name)
+
+
+@kernel("_batch_norm_with_update_functional")
+def _batch_norm_with_update(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *statistics_and_numbers: Any
+) -> Any:
+    mean, variance, *numbers = statistics_and_numbers
+    out, *saved, new_mean, new_variance = torch.ops.aten._native_batch_norm_legit_functional(
+        x, weight, bias, mean, variance, True, *numbers
+    )
+    return (out, *saved, x.new_zeros(0, dtype=torch.uint8), new_mean, new_variance)

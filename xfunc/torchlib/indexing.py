@@ -59,11 +59,12 @@ def _traced_numbers(index: object) -> bool:
 
 
 def _plain(index: Any) -> Any:
-    """An index without what torch would read: lists of numbers, NumPy's 0-d arrays of integers."""
+    """An index without what torch would read: lists of numbers, NumPy's 0-d arrays."""
     if type(index) is tuple:
         return tuple(stacked(e).long() if _are_numbers(e) else _plain(e) for e in index)
-    if isinstance(index, np.ndarray) and not index.ndim and index.dtype.kind in "iu":
-        return bool(index) if index.dtype == np.uint8 else index.item()  # Bytes are a mask.
+    if isinstance(index, np.ndarray) and not index.ndim and index.dtype.kind in "biufc":
+        # As torch does: bytes are a mask, and what is no whole number is cut off.
+        return bool(index) if index.dtype in (np.bool_, np.uint8) else int(index.real)
     return index
 
 

@@ -124,6 +124,23 @@ def functional_batch_norm(
     return _batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
 
 
+def native_batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``torch.native_batch_norm``, by the operation that says that it changes the statistics."""
+    norm = torch.native_batch_norm
+    if running_mean is not None and running_var is not None:
+        norm = torch.ops.aten._native_batch_norm_legit
+    return norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+
+
 def functional_instance_norm(
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -135,9 +152,27 @@ def functional_instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """``torch.nn.functional.instance_norm``."""
+    if use_input_stats:
+        _CHECK_SPACE(input.size())
+    return instance_norm(
+        input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps
+    )
+
+
+def instance_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """``torch.instance_norm``: see NOTE [batch normalisation]."""
     if not use_input_stats:
         return _batch_norm(input, weight, bias, running_mean, running_var, False, momentum, eps)
-    _CHECK_SPACE(input.size())
     wide = _wide(input)
     mean, variance, unbias = _statistics(wide, range(2, input.ndim))
     _update(running_mean, mean.mean(0), momentum)
@@ -173,6 +208,8 @@ def torch_rrelu(
 
 REPLACEMENTS: dict[object, Callable[..., Any]] = {
     torch.batch_norm: batch_norm,
+    torch.native_batch_norm: native_batch_norm,
+    torch.instance_norm: instance_norm,
     F.batch_norm: functional_batch_norm,
     F.instance_norm: functional_instance_norm,
     F.rrelu: rrelu,
