@@ -282,7 +282,7 @@ def has_mask(index: object) -> bool:
     if isinstance(index, torch.Tensor):
         if type(index) is not torch.Tensor:  # It may be a token, which has no dtype.
             return True
-        return index.dtype in (torch.bool, torch.uint8) and index.ndim > 0
+        return index.dtype in (torch.bool, torch.uint8)
     return isinstance(index, (tuple, list)) and any(has_mask(i) for i in index)
 
 

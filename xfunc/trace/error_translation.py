@@ -237,6 +237,9 @@ def refusal_of(
                 at=at,
             )
         )
+    if func is torch.where:  # of a condition alone
+        problem = "the shape of the result of torch.where(condition) depends on data"
+        return UnsupportedOpError(format_error(problem, FIX_THE_SHAPE, function=name, at=at))
     return UnsupportedOpError(
         format_error(
             f"{operation_name(func)} has no lowering to XLA, or a result whose shape depends "
@@ -254,6 +257,11 @@ STATE = (
     "module.eval() if its statistics are not to change."
 )
 """The hint where a module that is closed over changes its buffers."""
+FIX_THE_SHAPE = (
+    "keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or torch.topk "
+    "instead of unique or nonzero."
+)
+"""The hint where the shape of a result depends on data."""
 OF_JAX = "use torch's function; or call JAX's as one operation: xf.call_jax(jnp.sin, x)[0]."
 """The hint where a function of JAX was given a traced value."""
 _ATTRIBUTES = {

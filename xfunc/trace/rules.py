@@ -14,14 +14,14 @@ from xfunc.core.avals import short
 from xfunc.core.locations import called_by
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
 from xfunc.rules.operands import rounded
-from xfunc.torchlib import torch_functions
+from xfunc.torchlib import functorch, torch_functions
 from xfunc.torchlib.indexing import stacked
 from xfunc.torchlib.initialisers import INITIALISERS
 from xfunc.torchlib.new import NEW
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import FLOAT8, check_dtype, find_traced, on_device, tensors_in
 from xfunc.trace import array_operands, constants, recorder
-from xfunc.trace.error_translation import OF_JAX
+from xfunc.trace.error_translation import FIX_THE_SHAPE, OF_JAX
 from xfunc.trace.leaks import Leaked
 from xfunc.trace.literals import literal
 
@@ -115,10 +115,7 @@ def special(
         trace.refuse(
             UnsupportedOpError,
             f"the shape of the result of {what} depends on data",
-            _BINCOUNT
-            if name.endswith("bincount")
-            else "keep the shape fixed: torch.where(mask, x, 0) instead of x[mask], torch.sort or "
-            "torch.topk instead of unique or nonzero.",
+            _BINCOUNT if name.endswith("bincount") else FIX_THE_SHAPE,
         )
     return False, None
 
@@ -278,6 +275,8 @@ def _make_literal(
         check_dtype(value.dtype, (), trace.name)
         trace.has_float8 |= value.dtype in FLOAT8
         out = literal(value)
+    if functorch.is_transformed():  # A value of the innermost level, which code may change in place.
+        out = torch.clone(out)
     trace.known.put(out, value)
     trace.made.register(out, func, sys._getframe(4))  # of who called __torch_function__
     return True, out
