@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from xfunc.torchlib.data_dependent import READING
 from xfunc.torchlib.expand import EXPANSIONS
 from xfunc.torchlib.fill import FILLING
-from xfunc.torchlib.gradients import gradients
+from xfunc.torchlib.gradients import gradients, requires_grad_, set_requires_grad
 from xfunc.torchlib.grouped import CUSTOM, GROUPED
 from xfunc.torchlib.in_place import IN_PLACE, changing
 from xfunc.torchlib.indexing import INDEXING
@@ -179,6 +179,8 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
     torch.rrelu: torch_rrelu,
     torch.unsafe_split_with_sizes: torch.split_with_sizes,
     torch.autograd.grad: gradients,
+    Tensor.requires_grad_: requires_grad_,
+    Tensor.requires_grad.__set__: set_requires_grad,
     **OPERANDS,
     **INDEXING,
     **IN_PLACE,

@@ -15,7 +15,7 @@ from xfunc.core import device
 from xfunc.core.avals import short
 from xfunc.core.locations import Location, in_user_code, line_of
 from xfunc.errors import LeakError, format_error
-from xfunc.torchlib import functorch, torch_functions
+from xfunc.torchlib import bounds, functorch, torch_functions
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import tensors_in
 from xfunc.torchlib.weak_references import held
@@ -73,6 +73,14 @@ def defuse(tensor: torch.Tensor, text: str) -> None:
     """Make any use of a leaked value raise a `LeakError` with this text."""
     tensor.__class__ = Leaked
     vars(tensor)["_xfunc_leak"] = text
+
+
+def fill(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a traced value could be made one with this data."""
+    with torch._C.DisableTorchFunction(), contextlib.suppress(RuntimeError):
+        functorch.swap_contents(tensor, value.clone())
+        return True
+    return False  # It is shared with C++.
 
 
 def empty(token: torch.Tensor, name: str) -> None:
@@ -194,8 +202,14 @@ class TracedValues:
                         result = _uncollected(result, alive)
         return result
 
-    def defuse(self, leaks: list[Leak], quiet: bool) -> None:
-        """Make any use of leaked values raise; unless `quiet`, raise for finding them."""
+    def defuse(self, leaks: list[Leak], known: bounds.Known, quiet: bool) -> None:
+        """Make any use of leaked values raise; unless `quiet`, raise for finding them.
+
+        Known values get their data instead: what code keeps in a cache may be used anywhere.
+        """
+        leaks[:] = [
+            k for k in leaks if (value := known.find(k[0])) is None or not fill(k[0], value)
+        ]
         owner = None
         if not quiet and self._has_owner:
             owner = owner_of([t for t, *_ in leaks], (leaks, *leaks))

@@ -131,6 +131,12 @@ def tensor_id(tensor: torch.Tensor) -> int:
         return unwrapped(tensor).number
 
 
+def are_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two traced values are one: no operation lies between them."""
+    with torch._C.DisableTorchFunction(), functorch.bottom_level():
+        return node_of(functorch.innermost(a)) is node_of(functorch.innermost(b))
+
+
 def _like(inputs: Sequence[torch.Tensor], nodes: Sequence[Node]) -> list[torch.Tensor]:
     made = [placeholders.placeholder(n) for n in nodes]
     is_bare = inputs and all(type(t) is placeholders.Placeholder for t in inputs)

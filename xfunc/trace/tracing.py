@@ -345,7 +345,7 @@ class Trace:
             ambient.change_busy(-1)
             self._stack.close()
             if leaks:
-                self.made.defuse(leaks, quiet)
+                self.made.defuse(leaks, self.known, quiet)
         if error is not None:
             self._translate(error)
 
