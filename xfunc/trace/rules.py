@@ -277,7 +277,7 @@ def _make_literal(
         check_dtype(value.dtype, (), trace.name)
         trace.has_float8 |= value.dtype in FLOAT8
         out = literal(value)
-    if functorch.is_transformed():  # A value of the innermost level, which code may change in place.
+    if functorch.is_transformed():  # Code may change values of the innermost level in place.
         out = torch.clone(out)
     trace.known.put(out, value)
     trace.made.register(out, func, sys._getframe(4))  # of who called __torch_function__
