@@ -305,9 +305,11 @@ def _slopes(x: torch.Tensor) -> torch.Tensor:
         lambda fun: lambda x: xf.linearize(fun, x)[1](x + 1),
         lambda fun: lambda x: xf.vmap(xf.grad(lambda x, s: fun(x * s).sum()), (None, 0))(x, x),
         lambda fun: lambda x: xf.vmap(lambda s: xf.jvp(fun, (x * s,), (x,))[1])(x),
-        lambda fun: lambda x: xf.jvp(
-            lambda x: xf.scan(lambda c, _: (fun(c), None), x, length=2)[0], (x,), (x + 1,)
-        )[1],
+        lambda fun: (
+            lambda x: xf.jvp(
+                lambda x: xf.scan(lambda c, _: (fun(c), None), x, length=2)[0], (x,), (x + 1,)
+            )[1]
+        ),
     ],
 )
 def test_autograd_grad_of_a_copy_in_transforms(transform: Any) -> None:
