@@ -46,6 +46,8 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "number of frames": lambda x: F.pad(x, (0, frames(len(x)))),  # pyright: ignore[reportArgumentType]
     "floats": lambda x: [x * t for t in (torch.arange(3) / 2.0).tolist()],
     "branch": lambda x: x if (torch.arange(3) == 2).any() else -x,
+    "extremes": lambda x: x * (torch.eye(3).max(dim=0).values + torch.arange(3).max()).sum().item(),
+    "order": lambda x: x[torch.tensor([3, 1, 2]).sort().indices.tolist()],
     "numbers": lambda x: [int(n) * x * float(n) for n in torch.tensor([2, 3])],
     "parts": lambda x: [x * a.item() for a in torch.arange(6).chunk(3)[1]],
     "lengths of repeats": lambda x: x.split(torch.tensor([1, 2]).repeat_interleave(1).tolist()),

@@ -15,7 +15,7 @@ from xfunc.core import device
 from xfunc.core.avals import short
 from xfunc.core.locations import Location, in_user_code, line_of
 from xfunc.errors import LeakError, format_error
-from xfunc.torchlib import bounds, functorch, torch_functions
+from xfunc.torchlib import functorch, torch_functions
 from xfunc.torchlib.torch_functions import Kind, operation_name
 from xfunc.torchlib.values import tensors_in
 from xfunc.torchlib.weak_references import held
@@ -76,9 +76,9 @@ def defuse(tensor: torch.Tensor, text: str) -> None:
 
 
 def fill(tensor: torch.Tensor, value: torch.Tensor) -> bool:
-    """Whether a traced value could be made one with this data."""
-    with torch._C.DisableTorchFunction(), contextlib.suppress(RuntimeError):
-        functorch.swap_contents(tensor, value.clone())
+    """Whether a traced value could be made the holder of this data, which has no other."""
+    with contextlib.suppress(RuntimeError):
+        functorch.swap_contents(tensor, value)
         return True
     return False  # It is shared with C++.
 
@@ -202,14 +202,8 @@ class TracedValues:
                         result = _uncollected(result, alive)
         return result
 
-    def defuse(self, leaks: list[Leak], known: bounds.Known, quiet: bool) -> None:
-        """Make any use of leaked values raise; unless `quiet`, raise for finding them.
-
-        Known values get their data instead: what code keeps in a cache may be used anywhere.
-        """
-        leaks[:] = [
-            k for k in leaks if (value := known.find(k[0])) is None or not fill(k[0], value)
-        ]
+    def defuse(self, leaks: list[Leak], quiet: bool) -> None:
+        """Make any use of leaked values raise; unless `quiet`, raise for finding them."""
         owner = None
         if not quiet and self._has_owner:
             owner = owner_of([t for t, *_ in leaks], (leaks, *leaks))

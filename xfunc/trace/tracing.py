@@ -60,7 +60,7 @@ from xfunc.trace.error_translation import (
     module_running_with,
     refusal_of,
 )
-from xfunc.trace.leaks import Leaked, TracedValues, error_of
+from xfunc.trace.leaks import Leaked, TracedValues, error_of, fill
 from xfunc.tracer import placeholders
 
 if TYPE_CHECKING:
@@ -330,6 +330,7 @@ class Trace:
 
     def __exit__(self, kind: type | None, error: BaseException | None, tb: object) -> None:
         leaks, quiet = [], error is not None
+        inputs = dict(zip(map(id, self.capture_inputs), self.captures, strict=False))
         try:
             self.is_open = False
             self.substitutes.clear()
@@ -344,10 +345,26 @@ class Trace:
             _thread.trace = self._parent
             ambient.change_busy(-1)
             self._stack.close()
+            leaks = [leak for leak in leaks if not self._gets_data(leak[0], inputs)]
             if leaks:
-                self.made.defuse(leaks, self.known, quiet)
+                self.made.defuse(leaks, quiet)
         if error is not None:
             self._translate(error)
+
+    def _gets_data(self, leaked: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> bool:
+        """Whether a leaked value is one with data, which it has from now on.
+
+        That is a constant of the code, which may be kept in a cache; or a tensor from outside, as
+        in ``self.window = self.window.to(x.device)``.
+        """
+        with torch._C.DisableTorchFunction(), functorch.bottom_level():
+            value = self.known.find(leaked)
+            if value is not None:
+                return fill(leaked, value.clone())
+            outside = inputs.get(id(leaked))
+            if type(outside) is not torch.Tensor or outside.requires_grad:
+                return False
+            return outside.device.type == "cpu" and fill(leaked, outside.detach())
 
     def _translate(self, error: BaseException) -> None:
         """Re-raise refusals that the mode does not see as errors of xfunc."""
