@@ -325,6 +325,7 @@ def test_jit_leaked_constant_names_its_line() -> None:
         lambda fun: lambda x: xf.vmap(xf.jacrev(fun))(torch.stack([x, 2 * x])),
         lambda fun: lambda x: xf.scan(lambda c, _: (fun(c), None), x, length=2)[0],
         lambda fun: xf.jit(lambda x: xf.jit(fun)(x) + xf.checkpoint(fun)(x)),
+        lambda fun: lambda x: xf.linearize(fun, x)[1](x),
     ],
 )
 def test_constants_that_code_keeps_get_their_data(transform: Any) -> None:
@@ -363,6 +364,7 @@ def test_tensor_from_outside_that_code_keeps() -> None:
     traced = xf.jit(fun)
     for _ in range(2):
         assert traced(torch.ones(3)).tolist() == fun.window.tolist() == [1.0, 2.0, 3.0]
+    assert xf.jvp(fun, (torch.ones(3),), (torch.ones(3),))[1].tolist() == [1.0, 2.0, 3.0]
     fun.window += 1
     assert traced(torch.ones(3)).tolist() == [2.0, 3.0, 4.0]
     assert xf.trace_count(traced) == 1

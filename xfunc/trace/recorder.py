@@ -131,10 +131,10 @@ def tensor_id(tensor: torch.Tensor) -> int:
         return unwrapped(tensor).number
 
 
-def are_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two traced values are one: no operation lies between them."""
+def identity(tensor: torch.Tensor) -> int:
+    """A number that two traced values share if no operation lies between them."""
     with torch._C.DisableTorchFunction(), functorch.bottom_level():
-        return node_of(functorch.innermost(a)) is node_of(functorch.innermost(b))
+        return id(node_of(functorch.innermost(tensor)))
 
 
 def _like(inputs: Sequence[torch.Tensor], nodes: Sequence[Node]) -> list[torch.Tensor]:

@@ -76,7 +76,7 @@ def special(
     if func == torch_functions.DATA:
         return True, trace.mode.call(torch.Tensor.detach, args, {})  # Shares the version counter.
     if func == torch_functions.SET_DATA:
-        if all(_is_traced(trace, t) for t in args) and recorder.are_same(*args):
+        if all(_is_traced(trace, t) for t in args) and len({*map(recorder.identity, args)}) == 1:
             return True, None  # `x.data = x.data.to(...)`
         trace.refuse(
             PurityError,

@@ -60,7 +60,8 @@ from xfunc.trace.error_translation import (
     module_running_with,
     refusal_of,
 )
-from xfunc.trace.leaks import Leaked, TracedValues, error_of, fill
+from xfunc.trace.leaks import Leaked, TracedValues, error_of, fill, was_filled
+from xfunc.trace.literals import literal
 from xfunc.tracer import placeholders
 
 if TYPE_CHECKING:
@@ -329,10 +330,10 @@ class Trace:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, tb: object) -> None:
-        leaks, quiet = [], error is not None
-        inputs = dict(zip(map(id, self.capture_inputs), self.captures, strict=False))
+        leaks, quiet, outside = [], error is not None, {}
         try:
             self.is_open = False
+            outside = self._host_tensors()
             self.substitutes.clear()
             self.capture_inputs.clear()
             self._placeholders.clear()
@@ -345,13 +346,22 @@ class Trace:
             _thread.trace = self._parent
             ambient.change_busy(-1)
             self._stack.close()
-            leaks = [leak for leak in leaks if not self._gets_data(leak[0], inputs)]
+            leaks = [leak for leak in leaks if not self._gets_data(leak[0], outside)]
             if leaks:
                 self.made.defuse(leaks, quiet)
         if error is not None:
             self._translate(error)
 
-    def _gets_data(self, leaked: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> bool:
+    def _host_tensors(self) -> dict[int, torch.Tensor]:
+        """The tensors from outside that have data on the host, by the identity of their values."""
+        with torch._C.DisableTorchFunction():
+            return {
+                recorder.identity(value): tensor
+                for tensor, value in self.substitutes.values()
+                if type(tensor) is torch.Tensor and tensor.is_cpu and not tensor.requires_grad
+            }
+
+    def _gets_data(self, leaked: torch.Tensor, outside: Mapping[int, torch.Tensor]) -> bool:
         """Whether a leaked value is one with data, which it has from now on.
 
         That is a constant of the code, which may be kept in a cache; or a tensor from outside, as
@@ -359,12 +369,9 @@ class Trace:
         """
         with torch._C.DisableTorchFunction(), functorch.bottom_level():
             value = self.known.find(leaked)
-            if value is not None:
-                return fill(leaked, value.clone())
-            outside = inputs.get(id(leaked))
-            if type(outside) is not torch.Tensor or outside.requires_grad:
-                return False
-            return outside.device.type == "cpu" and fill(leaked, outside.detach())
+            if value is None:
+                value = outside.get(recorder.identity(leaked))
+            return value is not None and fill(leaked, value.detach().clone())
 
     def _translate(self, error: BaseException) -> None:
         """Re-raise refusals that the mode does not see as errors of xfunc."""
@@ -501,6 +508,8 @@ class Trace:
             for known, value in self.substitutes.values():
                 if _same_constant(known, tensor):  # torch.from_numpy makes a new one in each run
                     return value
+            if was_filled(tensor):  # The first run made it, and kept it.
+                return literal(tensor)
             fail(
                 PurityError,
                 f"a second run of the function used a tensor ({short(tensor)}) that the first "
