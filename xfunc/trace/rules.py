@@ -95,8 +95,6 @@ def special(
         if found is not NotImplemented:
             return True, found
         refuse_read(trace, name, tensors[0])
-    if kind is Kind.MOVE and name == "type" and len(args) + len(kwargs) == 1:
-        refuse_read(trace, "Tensor.type()", tensors[0])
     if kind is Kind.REPEAT:
         return constants.repeated(trace, func, args, kwargs)
     data_shaped = kind is Kind.DATA_SHAPED or (
