@@ -351,25 +351,6 @@ def test_constants_that_code_keeps_get_their_data(transform: Any) -> None:
     assert table(3).tolist() == [1.0, 2.25, 3.5]
 
 
-def test_tensor_from_outside_that_code_keeps() -> None:
-    class Filter:
-        def __init__(self) -> None:
-            self.window = torch.tensor([1.0, 2.0, 3.0])
-
-        def __call__(self, x: torch.Tensor) -> torch.Tensor:
-            self.window = self.window.to(x.device)  # as many modules do
-            return x * self.window
-
-    fun = Filter()
-    traced = xf.jit(fun)
-    for _ in range(2):
-        assert traced(torch.ones(3)).tolist() == fun.window.tolist() == [1.0, 2.0, 3.0]
-    assert xf.jvp(fun, (torch.ones(3),), (torch.ones(3),))[1].tolist() == [1.0, 2.0, 3.0]
-    fun.window += 1
-    assert traced(torch.ones(3)).tolist() == [2.0, 3.0, 4.0]
-    assert xf.trace_count(traced) == 1
-
-
 def test_constants_that_code_keeps_get_their_data_where_a_trace_fails() -> None:
     @functools.cache
     def table() -> torch.Tensor:

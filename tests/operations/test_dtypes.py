@@ -246,7 +246,7 @@ def test_types_by_name(dtype: torch.dtype) -> None:
             ones.type(x.type()),
             x.type(x.type()) + 1,
             x.type("torch.DoubleTensor"),
-            x.type(torch.BoolTensor),
+            x.type(torch.BoolTensor),  # pyright: ignore[reportArgumentType]
         ]
 
     x = torch.tensor([0, 2], dtype=dtype)
@@ -255,5 +255,5 @@ def test_types_by_name(dtype: torch.dtype) -> None:
     if dtype.is_floating_point:
         slope = xf.grad(lambda x: (x.type("torch.DoubleTensor") * 3).sum())(x)
         assert (slope.dtype, slope.tolist()) == (dtype, [3.0, 3.0])
-    with pytest.raises(ValueError, match="invalid type: 'torch.OddTensor'"):
+    with pytest.raises(ValueError, match=r"invalid type: 'torch\.OddTensor'"):
         xf.jit(lambda x: x.type("torch.OddTensor"))(x)

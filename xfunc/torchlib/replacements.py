@@ -196,7 +196,7 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
     torch.autograd.grad: gradients,
     Tensor.type: _type,
     Tensor.requires_grad_: requires_grad_,
-    Tensor.requires_grad.__set__: set_requires_grad,
+    vars(torch._C.TensorBase)["requires_grad"].__set__: set_requires_grad,
     **OPERANDS,
     **INDEXING,
     **IN_PLACE,

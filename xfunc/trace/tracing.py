@@ -330,10 +330,9 @@ class Trace:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, tb: object) -> None:
-        leaks, quiet, outside = [], error is not None, {}
+        leaks, quiet = [], error is not None
         try:
             self.is_open = False
-            outside = self._host_tensors()
             self.substitutes.clear()
             self.capture_inputs.clear()
             self._placeholders.clear()
@@ -346,32 +345,19 @@ class Trace:
             _thread.trace = self._parent
             ambient.change_busy(-1)
             self._stack.close()
-            leaks = [leak for leak in leaks if not self._gets_data(leak[0], outside)]
+            leaks = [leak for leak in leaks if not self._gets_data(leak[0])]
             if leaks:
                 self.made.defuse(leaks, quiet)
         if error is not None:
             self._translate(error)
 
-    def _host_tensors(self) -> dict[int, torch.Tensor]:
-        """The tensors from outside that have data on the host, by the identity of their values."""
-        with torch._C.DisableTorchFunction():
-            return {
-                recorder.identity(value): tensor
-                for tensor, value in self.substitutes.values()
-                if type(tensor) is torch.Tensor and tensor.is_cpu and not tensor.requires_grad
-            }
-
-    def _gets_data(self, leaked: torch.Tensor, outside: Mapping[int, torch.Tensor]) -> bool:
-        """Whether a leaked value is one with data, which it has from now on.
-
-        That is a constant of the code, which may be kept in a cache; or a tensor from outside, as
-        in ``self.window = self.window.to(x.device)``.
+    def _gets_data(self, leaked: torch.Tensor) -> bool:
+        """Whether a leaked value is a constant of the code, which has its data from now on: code
+        may keep it in a cache.
         """
         with torch._C.DisableTorchFunction(), functorch.bottom_level():
             value = self.known.find(leaked)
-            if value is None:
-                value = outside.get(recorder.identity(leaked))
-            return value is not None and fill(leaked, value.detach().clone())
+            return value is not None and fill(leaked, value.clone())
 
     def _translate(self, error: BaseException) -> None:
         """Re-raise refusals that the mode does not see as errors of xfunc."""
