@@ -246,7 +246,7 @@ def test_types_by_name(dtype: torch.dtype) -> None:
             ones.type(x.type()),
             x.type(x.type()) + 1,
             x.type("torch.DoubleTensor"),
-            x.type(torch.BoolTensor),  # pyright: ignore[reportArgumentType]
+            x.type(torch.BoolTensor),  # pyright: ignore[reportArgumentType, reportCallIssue]
         ]
 
     x = torch.tensor([0, 2], dtype=dtype)

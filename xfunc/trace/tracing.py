@@ -495,7 +495,10 @@ class Trace:
                 if _same_constant(known, tensor):  # torch.from_numpy makes a new one in each run
                     return value
             if was_filled(tensor):  # The first run made it, and kept it.
-                return literal(tensor)
+                with torch._C.DisableTorchFunction():
+                    value = literal(tensor)
+                    self.known.put(value, tensor.clone())
+                return value
             fail(
                 PurityError,
                 f"a second run of the function used a tensor ({short(tensor)}) that the first "
