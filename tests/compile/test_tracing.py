@@ -306,7 +306,7 @@ def test_jit_leaked_constant_names_its_line() -> None:
 
     def f(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        kept.append(torch.tensor([1.0, 2.0]))
+        kept.append(torch.tensor([1.0, 2.0] * 4_000))
         return y
 
     line = f.__code__.co_firstlineno + 2
@@ -314,3 +314,62 @@ def test_jit_leaked_constant_names_its_line() -> None:
         xf.errors.LeakError, match=rf"torch\.tensor.*\n.*test_tracing.py:{line} in f"
     ):
         xf.jit(f)(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        xf.jit,
+        lambda fun: lambda x: xf.grad(lambda x: fun(x).sum())(x),
+        lambda fun: lambda x: xf.jvp(fun, (x,), (x,))[1],
+        lambda fun: lambda x: xf.vmap(xf.jacrev(fun))(torch.stack([x, 2 * x])),
+        lambda fun: lambda x: xf.scan(lambda c, _: (fun(c), None), x, length=2)[0],
+        lambda fun: xf.jit(lambda x: xf.jit(fun)(x) + xf.checkpoint(fun)(x)),
+        lambda fun: lambda x: xf.linearize(fun, x)[1](x),
+    ],
+)
+def test_constants_that_code_keeps_get_their_data(transform: Any) -> None:
+    kept: dict[int, torch.Tensor] = {}
+
+    @functools.cache
+    def table(n: int) -> torch.Tensor:
+        return torch.arange(n) / 4 + torch.tensor([1.0, 2.0, 3.0])
+
+    def fun(x: torch.Tensor, keeps: bool = True) -> torch.Tensor:
+        n = len(x)
+        if not keeps:
+            return (x * (torch.arange(n) / 4 + torch.tensor([1.0, 2.0, 3.0])) * 2).sin()
+        if n not in kept:
+            kept[n] = table(n) * 2
+        return (x * kept[n]).sin()
+
+    x = torch.tensor([0.1, 0.2, 0.3])
+    want = transform(lambda x: fun(x, False))(x)
+    for _ in range(2):
+        torch.testing.assert_close(transform(fun)(x).cpu(), want.cpu())
+    assert kept[3].tolist() == [2.0, 4.5, 7.0]
+    assert table(3).tolist() == [1.0, 2.25, 3.5]
+
+
+def test_constants_that_code_keeps_get_their_data_where_a_trace_fails() -> None:
+    @functools.cache
+    def table() -> torch.Tensor:
+        return torch.arange(3.0)
+
+    def fun(x: torch.Tensor) -> torch.Tensor:
+        return x * table() if x.sum() > 0 else x
+
+    with pytest.raises(xf.errors.ConcretizationError, match="reads a traced value"):
+        xf.jit(fun)(torch.ones(3))
+    assert table().tolist() == [0.0, 1.0, 2.0]
+
+
+def test_assigning_to_data_what_it_is() -> None:
+    def fun(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        w.data = w.data.to(x.device, x.dtype)
+        return (w * x).sin().sum()
+
+    w, x = torch.tensor([0.5, 1.0]), torch.tensor([2.0, -1.0])
+    torch.testing.assert_close(xf.jit(xf.grad(fun))(w, x).cpu(), x * (w * x).cos())
+    with pytest.raises(xf.errors.PurityError, match=r"assigning to \.data changes"):
+        xf.jit(fun)(w, x.double())

@@ -285,6 +285,51 @@ def test_backward_traces_once() -> None:
     assert f.cache_info().size <= 2
 
 
+def _slopes(x: torch.Tensor) -> torch.Tensor:
+    """3 sin(x)² cos(x)², as libraries write it: flows that are monotonic, energies, scores."""
+    with torch.enable_grad():
+        x = x.clone()
+        x.requires_grad_()
+        y = (x.sin() ** 3).sum()
+        (slope,) = torch.autograd.grad(y, x, create_graph=True)
+    return slope * x.cos()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda fun: lambda x: xf.jvp(fun, (x,), (x + 1,))[1],
+        lambda fun: xf.jit(xf.jacfwd(fun)),
+        lambda fun: xf.jacrev(fun),
+        lambda fun: xf.hessian(lambda x: fun(x).square().sum()),
+        lambda fun: lambda x: xf.linearize(fun, x)[1](x + 1),
+        lambda fun: lambda x: xf.vmap(xf.grad(lambda x, s: fun(x * s).sum()), (None, 0))(x, x),
+        lambda fun: lambda x: xf.vmap(lambda s: xf.jvp(fun, (x * s,), (x,))[1])(x),
+        lambda fun: (
+            lambda x: xf.jvp(
+                lambda x: xf.scan(lambda c, _: (fun(c), None), x, length=2)[0], (x,), (x + 1,)
+            )[1]
+        ),
+    ],
+)
+def test_autograd_grad_of_a_copy_in_transforms(transform: Any) -> None:
+    x = torch.tensor([0.3, 0.7, 1.1], dtype=torch.float64)
+    want = transform(lambda x: 3 * x.sin() ** 2 * x.cos() ** 2)(x)
+    torch.testing.assert_close(transform(_slopes)(x).cpu(), want.cpu())
+
+
+def test_autograd_in_transforms_that_torch_would_not_follow_is_refused() -> None:
+    x, match = torch.rand(3), r"torch\.autograd does not follow values that vmap batches"
+    with pytest.raises(xf.errors.UnsupportedOpError, match=match):
+        xf.vmap(_slopes)(torch.stack([x, x]))
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.functional.vjp(torch.sin, x, x, create_graph=True)[1]
+
+    with pytest.raises(xf.errors.UnsupportedOpError, match=match):
+        xf.jvp(product, (x,), (x,))
+
+
 def test_autograd_grad_to_fourth_order() -> None:
     x = xf.device_put(torch.tensor(0.7, dtype=torch.float64)).requires_grad_()
     y = xf.jit(lambda x: x.sin())(x)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd.functional import hessian, jacobian, jvp
 from torch.utils.checkpoint import checkpoint
 
 import xfunc as xf
@@ -23,6 +24,7 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "mask and ellipsis": lambda x: x[..., torch.tensor([False, True, False, True])],
     "mask and numbers": lambda x: x[torch.tensor([True, False, True]), torch.tensor([1, 2])],
     "mask of nothing": lambda x: x[torch.tensor([False, False, False])],
+    "mask of one value": lambda x: (x[torch.tensor(True)], x[0, torch.arange(2).sum() > 2]),
     "computed mask": lambda x: x[torch.arange(3) > 0],
     "mask from numpy": lambda x: x[torch.from_numpy(MASK)],
     "computed mask from numpy": lambda x: x[~torch.from_numpy(MASK)],
@@ -46,6 +48,9 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "number of frames": lambda x: F.pad(x, (0, frames(len(x)))),  # pyright: ignore[reportArgumentType]
     "floats": lambda x: [x * t for t in (torch.arange(3) / 2.0).tolist()],
     "branch": lambda x: x if (torch.arange(3) == 2).any() else -x,
+    "positions": lambda x: x[torch.where(torch.arange(3) > 0)],
+    "extremes": lambda x: x * (torch.eye(3).max(dim=0).values + torch.arange(3).max()).sum().item(),
+    "order": lambda x: x[torch.tensor([3, 1, 2]).sort().indices.tolist()],
     "numbers": lambda x: [int(n) * x * float(n) for n in torch.tensor([2, 3])],
     "parts": lambda x: [x * a.item() for a in torch.arange(6).chunk(3)[1]],
     "lengths of repeats": lambda x: x.split(torch.tensor([1, 2]).repeat_interleave(1).tolist()),
@@ -95,6 +100,33 @@ def test_transforms_of_a_result_that_constants_decide(name: str) -> None:
     torch.testing.assert_close(xf.vmap(loss)(both).cpu(), each)
 
 
+def counted(x: Tensor) -> Tensor:
+    count = torch.tensor(0.0)
+    count += x.shape[0]
+    return (x * count).sin()
+
+
+def accumulated(x: Tensor) -> Tensor:
+    total = torch.tensor([0.5, 1.0, 2.0, 3.0])
+    total[1:] *= 2
+    total += x[0] * x[1]
+    total[0] = x.sum()
+    return (x * total).sin()
+
+
+@pytest.mark.parametrize("fun", [counted, accumulated])
+def test_transforms_of_a_constant_that_is_changed_in_place(fun: Callable[[Tensor], Tensor]) -> None:
+    def loss(x: Tensor) -> Tensor:
+        return fun(x).square().sum()
+
+    x = X / 10
+    both, slope = torch.stack([x, -2 * x]), x.cos()
+    torch.testing.assert_close(xf.jvp(fun, (x,), (slope,))[1].cpu(), jvp(fun, (x,), (slope,))[1])
+    want = torch.stack([jacobian(loss, x) for x in both])
+    torch.testing.assert_close(xf.vmap(xf.grad(loss))(both).cpu(), want)
+    torch.testing.assert_close(xf.hessian(loss)(x).cpu(), hessian(loss, x))
+
+
 def test_mask_from_an_array_that_changes() -> None:
     mask = np.array([True, False, True])
     fun = xf.jit(lambda x: x[torch.from_numpy(mask)])
@@ -110,6 +142,10 @@ def test_mask_that_is_no_constant_is_refused() -> None:
         xf.jit(lambda x: x[mask])(X)  # Another tensor may take its place in the next call.
     with pytest.raises(xf.errors.UnsupportedOpError, match=match):
         xf.jit(lambda x, m: x[m])(X, mask)
+    with pytest.raises(xf.errors.UnsupportedOpError, match=match):
+        xf.jit(lambda x: x[x.sum() > 0])(X)
+    with pytest.raises(xf.errors.UnsupportedOpError, match=r"torch.where " + match):
+        xf.jit(lambda x: torch.where(x > 0))(X)
     with pytest.raises(xf.errors.UnsupportedOpError, match=match):
         xf.jit(lambda x, n: x.repeat_interleave(n, 0))(X, torch.tensor([1, 2, 0]))
     with pytest.raises(xf.errors.UnsupportedOpError, match=f"one_hot {match}.*\n.*\nHint: give"):

@@ -235,3 +235,25 @@ def test_mode_of_booleans() -> None:
     found = xf.device_get(xf.jit(lambda x: tuple(x.mode(1)))(x))
     for ours, theirs in zip(found, x.mode(1), strict=True):
         assert ours.equal(theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_types_by_name(dtype: torch.dtype) -> None:
+    def fun(x: torch.Tensor) -> list[torch.Tensor]:
+        assert x.type() == torch.ones((), dtype=dtype).type()
+        ones = torch.ones(2, dtype=torch.int32)
+        return [
+            ones.type(x.type()),
+            x.type(x.type()) + 1,
+            x.type("torch.DoubleTensor"),
+            x.type(torch.BoolTensor),  # pyright: ignore[reportArgumentType, reportCallIssue]
+        ]
+
+    x = torch.tensor([0, 2], dtype=dtype)
+    got = xf.device_get(xf.jit(fun)(x))
+    assert [(t.dtype, t.tolist()) for t in got] == [(t.dtype, t.tolist()) for t in fun(x)]
+    if dtype.is_floating_point:
+        slope = xf.grad(lambda x: (x.type("torch.DoubleTensor") * 3).sum())(x)
+        assert (slope.dtype, slope.tolist()) == (dtype, [3.0, 3.0])
+    with pytest.raises(ValueError, match=r"invalid type: 'torch\.OddTensor'"):
+        xf.jit(lambda x: x.type("torch.OddTensor"))(x)

@@ -85,7 +85,7 @@ def _remembered(n: int) -> torch.Tensor:
 
 def _leak_lru_cache(x: torch.Tensor) -> Any:
     _kept.append(_remembered)
-    return x + _remembered(3)
+    return x + _remembered(5_000)[:3]
 
 
 def _leak_func_vjp(x: torch.Tensor) -> Any:
@@ -128,7 +128,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "_leak_attribute": lambda k: float(k.value["deep"][0].sum()),
     "_leak_generator": lambda k: next(k),
     "_default": lambda k: torch.stack([k, k]),
-    "_leak_lru_cache": lambda k: k(3) + 1,
+    "_leak_lru_cache": lambda k: k(5_000) + 1,
     "_leak_func_vjp": lambda k: k(torch.ones(3)),
     "_leak_vjp": lambda k: k(torch.ones(3)),
     "_leak_from_grad": lambda k: k + 1,

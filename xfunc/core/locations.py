@@ -90,11 +90,11 @@ def user_location(frame: types.FrameType | None = None) -> Location | None:
 
 
 def called_by(package: str) -> bool:
-    """Whether a function of a package is running: nearer than the user's innermost one."""
+    """Whether a function of a package or module is running: nearer than the user's innermost."""
     frame: types.FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] == package:
+        if f"{module}.".startswith(f"{package}."):
             return True
         if is_of_program(frame.f_code):
             return False

@@ -30,11 +30,16 @@ Kwargs = Mapping[str, object]
 
 _LARGEST = 4096  # the most elements a tensor may have for its values to be kept
 _LARGEST_MASK = 1 << 20
-_COMPUTED = frozenset((Kind.PLAIN, Kind.INDEX, Kind.SIZED, Kind.MOVE, Kind.REPEAT))
-PARTS = frozenset(
-    functions("unbind", "split", "split_with_sizes", "chunk", "tensor_split", "meshgrid")
+_COMPUTED = frozenset(
+    (Kind.PLAIN, Kind.INDEX, Kind.SIZED, Kind.MOVE, Kind.REPEAT, Kind.DATA_SHAPED)
 )
-"""Functions that return several tensors whose values are followed."""
+PARTS = frozenset(
+    functions(
+        *("unbind", "split", "split_with_sizes", "chunk", "tensor_split", "meshgrid"),
+        *("max", "min", "aminmax", "sort", "cummax", "cummin", "broadcast_tensors"),
+    )
+)
+"""Functions that may return several tensors whose values are followed."""
 _FACTORIES = frozenset(functions("arange", "eye", "full", "linspace", "ones", "zeros"))
 
 
@@ -121,7 +126,8 @@ class Known:
                 found: Any = func(*args, **kwargs)
             except (RuntimeError, TypeError, IndexError, ValueError):
                 return
-        for o, value in zip(out, found if func in PARTS else (found,), strict=True):
+        values = found if isinstance(found, (tuple, list)) else (found,)
+        for o, value in zip(out, values, strict=True):
             if isinstance(value, Tensor) and (value.shape, value.dtype) == (o.shape, o.dtype):
                 self.put(o, value)
 

@@ -189,6 +189,12 @@ def is_batched_here(t: Tensor) -> bool:
     return _functorch.is_batchedtensor(t) and _functorch.maybe_get_level(t) == level()
 
 
+def may_require_grad(t: Tensor) -> bool:
+    """Whether the innermost transform differentiates, and a tensor is a value of its level."""
+    top = top_level()
+    return top is not None and top.key() != VMAP and _functorch.maybe_get_level(t) == top.level()
+
+
 def innermost(t: Tensor) -> Tensor:
     """A tensor without the wrappers of all levels: all examples of a batch at once."""
     while is_wrapped(t):

@@ -1,4 +1,4 @@
-"""``torch.autograd.grad`` for values whose sizes are numbers.
+"""``torch.autograd.grad`` for values whose sizes are numbers, also within transforms.
 
 torch compares the shapes of outputs and cotangents by functions for symbolic sizes, and imports
 sympy for them: most of the time of a process's first gradient.
@@ -6,11 +6,16 @@ sympy for them: most of the time of a process's first gradient.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._functorch.eager_transforms import enable_inplace_requires_grad
 from torch.autograd import graph
+
+from xfunc.core.locations import called_by
+from xfunc.torchlib import functorch
 
 
 def gradients(
@@ -34,6 +39,22 @@ def gradients(
         bool(options.get("allow_unused")),
         accumulate_grad=False,
     )
+
+
+def requires_grad_(input: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+    """``Tensor.requires_grad_``, also of a value of the innermost level of torch.func.
+
+    The functions of ``torch.autograd.functional`` detach their inputs in a jvp, and would lose its
+    tangents; torch's refusal keeps them out.
+    """
+    allowed = functorch.may_require_grad(input) and not called_by("torch.autograd.functional")
+    with enable_inplace_requires_grad(True) if allowed else contextlib.nullcontext():
+        return input.requires_grad_(requires_grad)
+
+
+def set_requires_grad(input: torch.Tensor, requires_grad: bool) -> None:
+    """``x.requires_grad = ...``."""
+    requires_grad_(input, requires_grad)
 
 
 def _are_plain(outputs: Any, grad_outputs: Any, options: dict[str, Any]) -> bool:

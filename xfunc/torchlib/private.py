@@ -71,6 +71,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "torch._functorch.eager_transforms._unwrap_for_grad",
         "torch._functorch.eager_transforms._wrap_for_grad",
         "torch._functorch.eager_transforms._wrap_functional_tensor",
+        "torch._functorch.eager_transforms.enable_inplace_requires_grad",
         "torch._functorch.eager_transforms.jvp_increment_nesting",
         "torch._functorch.eager_transforms.lazy_dynamo_disallow",
         "torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter",

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from xfunc.torchlib import functorch
 from xfunc.torchlib.data_dependent import READING
 from xfunc.torchlib.expand import EXPANSIONS
 from xfunc.torchlib.fill import FILLING
-from xfunc.torchlib.gradients import gradients
+from xfunc.torchlib.gradients import gradients, requires_grad_, set_requires_grad
 from xfunc.torchlib.grouped import CUSTOM, GROUPED
 from xfunc.torchlib.in_place import IN_PLACE, changing
 from xfunc.torchlib.indexing import INDEXING
@@ -27,9 +28,23 @@ from xfunc.torchlib.quantiles import QUANTILES
 from xfunc.torchlib.triangles import TRIANGLES
 from xfunc.torchlib.unbatched import UNBATCHED
 from xfunc.torchlib.unit_vectors import UNIT_VECTORS
+from xfunc.torchlib.values import SUPPORTED
 
 Tensor = torch.Tensor
 _CHECK_BATCH, _CHECK_SPACE = (vars(F)[f"_verify_{what}_size"] for what in ("batch", "spatial"))
+
+
+def _type(input: Tensor, dtype: Any = None, non_blocking: bool = False) -> str | Tensor:
+    """``Tensor.type``, where the names of types are those of the CPU, wherever a program runs."""
+    with torch._C.DisableTorchFunction(), functorch.bottom_level():
+        named = {torch.empty(0, dtype=t).type(): t for t in SUPPORTED}
+    if dtype is None:
+        return next((name for name, t in named.items() if t is input.dtype), input.type())
+    if isinstance(dtype, str):
+        dtype = named.get(f"torch.{dtype.rpartition('.')[2]}", dtype)
+    else:
+        dtype = getattr(dtype, "dtype", dtype)  # of torch.FloatTensor
+    return input.type(dtype, non_blocking)
 
 
 def _statistics(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor, float]:
@@ -216,6 +231,9 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
     torch.rrelu: torch_rrelu,
     torch.unsafe_split_with_sizes: torch.split_with_sizes,
     torch.autograd.grad: gradients,
+    Tensor.type: _type,
+    Tensor.requires_grad_: requires_grad_,
+    vars(torch._C.TensorBase)["requires_grad"].__set__: set_requires_grad,
     **OPERANDS,
     **INDEXING,
     **IN_PLACE,

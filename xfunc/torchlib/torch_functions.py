@@ -105,7 +105,7 @@ def _table() -> dict[object, Kind]:
         Kind.DATA_SHAPED,
         functions(
             "nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount",
-            "one_hot",
+            "one_hot", "where",
         ),
     )  # fmt: skip
     put(Kind.REPEAT, functions("repeat_interleave"))
@@ -276,6 +276,9 @@ def leaves_device(args: tuple[object, ...], kwargs: Mapping[str, object]) -> boo
     return False
 
 
+_WHERE = torch.where, torch.Tensor.where
+
+
 def is_data_shaped(
     kind: Kind, func: object, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> bool:
@@ -285,6 +288,8 @@ def is_data_shaped(
     if func is torch.nn.functional.one_hot:
         (classes,) = args[1:2] or (kwargs.get("num_classes", -1),)
         return isinstance(classes, int) and classes == -1
+    if func in _WHERE:
+        return len(args) + len(kwargs) == 1
     return kind is Kind.DATA_SHAPED
 
 
@@ -295,7 +300,7 @@ def has_mask(index: object) -> bool:
     if isinstance(index, torch.Tensor):
         if type(index) is not torch.Tensor:  # It may be a token, which has no dtype.
             return True
-        return index.dtype in (torch.bool, torch.uint8) and index.ndim > 0
+        return index.dtype in (torch.bool, torch.uint8)
     return isinstance(index, (tuple, list)) and any(has_mask(i) for i in index)
 
 

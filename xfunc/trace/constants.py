@@ -62,7 +62,10 @@ def known_index(trace: Trace, index: object) -> Any:
             value = trace.known.find(entry) if isinstance(entry, Tensor) else None
             if value is None:
                 return NotImplemented
-            entries += _literals(trace, value.nonzero(as_tuple=True))
+            if value.ndim == 0:  # `x[True]` is `x[None]`, and `x[False]` has no elements.
+                entries.append(value.item() != 0)
+            else:
+                entries += _literals(trace, value.nonzero(as_tuple=True))
     return tuple(entries)
 
 

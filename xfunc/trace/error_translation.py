@@ -38,6 +38,11 @@ _FUNCTION_RULES = {
         "a torch.autograd.Function has no rule for batching",
         "set `generate_vmap_rule = True` in the class, or use xf.custom_vjp.",
     ),
+    "attempting to call Tensor.requires_grad_()": (
+        "torch.autograd does not follow values that vmap batches, and torch.autograd.functional "
+        "none in a transform",
+        "use xf.grad, xf.vjp or xf.jacrev of a function instead.",
+    ),
     "input_is_complex == grad_is_complex": (
         "torch has no derivative here: it makes a complex one of what is real (the second "
         "derivative of linalg.eigh of complex numbers, for one)",

@@ -75,6 +75,20 @@ def defuse(tensor: torch.Tensor, text: str) -> None:
     vars(tensor)["_xfunc_leak"] = text
 
 
+def fill(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a traced value could be made the holder of this data, which has no other."""
+    with contextlib.suppress(RuntimeError):
+        functorch.swap_contents(tensor, value)
+        vars(tensor)["_xfunc_filled"] = True
+        return True
+    return False  # It is shared with C++.
+
+
+def was_filled(tensor: torch.Tensor) -> bool:
+    """Whether a tensor was a traced value once, and has data now."""
+    return "_xfunc_filled" in vars(tensor)
+
+
 def empty(token: torch.Tensor, name: str) -> None:
     """Make a `StaleCapture` of a value that a cached function holds.
 

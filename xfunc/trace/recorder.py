@@ -131,6 +131,12 @@ def tensor_id(tensor: torch.Tensor) -> int:
         return unwrapped(tensor).number
 
 
+def identity(tensor: torch.Tensor) -> int:
+    """A number that two traced values share if no operation lies between them."""
+    with torch._C.DisableTorchFunction(), functorch.bottom_level():
+        return id(node_of(functorch.innermost(tensor)))
+
+
 def _like(inputs: Sequence[torch.Tensor], nodes: Sequence[Node]) -> list[torch.Tensor]:
     made = [placeholders.placeholder(n) for n in nodes]
     is_bare = inputs and all(type(t) is placeholders.Placeholder for t in inputs)

@@ -14,7 +14,7 @@ from xfunc.core.avals import short
 from xfunc.core.locations import called_by
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
 from xfunc.rules.operands import rounded
-from xfunc.torchlib import torch_functions
+from xfunc.torchlib import functorch, torch_functions
 from xfunc.torchlib.indexing import stacked
 from xfunc.torchlib.initialisers import INITIALISERS
 from xfunc.torchlib.new import NEW
@@ -76,6 +76,8 @@ def special(
     if func == torch_functions.DATA:
         return True, trace.mode.call(torch.Tensor.detach, args, {})  # Shares the version counter.
     if func == torch_functions.SET_DATA:
+        if all(_is_traced(trace, t) for t in args) and len({*map(recorder.identity, args)}) == 1:
+            return True, None  # `x.data = x.data.to(...)`
         trace.refuse(
             PurityError,
             f"assigning to .data changes a traced value ({short(args[0])}) in place",
@@ -93,8 +95,6 @@ def special(
         if found is not NotImplemented:
             return True, found
         refuse_read(trace, name, tensors[0])
-    if kind is Kind.MOVE and name == "type" and len(args) + len(kwargs) == 1:
-        refuse_read(trace, "Tensor.type()", tensors[0])
     if kind is Kind.REPEAT:
         return constants.repeated(trace, func, args, kwargs)
     if torch_functions.is_data_shaped(kind, func, args, kwargs):
@@ -277,6 +277,8 @@ def _make_literal(
         check_dtype(value.dtype, (), trace.name)
         trace.has_float8 |= value.dtype in FLOAT8
         out = literal(value)
+    if functorch.is_transformed():  # Code may change values of the innermost level in place.
+        out = torch.clone(out)
     trace.known.put(out, value)
     trace.made.register(out, func, sys._getframe(4))  # of who called __torch_function__
     return True, out

@@ -60,7 +60,8 @@ from xfunc.trace.error_translation import (
     module_running_with,
     refusal_of,
 )
-from xfunc.trace.leaks import Leaked, TracedValues, error_of
+from xfunc.trace.leaks import Leaked, TracedValues, error_of, fill, was_filled
+from xfunc.trace.literals import literal
 from xfunc.tracer import placeholders
 
 if TYPE_CHECKING:
@@ -345,10 +346,19 @@ class Trace:
             _thread.trace = self._parent
             ambient.change_busy(-1)
             self._stack.close()
+            leaks = [leak for leak in leaks if not self._gets_data(leak[0])]
             if leaks:
                 self.made.defuse(leaks, quiet)
         if error is not None:
             self._translate(error)
+
+    def _gets_data(self, leaked: torch.Tensor) -> bool:
+        """Whether a leaked value is a constant of the code, which has its data from now on: code
+        may keep it in a cache.
+        """
+        with torch._C.DisableTorchFunction(), functorch.bottom_level():
+            value = self.known.find(leaked)
+            return value is not None and fill(leaked, value.clone())
 
     def _translate(self, error: BaseException) -> None:
         """Re-raise refusals that the mode does not see as errors of xfunc."""
@@ -485,6 +495,11 @@ class Trace:
             for known, value in self.substitutes.values():
                 if _same_constant(known, tensor):  # torch.from_numpy makes a new one in each run
                     return value
+            if was_filled(tensor):  # The first run made it, and kept it.
+                with torch._C.DisableTorchFunction():
+                    value = literal(tensor)
+                    self.known.put(value, tensor.clone())
+                return value
             fail(
                 PurityError,
                 f"a second run of the function used a tensor ({short(tensor)}) that the first "
