@@ -27,6 +27,23 @@ def _complex(a: Tensor) -> Tensor:
     return a + 1j * a.T
 
 
+def _running() -> tuple[Tensor, Tensor]:
+    return torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+
+
+NUMBERS = (True, 0.1, 1e-5)
+AT = torch.ops.aten
+NORMS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "native_batch_norm": lambda a: torch.native_batch_norm(a, V[0], B, *_running(), *NUMBERS),
+    "native_batch_norm alone": lambda a: torch.native_batch_norm(a, V[0], B, None, None, *NUMBERS),
+    "legit batch norm": lambda a: AT._native_batch_norm_legit(a, V[0], B, *_running(), *NUMBERS),
+    "legit batch norm alone": lambda a: AT._native_batch_norm_legit(a, V[0], B, *NUMBERS),
+    "updating batch norm": lambda a: AT._batch_norm_with_update(
+        a, V[0], B, *_running(), *NUMBERS[1:]
+    ),
+    "native_layer_norm": lambda a: torch.native_layer_norm(a, (3,), V[0], B, 1e-5),
+}
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "solve": lambda a: torch.linalg.solve(a, B).sin().sum(),
     "solve from the right": lambda a: torch.linalg.solve(a, B.expand(2, 3), left=False).sum(),
@@ -51,6 +68,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "eigvalsh": lambda a: torch.linalg.eigvalsh(a @ a.mT).sin().sum(),
     "svdvals": lambda a: torch.linalg.svdvals(a).sin().sum(),
     "matrix_exp": lambda a: torch.linalg.matrix_exp(a / 4).sum(),
+    **{name: lambda a, norm=norm: norm(a)[0].sin().sum() for name, norm in NORMS.items()},
 }
 
 WAYS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
@@ -73,6 +91,20 @@ def test_second_derivative_along_a_direction(name: str, way: str) -> None:
     weights = (-1 / 12, 4 / 3, -5 / 2, 4 / 3, -1 / 12)
     want = sum(w * v for w, v in zip(weights, values, strict=True)) / step**2
     assert WAYS[way](f).item() == pytest.approx(want, rel=1e-6, abs=1e-7)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NORMS)
+def test_the_statistics_that_a_norm_returns_are_constants(name: str, way: str) -> None:
+    """As for torch's own rules, nested or not."""
+
+    def f(a: Tensor) -> Tensor:
+        _, mean, scale, *_ = NORMS[name](a)
+        return mean.sin().sum() + scale.sin().sum()
+
+    assert torch.func.jvp(f, (A,), (V,))[1] == 0
+    assert not torch.func.grad(f)(A).any()
+    assert WAYS[way](f) == 0
 
 
 def test_eigh_complex_second_derivative_is_refused() -> None:

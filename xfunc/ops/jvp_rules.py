@@ -26,13 +26,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._decomp import decomposition_table
 from torch.autograd import forward_ad
 
 from xfunc.core import torch_versions
 from xfunc.ops.cumulative import scan_along
 from xfunc.ops.linalg import sign_of
-from xfunc.ops.registry import composition, differentiable, is_pushed, is_twice
+from xfunc.ops.registry import composition, differentiable, is_nested, is_pushed, is_twice
 from xfunc.rules.operands import HALF
 from xfunc.torchlib import functorch
 
@@ -168,19 +167,15 @@ def _exp_added(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> tuple[Tensor, ..
     return most, a[1] * below + b[1] * above
 
 
-def _is_nested(*args: object, **kwargs: object) -> bool:
-    return functorch.differentiates_pushes(args)
-
-
 def _always(*args: object, **kwargs: object) -> bool:
     return True
 
 
 def _is_pushed_within(*args: Tensor, **kwargs: object) -> bool:
-    return is_pushed(*args) and functorch.differentiates_pushes(args)
+    return is_pushed(*args) and is_nested(*args)
 
 
-@composition("_linalg_solve_ex", when=_is_nested)
+@composition("_linalg_solve_ex", when=is_nested)
 def solve_ex(
     a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -194,7 +189,7 @@ def solve_ex(
 def _is_pushed_or_has_no_rule(a: Tensor) -> bool:
     # torch's first- and second-order reverse rules check whether a complex matrix is singular.
     twice = functorch.differentiates_twice((a,))
-    return _is_nested(a) or is_pushed(a) or (a.is_complex() and twice)
+    return is_nested(a) or is_pushed(a) or (a.is_complex() and twice)
 
 
 @composition("_linalg_det", when=_is_pushed_or_has_no_rule)
@@ -214,7 +209,7 @@ def det(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return _dual(value, scale * turned.diagonal(0, -2, -1).sum(-1)), packed, pivots
 
 
-@composition("_linalg_slogdet", when=_is_nested)
+@composition("_linalg_slogdet", when=is_nested)
 def slogdet(a: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     packed, pivots, _ = torch.linalg.lu_factor_ex(a)
     diagonal = packed.diagonal(0, -2, -1)
@@ -288,11 +283,6 @@ def cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tenso
     at_first = torch.where(then, grad * between, 0).sum(dim, keepdim=True)
     at_first = at_first * torch.where(leads, x, 1).prod(dim, keepdim=True).conj()
     return torch.where(leads, later, torch.where(then & zero, at_first, 0)).to(dtype)
-
-
-composition("native_batch_norm", when=_is_nested)(
-    decomposition_table[torch.ops.aten.native_batch_norm.default]
-)
 
 
 def _pushed_vectors(turned: Tensor, eigenvalues: Tensor) -> Tensor:

@@ -17,9 +17,8 @@ import torch
 from torch._decomp import decomposition_table
 
 from xfunc.errors import UnsupportedOpError, fail
-from xfunc.ops.registry import differentiable, kernel
+from xfunc.ops.registry import composition, differentiable, is_nested, kernel
 from xfunc.rules.operands import HALF
-from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
 Three = tuple[Tensor, Tensor, Tensor]
@@ -70,10 +69,20 @@ def group_norm(
     return out, mean.squeeze(-1), scale.squeeze(-1)
 
 
+def _with_constant_statistics(norm: Callable[..., Any]) -> Callable[..., Any]:
+    """`norm`, whose mean and 1 / deviation have no derivatives, as in torch's own rules."""
+
+    def run(*args: Any) -> Any:
+        out, mean, scale, *others = norm(*args)
+        return (out, mean.detach(), scale.detach(), *others)
+
+    return run
+
+
 def _derived(
     composed: Callable[..., Three], norm: Callable[..., Three], x: Tensor, *rest: object
 ) -> Three:
-    if functorch.differentiates_pushes((x, *rest)):  # See NOTE [derivatives of derivatives].
+    if is_nested(x, *rest):  # See NOTE [derivatives of derivatives].
         norm = composed
     if x.dtype not in HALF:
         return norm(x, *rest)
@@ -83,19 +92,20 @@ def _derived(
     return out.to(x.dtype), mean.to(kept), scale.to(kept)
 
 
-differentiable("native_layer_norm")(functools.partial(_derived, layer_norm))
+differentiable("native_layer_norm")(
+    functools.partial(_derived, _with_constant_statistics(layer_norm))
+)
 differentiable("native_group_norm")(functools.partial(_derived, group_norm))
 
 
 # -- of batches -----------------------------------------------------------------------------------
 
 
-def _batch_norm(name: str) -> None:
+def _batch_norm(name: str) -> Callable[..., Any]:
     """torch's composition, with the results that torch has on the CPU."""
     base, _, overload = name.partition(".")
     composed = decomposition_table[getattr(getattr(torch.ops.aten, base), overload or "default")]
 
-    @kernel(name)
     def run(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Any:
         *statistics, training, _, _ = rest
         if name == "native_batch_norm" and training and statistics != [None, None]:
@@ -112,13 +122,22 @@ def _batch_norm(name: str) -> None:
         kept = (new.to(old.dtype) for new, old in zip(running, statistics, strict=False))
         return (out, mean, scale, *kept)
 
+    return run
+
 
 for _name in (
     "native_batch_norm",
     "_native_batch_norm_legit_functional",
     "_native_batch_norm_legit.no_stats",
 ):
-    _batch_norm(_name)
+    kernel(_name)(_batch_norm(_name))
+
+for _name in (
+    "native_batch_norm",
+    "_native_batch_norm_legit",
+    "_native_batch_norm_legit.no_stats",
+):
+    composition(_name, when=is_nested)(_with_constant_statistics(_batch_norm(_name)))
 
 
 @kernel("_batch_norm_with_update_functional")
@@ -130,3 +149,13 @@ def _batch_norm_with_update(
         x, weight, bias, mean, variance, True, *numbers
     )
     return (out, *saved, x.new_zeros(0, dtype=torch.uint8), new_mean, new_variance)
+
+
+@composition("_batch_norm_with_update", when=is_nested)
+def _batch_norm_with_update_in_place(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *statistics_and_numbers: Any
+) -> Any:
+    mean, variance, *numbers = statistics_and_numbers
+    norm = torch.ops.aten._native_batch_norm_legit
+    results = norm(x, weight, bias, mean, variance, True, *numbers)
+    return (*results, x.new_zeros(0, dtype=torch.uint8))

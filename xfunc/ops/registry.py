@@ -35,7 +35,11 @@ from torch.autograd import forward_ad
 
 from xfunc.core import device
 from xfunc.core.torch_versions import is_missing
-from xfunc.torchlib.functorch import differentiates_twice, is_watched_at_this_level
+from xfunc.torchlib.functorch import (
+    differentiates_pushes,
+    differentiates_twice,
+    is_watched_at_this_level,
+)
 from xfunc.torchlib.values import tensors_in
 
 R = TypeVar("R")
@@ -106,6 +110,11 @@ def is_pushed(*args: object, **kwargs: object) -> bool:
 def is_twice(*args: object, **kwargs: object) -> bool:
     """A condition of a `composition`: there is differentiation within differentiation."""
     return differentiates_twice(args)
+
+
+def is_nested(*args: object, **kwargs: object) -> bool:
+    """A condition of a `composition`: see NOTE [derivatives of derivatives]."""
+    return differentiates_pushes(args)
 
 
 def batched(*names: str) -> Callable[[K], K]:
