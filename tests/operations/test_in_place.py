@@ -371,3 +371,28 @@ def test_running_statistics_that_a_schema_hides_are_refused(name: str) -> None:
 
     with pytest.raises(xf.errors.UnsupportedOpError, match="changes running statistics"):
         xf.jit(f)(BATCHES)
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")  # It is in beta, in eager torch.
+@pytest.mark.parametrize("reduce", ["prod", "mean", "amax"])
+@pytest.mark.parametrize("name", ["scatter_reduce_", "index_reduce_"])
+def test_forward_mode_of_reductions_in_place(name: str, reduce: str) -> None:
+    at = torch.tensor([0, 2, 2])
+
+    def f(x: Tensor, source: Tensor) -> Tensor:
+        y = x.sin()
+        getattr(y, name)(0, at, source, reduce)
+        return y
+
+    x = X.double()
+    source, eps = x.exp(), 1e-6
+    _, found = xf.jvp(f, (x, source), (x.cos(), source.cos()))
+    ahead, behind = (f(x + e * x.cos(), source + e * source.cos()) for e in (eps, -eps))
+    torch.testing.assert_close(found.cpu(), (ahead - behind) / (2 * eps))
+
+
+def test_nan_to_num_in_place_of_complex_numbers() -> None:
+    x = torch.tensor([complex("nan+1j"), complex("2-infj"), complex(3, 4)])
+    found = xf.jit(lambda x: (x.clone().nan_to_num_(0.5, 3.0), torch.nan_to_num_(x * 1)))(x)
+    want = x.clone().nan_to_num_(0.5, 3.0), x.clone().nan_to_num_()
+    assert all(torch.equal(f.cpu(), w) for f, w in zip(found, want, strict=True))

@@ -95,12 +95,33 @@ def _reshaping(name: str) -> Callable[..., Tensor]:
     return call
 
 
+def _scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """For products, torch has no forward mode; for the others, it has gradients of complex numbers
+    only in place.
+    """
+    func = torch.Tensor.scatter_reduce_
+    func = _by_copy(func, torch.Tensor.scatter_reduce) if reduce == "prod" else func
+    return func(x, dim, index, src, reduce, include_self=include_self)
+
+
+def _as_strided(x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """In a vmap, where torch gives each example another shape, and not the batch."""
+    fail(
+        UnsupportedOpError,
+        "Tensor.as_strided_ changes the shape of each example in place, which vmap would not see",
+        "make a new tensor: x = x.as_strided(...).",
+    )
+
+
 _VIEWS = (
     "alias as_strided diagonal expand permute select slice split split_with_sizes squeeze t "
     "transpose unbind unfold unsqueeze view view_as_real view_as_complex narrow"
 ).split()
 
-_NO_FORWARD_MODE = ("lerp_", "polygamma_", "xlogy_")
+_NO_FORWARD_MODE = ("index_reduce_", "lerp_", "polygamma_", "xlogy_")
+_NO_COMPLEX = ("nan_to_num_",)
 _NO_VMAP = (
     "addbmm_ addcdiv_ addcmul_ addmm_ addmv_ addr_ baddbmm_ clamp_ clip_ conj_physical_ cumprod_ "
     "cumsum_ div_ divide_ eq_ floor_divide_ fmod_ ge_ greater_ greater_equal_ gt_ heaviside_ "
@@ -111,13 +132,16 @@ _NO_VMAP = (
 
 IN_PLACE: dict[object, Callable[..., object]] = {
     **{
-        (f := getattr(torch.Tensor, n)): _by_copy(f, getattr(torch.Tensor, n.removesuffix("_")))
-        for n in _NO_FORWARD_MODE
+        func: _by_copy(func, getattr(torch.Tensor, n.removesuffix("_")))
+        for n in (*_NO_FORWARD_MODE, *_NO_COMPLEX)
+        for func in _functions(n)
     },
+    torch.Tensor.scatter_reduce_: _scatter_reduce,
     **{
         getattr(torch.Tensor, n): _reshaping(n)
         for n in "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_".split()
     },
+    torch.Tensor.as_strided_: where_mapped(torch.Tensor.as_strided_, _as_strided),
     **{getattr(torch, f"{n}_copy"): _copied(getattr(torch.ops.aten, n)) for n in _VIEWS},
     torch.diag: _diag,
     torch.Tensor.diag: _diag,
