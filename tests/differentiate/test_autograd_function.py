@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -165,6 +165,73 @@ def test_autograd_function_with_failing_rule_leaves_the_next_ones_lifted() -> No
         return xf.jit(lambda c: apply(c, w))(C)
 
     assert xf.grad(xf.jit(f))(W).item() == 2.0
+
+
+def _with_function(rule: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """``w.sin()`` with `rule` for its backward pass, in a Function."""
+
+    class Ruled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, w: Tensor) -> Tensor:
+            return w.sin()
+
+        @staticmethod
+        def backward(ctx: Any, *cts: Any) -> Any:
+            return rule(cts[0])
+
+    return lambda w: cast("Tensor", Ruled.apply(w))
+
+
+def _with_hook(rule: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """``w`` with `rule` for its backward pass, in a hook."""
+
+    def hooked(w: Tensor) -> Tensor:
+        out = w * 1.0
+        out.register_hook(rule)
+        return out
+
+    return hooked
+
+
+RULED = pytest.mark.parametrize("ruled", [_with_function, _with_hook])
+
+
+@RULED
+def test_backward_pass_of_python_reads_captured_tensors_anew(ruled: Any) -> None:
+    scale = torch.tensor(2.0, dtype=torch.float64)
+    f = xf.jit(xf.grad(ruled(lambda ct: ct * scale)))
+    found = [f(W).item()]
+    scale += 1.0
+    found.append(f(W).item())
+    assert found == [2.0, 3.0]
+    assert f.cache_info().traces == 1
+
+
+@RULED
+def test_backward_pass_of_python_draws_from_keys(ruled: Any) -> None:
+    f = ruled(lambda ct: ct * torch.rand((), dtype=ct.dtype))
+    with pytest.raises(xf.errors.PurityError, match=r"torch\.rand draws from the global"):
+        xf.grad(f)(W)
+
+    @xf.jit
+    def drawn(w: Tensor, key: Tensor) -> Tensor:
+        with xf.random.implicit(key):
+            return xf.grad(f)(w)
+
+    found = [drawn(W, xf.random.key(seed)).item() for seed in (0, 0, 1)]
+    assert found[0] == found[1] != found[2]
+
+
+@RULED
+def test_backward_pass_of_python_has_errors_of_its_lines(ruled: Any) -> None:
+    def halved(ct: Tensor) -> Tensor:
+        return ct / 2 if ct > 0 else ct
+
+    with pytest.raises(xf.errors.ConcretizationError, match="in halved: return ct / 2 if ct > 0"):
+        xf.grad(ruled(halved))(W)
+    kept = list[Tensor]()
+    with pytest.raises(xf.errors.LeakError, match=r"made by Tensor\.mul, outlived its trace"):
+        xf.grad(ruled(lambda ct: kept.append(ct * 2)))(W)
 
 
 def test_autograd_function_outside_traces_is_untouched() -> None:

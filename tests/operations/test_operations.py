@@ -253,9 +253,10 @@ def test_operations_drawn_have_samples_with_elements():
     [
         lambda x: torch.unsafe_split_with_sizes(x, [1, 2])[1],
         lambda x: torch.stack(torch.lstm_cell(x, (x.sin(), x.cos()), LSTM, LSTM, LSTM[:, 0])),
+        lambda x: torch.gru_cell(x, LSTM[:3], LSTM[:9], LSTM[:9], LSTM[:9, 0]),
         lambda x: x * kaiser(3, beta=8.0, dtype=torch.float64),
     ],
-    ids=["unsafe_split_with_sizes", "lstm_cell", "kaiser"],
+    ids=["unsafe_split_with_sizes", "lstm_cell", "gru_cell", "kaiser"],
 )
 def test_functions_that_torch_composes_in_its_own_way(fun: Any) -> None:
     x = torch.linspace(-1, 1, 18, dtype=torch.float64).reshape(2, 3, 3)
@@ -266,7 +267,18 @@ def test_functions_that_torch_composes_in_its_own_way(fun: Any) -> None:
     def loss(x: torch.Tensor) -> torch.Tensor:
         return fun(x).sin().sum()
 
-    torch.testing.assert_close(xf.grad(loss)(x[0]).cpu(), torch.func.grad(loss)(x[0]))
+    slopes = torch.stack([torch.func.grad(loss)(one) for one in x])
+    torch.testing.assert_close(xf.grad(loss)(x[0]).cpu(), slopes[0])
+    torch.testing.assert_close(xf.vmap(xf.grad(loss))(x).cpu(), slopes)
 
 
 LSTM = torch.linspace(-1, 1, 36, dtype=torch.float64).reshape(12, 3)
+
+
+@pytest.mark.parametrize("cell", ["lstm_cell", "gru_cell"])
+def test_cells_refuse_states_with_other_rows(cell: str) -> None:
+    x, h = torch.ones(3, 3, dtype=torch.float64), torch.ones(1, 3, dtype=torch.float64)
+    fun, weights = getattr(torch, cell), LSTM[: 12 if cell == "lstm_cell" else 9]
+    state = (h, h) if cell == "lstm_cell" else h
+    with pytest.raises(RuntimeError, match="Input batch size 3 doesn't match hidden0 batch size 1"):
+        xf.jit(lambda x: fun(x, state, weights, weights))(x)

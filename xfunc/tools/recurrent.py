@@ -36,17 +36,25 @@ def _lstm_cell(
     return (h if projection is None else F.linear(h, projection)), c
 
 
+def _check_rows(input: Tensor, hx: Tensor) -> None:
+    """As torch does: the rest of a cell would broadcast one row to the others."""
+    if input.shape[:-1] != hx.shape[:-1]:
+        rows, others = input.shape[0], hx.shape[0]
+        raise RuntimeError(f"Input batch size {rows} doesn't match hidden0 batch size {others}")
+
+
 def _one_lstm_cell(
-    x: Tensor,
-    state: Sequence[Tensor],
+    input: Tensor,
+    hx: Sequence[Tensor],
     w_ih: Tensor,
     w_hh: Tensor,
     b_ih: Tensor | None = None,
     b_hh: Tensor | None = None,
 ) -> State:
     """``torch.lstm_cell``, which torch cannot batch."""
-    h, c = state
-    return _lstm_cell((h, c), F.linear(x, w_ih, b_ih), w_hh, b_hh, None)
+    h, c = hx
+    _check_rows(input, h)
+    return _lstm_cell((h, c), F.linear(input, w_ih, b_ih), w_hh, b_hh, None)
 
 
 def _gru_cell(state: State, x: Tensor, weight: Tensor, bias: Tensor | None, _: object) -> State:
@@ -55,6 +63,19 @@ def _gru_cell(state: State, x: Tensor, weight: Tensor, bias: Tensor | None, _: o
     h_r, h_z, h_n = F.linear(h, weight, bias).chunk(3, -1)
     n = (x_n + (x_r + h_r).sigmoid() * h_n).tanh()
     return ((h - n) * (x_z + h_z).sigmoid() + n,)
+
+
+def _one_gru_cell(
+    input: Tensor,
+    hx: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None = None,
+    b_hh: Tensor | None = None,
+) -> Tensor:
+    """``torch.gru_cell``, in which torch writes into what may not be batched."""
+    _check_rows(input, hx)
+    return _gru_cell((hx,), F.linear(input, w_ih, b_ih), w_hh, b_hh, None)[0]
 
 
 def _rnn_tanh_cell(
@@ -203,4 +224,5 @@ def install() -> None:
         REPLACEMENTS[func] = _replacement(name, func)
         DRAWS[name] = _drawn(name)
     REPLACEMENTS[torch.lstm_cell] = _one_lstm_cell
+    REPLACEMENTS[torch.gru_cell] = _one_gru_cell
     REPLACEMENTS[torch._pack_padded_sequence] = _pack

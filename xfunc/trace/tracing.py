@@ -48,6 +48,7 @@ from xfunc.core.types import Shaped
 from xfunc.errors import PurityError, UnsupportedOpError, XfuncError, fail, kind_of
 from xfunc.torchlib import batching, bounds, functorch, global_flags, initialisers
 from xfunc.torchlib.eager import disable_jit
+from xfunc.torchlib.replacements import REPLACEMENTS
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import FLOAT8, check_array, is_tracked
 from xfunc.trace import array_operands, recorder, scopes
@@ -218,6 +219,18 @@ def _lifted_first(
     return wrap(_thread.trace.lift(tensor), *args)
 
 
+def _seen(plain: Callable[..., Any], node: Any, *args: Any) -> Any:
+    """The engine of autograd calls a rule of a ``torch.autograd.Function``.
+
+    The mode has been left for ``torch.autograd.grad``, or for the operation that is pushed forward.
+    """
+    assert _thread.trace is not None
+    if node._forward_cls.__module__.startswith("xfunc."):
+        return plain(node, *args)
+    with _thread.trace.mode:
+        return plain(node, *args)
+
+
 def _no_graph(*_: object, **__: object) -> NoReturn:
     assert _thread.trace is not None
     fail(
@@ -235,6 +248,8 @@ _IN_TRACES: Sequence[_Change] = (
     (*functorch.MAKE_FX, _no_graph),
     (*functorch.DISALLOW, functorch.without_graph),
     (torch, "from_numpy", _noted),
+    (torch.autograd.function.BackwardCFunction, "apply", _seen),
+    (torch.autograd.function.BackwardCFunction, "apply_jvp", _seen),
 )
 
 
@@ -623,3 +638,17 @@ def _lift_operands(args: tuple[object, ...]) -> tuple[object, ...]:
 
 
 functorch.intercept_operands(_lift_operands, lambda: current() is not None)
+
+
+def _register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
+    """``Tensor.register_hook``: in a trace, the mode sees what the hook calls, as in `_seen`."""
+
+    def seen(ct: torch.Tensor) -> Any:
+        trace = current()
+        with contextlib.nullcontext() if trace is None else trace.mode:
+            return hook(ct)
+
+    return tensor.register_hook(seen)
+
+
+REPLACEMENTS[torch.Tensor.register_hook] = _register_hook
