@@ -188,6 +188,18 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.stop()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_programs() -> Iterator[None]:
+    """A process that runs many tests keeps below Linux's limit of memory maps, about 65,000."""
+    yield
+    from xfunc.backends.memory_maps import count_maps
+
+    if count_maps() > 20_000:
+        import xfunc as xf
+
+        xf.clear_caches()
+
+
 @pytest.fixture
 def cleared() -> None:
     """Nothing is cached when the test begins."""
