@@ -235,3 +235,16 @@ def test_sort_keeps_dtype(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     else:
         for found, expected in zip(xf.jit(sorted_)(x), sorted_(x), strict=True):
             same(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support")
+@pytest.mark.parametrize("z", [2 + 0j, 2049 + 0j, 70000 + 0j, 0.1 + 0j, 1 + 1j, 1 + 1e-9j])
+def test_half_precision_equals_a_complex_number(z: complex) -> None:
+    """Both are rounded to complex numbers of float16, which XLA lacks."""
+    x = torch.tensor([1.0, 2.0, 2048.0, 0.1, torch.inf, torch.nan], dtype=torch.float16)
+
+    def f(x: Tensor, z: complex | Tensor) -> tuple[Tensor, ...]:
+        return x == z, x != z
+
+    found = xf.jit(lambda x, y: (f(x, y), f(x, z)))(x, torch.tensor(z))
+    torch.testing.assert_close(xf.device_get(found), (f(x, torch.tensor(z)), f(x, z)))

@@ -13,17 +13,33 @@ from xfunc.rules.operands import (
     broadcast_dims,
     convert,
     is_inexact,
+    kind_of,
     number,
     pair,
+    promoted,
     scalar_type_name,
+    together,
 )
 from xfunc.tracer.placeholders import Placeholder, node_of
 from xfunc.tracer.table import rule
 
 
+def _equal_as_complex32(a: Operand, b: Operand) -> Node:
+    """``a == b`` of complex numbers of float16, which XLA lacks: by their parts."""
+    x, y = together(torch.complex64, a, b)
+    re, im = (
+        build.compare(convert(part(x), torch.float16), convert(part(y), torch.float16), "EQ")
+        for part in (build.real, build.imag)
+    )
+    return build.and_(re, im)
+
+
 def _comparison(name: str, direction: str) -> None:
     @rule(f"{name}.Tensor", f"{name}.Scalar")
     def run(a: Operand, b: Operand) -> Node:
+        if direction in ("EQ", "NE") and promoted(kind_of(a), kind_of(b)) is torch.complex32:
+            equal = _equal_as_complex32(a, b)
+            return equal if direction == "EQ" else build.not_(equal)
         x, y = pair(a, b)
         if x.type.dtype.is_complex and direction not in ("EQ", "NE"):
             return NotImplemented
