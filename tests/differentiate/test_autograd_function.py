@@ -237,3 +237,72 @@ def test_backward_pass_of_python_has_errors_of_its_lines(ruled: Any) -> None:
 def test_autograd_function_outside_traces_is_untouched() -> None:
     w = W.clone().requires_grad_()
     assert torch.autograd.grad(multiply(C, w), w)[0].item() == 2.0
+
+
+SCALE = torch.tensor(2.0, dtype=torch.float64)
+
+
+class Scaled(torch.autograd.Function):
+    """``SCALE * sin(x)``, whose rules all take SCALE from outside."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sin() * SCALE
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        slope = inputs[0].cos() * SCALE
+        ctx.save_for_backward(slope)
+        ctx.save_for_forward(slope)
+
+    @staticmethod
+    def backward(ctx: Any, *cts: Any) -> Any:
+        return cts[0] * ctx.saved_tensors[0] * (SCALE / SCALE)
+
+    @staticmethod
+    def jvp(ctx: Any, *dots: Any) -> Any:
+        return dots[0] * ctx.saved_tensors[0] * (SCALE / SCALE)
+
+
+class ScaledByRule(Scaled):
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        (x,) = args
+        return x.sin() * SCALE, in_dims[0]
+
+
+class ScaledByGeneratedRule(Scaled):
+    generate_vmap_rule = True
+
+
+@pytest.mark.parametrize("function", [ScaledByRule, ScaledByGeneratedRule])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        xf.vmap,
+        lambda f: xf.value_and_grad(lambda x: f(x).sum()),
+        lambda f: lambda x: xf.jvp(f, (x,), (x,)),
+        lambda f: xf.vmap(xf.vmap(lambda x: f(x * x))),
+        lambda f: lambda x: xf.jvp(xf.vmap(f), (x,), (x,)),
+    ],
+)
+def test_rules_within_transforms_read_captured_tensors_anew(transform: Any, function: Any) -> None:
+    apply = cast("Callable[[Tensor], Tensor]", function.apply)
+    x, f = torch.tensor([[0.5, 1.0]], dtype=torch.float64), xf.jit(transform(apply))
+    f(x)
+    traces = f.cache_info().traces
+    for _ in range(2):
+        want = transform(lambda x: x.sin() * SCALE.clone())(x)
+        for found, expected in zip(xf.tree.leaves(f(x)), xf.tree.leaves(want), strict=True):
+            torch.testing.assert_close(found.cpu(), expected.cpu())
+        SCALE.add_(1.0)
+    assert f.cache_info().traces == traces
+
+
+@pytest.mark.parametrize("hook", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_of_modules_are_refused(hook: str) -> None:
+    net = torch.nn.Linear(2, 2)
+    getattr(net, hook)(lambda module, *grads: None)
+    apply, params, buffers = xf.functional(net)
+    with pytest.raises(xf.errors.UnsupportedOpError, match="sets up backward hooks of modules"):
+        xf.grad(lambda x: apply(params, buffers, x)[0].sum())(torch.ones(2))

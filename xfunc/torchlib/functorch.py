@@ -411,12 +411,14 @@ def _intercept_in_c(
     module._bind_default_args, module._call_custom_function_call = bind_and_lift, end_and_call
 
 
+CUSTOM_FUNCTION_CALL: Any = autograd_function.custom_function_call
+
+
 def custom_function_call(
     function: type[torch.autograd.Function], *operands: object
 ) -> tuple[Leaf, ...]:
     """``function.apply(*operands)``, as a higher-order operator."""
-    call: Any = autograd_function.custom_function_call
-    return call(function, *operands)
+    return CUSTOM_FUNCTION_CALL(function, *operands)
 
 
 def zero_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

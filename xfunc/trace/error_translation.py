@@ -43,6 +43,11 @@ _FUNCTION_RULES = {
         "none in a transform",
         "use xf.grad, xf.vjp or xf.jacrev of a function instead.",
     ),
+    "Error while setting up backward hooks": (
+        "torch sets up backward hooks of modules by the graph of autograd, which traced values do "
+        "not show",
+        "use Tensor.register_hook in the module's forward, or xf.custom_vjp.",
+    ),
     "input_is_complex == grad_is_complex": (
         "torch has no derivative here: it makes a complex one of what is real (the second "
         "derivative of linalg.eigh of complex numbers, for one)",

@@ -640,15 +640,35 @@ def _lift_operands(args: tuple[object, ...]) -> tuple[object, ...]:
 functorch.intercept_operands(_lift_operands, lambda: current() is not None)
 
 
-def _register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
-    """``Tensor.register_hook``: in a trace, the mode sees what the hook calls, as in `_seen`."""
-
-    def seen(ct: torch.Tensor) -> Any:
+def _with_mode(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def seen(*args: Any, **kwargs: Any) -> Any:
         trace = current()
         with contextlib.nullcontext() if trace is None else trace.mode:
-            return hook(ct)
+            return rule(*args, **kwargs)
 
-    return tensor.register_hook(seen)
+    return seen
+
+
+def _register_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
+    """``Tensor.register_hook``: in a trace, the mode sees what the hook calls, as in `_seen`."""
+    return tensor.register_hook(_with_mode(hook))
 
 
 REPLACEMENTS[torch.Tensor.register_hook] = _register_hook
+
+
+def _custom_function_call(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """A ``torch.autograd.Function`` within transforms: the mode sees its rules, as in `_seen`."""
+    call = functorch.CUSTOM_FUNCTION_CALL
+    if function.__module__.startswith("xfunc."):
+        return call(function, *args, **kwargs)
+    base = torch.autograd.Function
+    own: dict[str, Any] = {"__module__": function.__module__}
+    for name in ("forward", "setup_context", "vmap"):
+        rule = getattr(function, name)
+        if rule is not getattr(base, name):
+            own[name] = staticmethod(_with_mode(rule))
+    return call(type(function)(function.__name__, (function,), own), *args, **kwargs)
+
+
+REPLACEMENTS[functorch.CUSTOM_FUNCTION_CALL] = _custom_function_call
