@@ -130,3 +130,22 @@ def test_complex_norm_second_derivatives_where_one_number_is_zero() -> None:
     near = torch.func.hessian(norm)(torch.tensor([1e-9, 2.0, 1e-9, -1.0], dtype=D))
     found = xf.hessian(norm)(torch.tensor([0.0, 2.0, 0.0, -1.0], dtype=D))
     torch.testing.assert_close(xf.device_get(found), near)
+
+
+@pytest.mark.parametrize("dim", [None, 0, (0, 1), (-1, -2), (2,)])
+@pytest.mark.parametrize("keepdim", [False, True])
+@pytest.mark.parametrize("order", [1.5, 2.0, 3.0])
+@pytest.mark.parametrize("is_complex", [False, True])
+def test_second_derivatives_of_norms_over_dimensions(
+    is_complex: bool, order: float, keepdim: bool, dim: Any
+) -> None:
+    x = torch.randn(2, 3, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        z = torch.complex(x[..., 0], x[..., 1]) if is_complex else x
+        sizes = torch.linalg.vector_norm(z, order, dim, keepdim)
+        weights = torch.arange(1.0, 1.0 + sizes.shape[-1] if sizes.ndim else 2.0)
+        return (sizes * weights).square().sum().sqrt() + sizes.sin().sum()
+
+    want = torch.autograd.functional.hvp(loss, x, x.cos())[1]
+    torch.testing.assert_close(xf.jvp(xf.grad(loss), (x,), (x.cos(),))[1].cpu(), want)

@@ -111,6 +111,7 @@ def composed_norm(
     if paired:
         x, dims = torch.view_as_real(x.resolve_conj()), (*dims, x.ndim)
     still = functorch.constant_here(x)
+    parts = dims[-1:] if paired else ()
     paired = paired and ord != 2  # The norm of order 2 is that of all parts.
     magnitudes = torch.linalg.vector_norm(still, 2, -1, keepdim=True) if paired else still
     size = torch.linalg.vector_norm(magnitudes, ord, dims, keepdim=True)
@@ -129,7 +130,7 @@ def composed_norm(
     slope = torch.where(zero, _jump(torch.where(zero, still, 0)), slope)
     change = torch.where(size.isfinite(), (slope * (x - still)).sum(dims, keepdim=True), 0)
     found = (size + change).to(real)
-    return found if keepdim else found.squeeze(dims)
+    return found.squeeze(parts if keepdim else dims)
 
 
 def _old_norm(
