@@ -32,13 +32,16 @@ def _running() -> tuple[Tensor, Tensor]:
 
 
 NUMBERS = (True, 0.1, 1e-5)
-AT = torch.ops.aten
 NORMS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
     "native_batch_norm": lambda a: torch.native_batch_norm(a, V[0], B, *_running(), *NUMBERS),
     "native_batch_norm alone": lambda a: torch.native_batch_norm(a, V[0], B, None, None, *NUMBERS),
-    "legit batch norm": lambda a: AT._native_batch_norm_legit(a, V[0], B, *_running(), *NUMBERS),
-    "legit batch norm alone": lambda a: AT._native_batch_norm_legit(a, V[0], B, *NUMBERS),
-    "updating batch norm": lambda a: AT._batch_norm_with_update(
+    "legit batch norm": lambda a: torch.ops.aten._native_batch_norm_legit(
+        a, V[0], B, *_running(), *NUMBERS
+    ),
+    "legit batch norm alone": lambda a: torch.ops.aten._native_batch_norm_legit(
+        a, V[0], B, *NUMBERS
+    ),
+    "updating batch norm": lambda a: torch.ops.aten._batch_norm_with_update(
         a, V[0], B, *_running(), *NUMBERS[1:]
     ),
     "native_layer_norm": lambda a: torch.native_layer_norm(a, (3,), V[0], B, 1e-5),
