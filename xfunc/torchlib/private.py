@@ -92,6 +92,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
         "torch._functorch.autograd_function.generate_single_level_function",
         "torch.autograd.forward_ad._current_level",
         "torch.autograd.forward_ad._set_fwd_grad_enabled",
+        "torch.autograd.Function._backward_cls._forward_cls",
         "torch.autograd.function._SingleLevelFunction",
         "torch.autograd.graph._engine_run_backward",
     ),
