@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import fnmatch
 import json
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -42,12 +43,16 @@ def table(found: Sequence[Finding]) -> str:
     for status, word in WORDS.items():
         listed = _listed([f for f in found if f.status == status])
         if listed and status != "absent":
-            lines += ["", f"**{word}**: {listed}."]
+            lines += ["", _wrapped(f"**{word}**: {listed}.")]
     nowhere = {f.name for f in found} - {f.name for f in found if f.status != "absent"}
     if nowhere:
         names = ", ".join(f"`{n}`" for n in sorted(nowhere))
-        lines += ["", f"**{WORDS['absent']}**: {names}."]
+        lines += ["", _wrapped(f"**{WORDS['absent']}**: {names}.")]
     return "\n".join(lines)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, break_on_hyphens=False, break_long_words=False)
 
 
 def _cell(found: Sequence[Finding]) -> str:
