@@ -38,8 +38,13 @@ def database() -> dict[str, Any]:
 
 
 def cases() -> list[tuple[str, str]]:
-    ops = database().items()
-    return [(n, d) for n, op in ops for d in DTYPES if operations.DTYPES[d] in op.dtypes]
+    found = [(n, d) for n, op in database().items() for d in DTYPES if _has(op, d)]
+    # It ends the process in eager torch 2.9.
+    return [(n, d) for n, d in found if (n.partition(".")[0], d) != ("mvlgamma", "int64")]
+
+
+def _has(op: Any, dtype: str) -> bool:
+    return operations.DTYPES[dtype] in op.dtypes
 
 
 def changed_whole(change: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
