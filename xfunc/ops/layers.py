@@ -140,22 +140,20 @@ for _name in (
     composition(_name, when=is_nested)(_with_constant_statistics(_batch_norm(_name)))
 
 
-@kernel("_batch_norm_with_update_functional")
-def _batch_norm_with_update(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, *statistics_and_numbers: Any
-) -> Any:
-    mean, variance, *numbers = statistics_and_numbers
-    out, *saved, new_mean, new_variance = torch.ops.aten._native_batch_norm_legit_functional(
-        x, weight, bias, mean, variance, True, *numbers
-    )
-    return (out, *saved, x.new_zeros(0, dtype=torch.uint8), new_mean, new_variance)
+def _with_update(norm: Callable[..., Any]) -> Callable[..., Any]:
+    """`norm` in training, with the memory that other devices would keep for the gradient."""
+
+    def run(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Any:
+        mean, variance, *numbers = rest
+        results = norm(x, weight, bias, mean, variance, True, *numbers)
+        return (*results[:3], x.new_zeros(0, dtype=torch.uint8), *results[3:])
+
+    return run
 
 
-@composition("_batch_norm_with_update", when=is_nested)
-def _batch_norm_with_update_in_place(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, *statistics_and_numbers: Any
-) -> Any:
-    mean, variance, *numbers = statistics_and_numbers
-    norm = torch.ops.aten._native_batch_norm_legit
-    results = norm(x, weight, bias, mean, variance, True, *numbers)
-    return (*results, x.new_zeros(0, dtype=torch.uint8))
+kernel("_batch_norm_with_update_functional")(
+    _with_update(torch.ops.aten._native_batch_norm_legit_functional)
+)
+composition("_batch_norm_with_update", when=is_nested)(
+    _with_update(torch.ops.aten._native_batch_norm_legit)
+)

@@ -140,20 +140,19 @@ def functional_batch_norm(
 
 
 def native_batch_norm(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    *args: Any,
+    **kwargs: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``torch.native_batch_norm``, by the operation that says that it changes the statistics."""
     norm = torch.native_batch_norm
     if running_mean is not None and running_var is not None:
         norm = torch.ops.aten._native_batch_norm_legit
-    return norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+    return norm(input, weight, bias, running_mean, running_var, *args, **kwargs)
 
 
 def functional_instance_norm(
