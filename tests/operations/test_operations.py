@@ -31,7 +31,8 @@ RIGHT = """
     nn.functional.max_pool2d nn.functional.max_pool3d nn.functional.adaptive_max_pool2d
     nn.functional.upsample_nearest nn.functional.interpolate.bicubic _upsample_bilinear2d_aa
     nn.functional.pad.reflect nn.functional.pad.replicate_negative grid_sampler_2d
-    copysign frexp gcd nextafter hypot logaddexp polar angle bitwise_right_shift
+    grid_sampler_3d copysign frexp gcd nextafter hypot logaddexp polar angle
+    bitwise_right_shift
     lgamma digamma polygamma.polygamma_n_2 igamma special.zeta i0 special.bessel_j1
     special.bessel_y0 special.scaled_modified_bessel_k1 special.erfcx special.log_ndtr
     special.chebyshev_polynomial_t special.laguerre_polynomial_l

@@ -28,6 +28,8 @@ WERE_WRONG = (
     "gaussian_nll_loss variance 0, mean",
     "grid_sample bilinear, border, align_corners=True",
     "grid_sample bilinear, reflection, align_corners=False",
+    "grid_sample 3D bilinear, border, align_corners=False",
+    "grid_sample 3D bilinear, reflection, align_corners=True",
     "histc 1.0, 1.0",
     "nll_loss of nothing, mean",
 )

@@ -157,21 +157,28 @@ def _images() -> None:
                     images[2],
                 )
     points = f64(-1.0, 1.0, 0.0, -1.5, 1.2, -3.7, 9.0, 0.35)
-    grid = torch.stack(torch.meshgrid(points, points, indexing="ij"), -1)[None]
+    grids = {
+        2: torch.stack(torch.meshgrid(points, points, indexing="ij"), -1)[None],
+        3: torch.stack(torch.meshgrid(points[:3], points[3:6], points[5:], indexing="ij"), -1)[
+            None
+        ],
+    }
     for padding, align in itertools.product(("zeros", "border", "reflection"), (False, True)):
         kw: dict[str, Any] = {"padding_mode": padding, "align_corners": align}
-        name = f"{padding}, align_corners={align}"
-        for mode in ("bilinear", "nearest", "bicubic"):
+        for (n, grid), mode in itertools.product(grids.items(), ("bilinear", "nearest", "bicubic")):
+            if n == 3 and mode == "bicubic":
+                continue
+            name = f"grid_sample{'' if n == 2 else ' 3D'} {mode}"
             case(
-                f"grid_sample {mode}, {name}",
+                f"{name}, {padding}, align_corners={align}",
                 lambda x, g, kw=kw, m=mode: F.grid_sample(x, g, m, **kw),
-                images[2],
+                images[n],
                 grid,
             )
             case(
-                f"grid_sample {mode} of one pixel, {name}",
+                f"{name} of one pixel, {padding}, align_corners={align}",
                 lambda x, g, kw=kw, m=mode: F.grid_sample(x, g, m, **kw),
-                single[2],
+                single[n],
                 grid,
             )
     for align in (False, True):

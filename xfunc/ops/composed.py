@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -14,31 +16,64 @@ from xfunc.torchlib.unbatched import distances
 Tensor = torch.Tensor
 
 # torch's own decompositions of operations whose derivative is an operation of its own.
-for _name in ("glu", "_weight_norm_interface"):
+for _name in ("glu", "soft_margin_loss", "_weight_norm_interface"):
     composition(_name)(decomposition_table[getattr(torch.ops.aten, _name).default])
 
-_sample = decomposition_table[torch.ops.aten.grid_sampler_2d.default]
+_bicubic = decomposition_table[torch.ops.aten.grid_sampler_2d.default]
 
 
-def _is_at_edge(coords: Tensor, size: int, reflected: bool, align_corners: bool) -> Tensor:
-    """Whether torch clips a coordinate, to the first or last pixel's or beyond it."""
-    low, span = (0.0, size - 1) if align_corners else (-0.5, size)
-    at = coords * (span / 2) + (size - 1) / 2
-    if reflected and span:
+_ZEROS, _REFLECTION = 0, 2
+_NEAREST, _BICUBIC = 1, 2
+
+
+def _places(coords: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
+    """Pixels, as real numbers, that coordinates from -1 to 1 stand for.
+
+    Where torch clips a place, to the first or last pixel's or beyond it, its derivative is 0.
+    """
+    at = (coords + 1) / 2 * (size - 1) if align_corners else ((coords + 1) * size - 1) / 2
+    if padding == _ZEROS:
+        return at
+    if padding == _REFLECTION:
+        low, span = (0.0, size - 1) if align_corners else (-0.5, size)
+        if span == 0:
+            return torch.zeros_like(at)
         away = (at - low).abs()
         extra, is_even = away.fmod(span), (away / span).floor().remainder(2) == 0
         at = torch.where(is_even, extra + low, span - extra + low)
-    return (at <= 0) | (at >= size - 1)
+    return torch.where((at > 0) & (at < size - 1), at, at.detach().clamp(0, size - 1))
 
 
 @composition("grid_sampler_2d")
+@composition("grid_sampler_3d")
 def grid_sampler(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
-    """torch's decomposition, with its kernels' derivative where a place is clipped: 0."""
-    if mode == 0 and padding != 0:
-        places = [(grid[..., k].detach(), x.shape[-1 - k]) for k in (0, 1)]
-        edge = [_is_at_edge(at, n, padding == 2, align_corners) for at, n in places]
-        grid = torch.where(torch.stack(edge, -1), grid.detach(), grid)
-    return _sample(x, grid, mode, padding, align_corners)
+    if mode == _BICUBIC:
+        return _bicubic(x, grid, mode, padding, align_corners)
+    sizes = x.shape[2:]
+    coords = grid.flatten(1, -2).unbind(-1)[::-1]  # the grid's first is the place in the last
+    places = [_places(c, n, padding, align_corners) for c, n in zip(coords, sizes, strict=True)]
+    if mode == _NEAREST:
+        corners = [[(at.round(), None)] for at in places]
+    else:
+        lows = [at.floor() for at in places]
+        corners = [
+            [(low, low + 1 - at), (low + 1, at - low)] for low, at in zip(lows, places, strict=True)
+        ]
+    pixels, image = x.flatten(2).mT, torch.arange(x.shape[0], device=x.device)[:, None]
+    total = None
+    for corner in itertools.product(*corners):
+        inside = functools.reduce(
+            torch.logical_and,
+            [(at >= 0) & (at < n) for (at, _), n in zip(corner, sizes, strict=True)],
+        )
+        index = torch.zeros_like(image)
+        for (at, _), n in zip(corner, sizes, strict=True):
+            index = index * n + torch.where(inside, at, 0).long()
+        weight = math.prod((w for _, w in corner if w is not None), start=inside.to(x.dtype))
+        term = pixels[image, index] * torch.where(inside, weight, 0)[..., None]
+        total = term if total is None else total + term
+    assert total is not None
+    return total.mT.unflatten(2, grid.shape[1:-1])
 
 
 def _edges(name: str, spatial: int, check: Callable[[Tensor, int, int, int], None] | None) -> None:

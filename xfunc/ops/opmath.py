@@ -35,7 +35,8 @@ _LOSSES = """
 _WINDOWS = """
     _adaptive_avg_pool2d _adaptive_avg_pool3d avg_pool2d avg_pool3d
     upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d
-    _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d affine_grid_generator
+    _upsample_bilinear2d_aa _upsample_bicubic2d_aa grid_sampler_2d grid_sampler_3d
+    affine_grid_generator
     _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward avg_pool2d_backward
     avg_pool3d_backward upsample_linear1d_backward upsample_bilinear2d_backward
     upsample_trilinear3d_backward upsample_bicubic2d_backward _upsample_bilinear2d_aa_backward
