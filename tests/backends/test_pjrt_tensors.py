@@ -361,12 +361,17 @@ READS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+MODES = {"default device": lambda: torch.device("cpu"), "disable_jit": xf.disable_jit}
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", READS)
-def test_results_are_read_with_a_default_device(name: str) -> None:
-    """`torch.set_default_device` enters a mode, as a trace does."""
+def test_results_are_read_in_a_mode(name: str, mode: str) -> None:
+    """`torch.set_default_device` and `disable_jit` enter a mode, as a trace does."""
     read, x = READS[name], torch.tensor([1.0, 2.0])
-    with torch.device("cpu"):
-        got = read(xf.jit(lambda x: x * 1)(x))
+    y = xf.jit(lambda x: x * 1)(x)
+    with MODES[mode]():
+        got = read(y)
     want = read(x)
     if isinstance(want, torch.Tensor):
         assert type(got) is torch.Tensor

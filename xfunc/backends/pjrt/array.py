@@ -31,6 +31,7 @@ from xfunc.core import ambient
 from xfunc.core.avals import AvalKey
 from xfunc.core.torch_versions import refusing_reads
 from xfunc.errors import fail
+from xfunc.torchlib.eager import is_eager
 from xfunc.torchlib.functorch import never_compile
 from xfunc.torchlib.global_flags import lazy_conjugates
 
@@ -132,8 +133,10 @@ def _unless_traced(method: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        # Without a trace, the mode is the user's: `torch.set_default_device` enters one, too.
-        traced = ambient.is_busy() and torch._C._is_torch_function_mode_enabled()
+        # Without a trace, the mode is the user's (`torch.set_default_device` enters one, too) or
+        # that of `disable_jit`.
+        moded = ambient.is_busy() and torch._C._is_torch_function_mode_enabled()
+        traced = moded and not is_eager()
         return (of_torch if traced else method)(*args, **kwargs)
 
     return call
