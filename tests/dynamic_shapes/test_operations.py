@@ -7,6 +7,7 @@ but gradients, sizes above 12.
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tests.support.resized import Resized
 LARGEST = 12
 
 
-def calls(case: Resized, dynamic: Sequence[int]) -> list[tuple[list[torch.Tensor], object]]:
+def calls(case: Resized, dynamic: Sequence[int]) -> list[tuple[list[torch.Tensor], Any]]:
     """Tensors of several sizes, and what eager torch makes of them."""
     draw = random.Random(0).randint
     sizes = [{n: min(n, LARGEST) for n in dynamic}]

@@ -60,24 +60,23 @@ def test_operation_in_shard_map(name: str) -> None:
     tensors, same = enlarged(case)
     is_split = [draw.random() < 0.5 for _ in tensors]
     examples = [tensors, *(_changed(tensors, is_split, k) for k in range(1, AXES["x"]))]
-    each = [case.eager(example) for example in examples]
-    if None in each or len({_shapes(e) for e in each}) > 1:
+    each = [e for e in map(case.eager, examples) if e is not None]
+    if len(each) < len(examples) or len({_shapes(e) for e in each}) > 1:
         examples, each = [tensors] * AXES["x"], [same] * AXES["x"]
 
     def one(*parts: torch.Tensor) -> Any:
         own = [x[0] if split else x for x, split in zip(parts, is_split, strict=True)]
-        results, smooth = case.outputs(*own)
-        return xf.tree.map(lambda a: a[None], (arrays(results), smooth))
+        return xf.tree.map(lambda a: a[None], case.outputs(*own))
 
     mesh = xf.make_mesh(tuple(AXES.values()), tuple(AXES))
     specs = tuple(P("x") if split else P() for split in is_split)
     mapped = xf.shard_map(one, mesh=mesh, in_specs=specs, out_specs=P("x"))
     columns = zip(*examples, strict=True)
     given = [torch.stack(c) if s else c[0] for c, s in zip(columns, is_split, strict=True)]
-    results = [torch.stack(r) for r in zip(*(arrays(e[0]) for e in each), strict=True)]
+    results = xf.tree.map(lambda *r: torch.stack([*map(torch.as_tensor, r)]), *(e[0] for e in each))
     by = zip(case.watched, zip(*(e[1] for e in each), strict=True), strict=True)
     gradients = tuple(torch.stack(g) if is_split[k] else sum(g) for k, g in by)
-    case.check(xf.jit(case.with_gradient(mapped)), given, (results, gradients))
+    case.check(xf.jit(case.with_gradient(mapped)), given, (results, gradients), tensors)
 
 
 def _changed(tensors: Sequence[torch.Tensor], is_split: Sequence[bool], k: int) -> Any:
@@ -89,3 +88,20 @@ def _changed(tensors: Sequence[torch.Tensor], is_split: Sequence[bool], k: int) 
 
 def _shapes(expected: Any) -> tuple[torch.Size, ...]:
     return tuple(a.shape for a in arrays(expected))
+
+
+@pytest.mark.parametrize("right", [(8,), (8, 16), (8, 8, 4), (2, 8, 8, 4)], ids=str)
+@pytest.mark.parametrize("left", [(8,), (16, 8), (8, 4, 8), (2, 8, 4, 8)], ids=str)
+def test_products_of_sharded_arrays(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    mesh, draw = xf.make_mesh(tuple(AXES.values()), tuple(AXES)), random.Random(0)
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(s, generator=generator, dtype=torch.float64) for s in (left, right))
+
+    def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a @ b).sin().sum()
+
+    expected = torch.func.grad_and_value(loss, (0, 1))(a, b)
+    for _ in range(4):
+        given = [xf.device_put(x, NamedSharding(mesh, random_spec(x, draw))) for x in (a, b)]
+        value, gradients = xf.device_get(xf.jit(xf.value_and_grad(loss, (0, 1)))(*given))
+        torch.testing.assert_close((gradients, value), expected)

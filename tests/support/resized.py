@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +37,14 @@ LEFT_OUT = {
         [f"nn.functional.max_unpool{n}d" for n in (1, 2, 3)], "places are written to twice"
     ),
     **dict.fromkeys(["linalg.cholesky_ex", "linalg.ldl_factor_ex"], "no matrix of this kind"),
+    **dict.fromkeys(
+        ["native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"],
+        "running statistics change in place",
+    ),
+    **dict.fromkeys(["nn.functional.batch_norm", "nn.functional.instance_norm"], "the same"),
+    "matrix_exp": "numbers too large for a loss that is a sine",
+    "nn.functional.binary_cross_entropy": "probabilities below 1 only",
+    "to_sparse": "arrays that are sparse",
     **dict.fromkeys(["sparse.mm.reduce", "sparse.sampled_addmm"], "arrays that are sparse"),
     "nn.functional.embedding_bag": "places that are not in order",
     **dict.fromkeys(["bfloat16", "half", "chalf"], "the order of rounding"),
@@ -52,6 +59,7 @@ def names() -> list[str]:
         if name not in LEFT_OUT
         and name.split(".")[0] not in UNDETERMINED
         and "random" not in name
+        and "jiterator" not in name  # for GPUs only
         and "polygamma" not in name  # near a pole
         and {torch.float64, torch.int64} & set(op.dtypes)
     ]
@@ -150,16 +158,17 @@ class Resized(Case):
         run: Callable[..., Any],
         tensors: Sequence[torch.Tensor],
         expected: tuple[Any, Any],
+        plain: Sequence[torch.Tensor] | None = None,
     ) -> None:
         """That a function returns results and gradients as expected.
 
-        What it refuses by name, `jit` without anything else must refuse, too.
+        What it refuses by name, `jit` alone must refuse, too, for `plain` or else for `tensors`.
         """
         try:
-            result, gradients = xf.device_get(run(*tensors))
+            results, gradients = xf.device_get(run(*tensors))
         except REFUSALS as error:
-            with pytest.raises(type(error), match=re.escape(str(error).partition(" (while")[0])):
-                xf.jit(self.with_gradient(self.outputs))(*map(xf.device_get, tensors))
+            with pytest.raises(type(error), match=r"\nHint: "):
+                xf.jit(self.with_gradient(self.outputs))(*xf.device_get(plain or tensors))
             return
-        assert compare(self._name, result, expected[0]) is None
+        assert compare(self._name, results, expected[0]) is None
         assert compare(self._name, gradients, expected[1], derivative=True) is None

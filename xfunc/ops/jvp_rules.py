@@ -187,9 +187,10 @@ def solve_ex(
 
 
 def _is_pushed_or_has_no_rule(a: Tensor) -> bool:
-    # torch's first- and second-order reverse rules check whether a complex matrix is singular.
-    twice = functorch.differentiates_twice((a,))
-    return is_nested(a) or is_pushed(a) or (a.is_complex() and twice)
+    # torch's first- and second-order reverse rules check whether a complex matrix is singular. Its
+    # third derivative is NaN in torch.func, where it takes a singular value decomposition, too.
+    order = functorch.derivative_order((a,))
+    return is_nested(a) or is_pushed(a) or order > 2 or (a.is_complex() and order > 1)
 
 
 @composition("_linalg_det", when=_is_pushed_or_has_no_rule)

@@ -17,7 +17,7 @@ import torch
 from torch._decomp import decomposition_table
 
 from xfunc.errors import UnsupportedOpError, fail
-from xfunc.ops.registry import composition, differentiable, is_nested, kernel
+from xfunc.ops.registry import composition, differentiable, is_nested, is_twice, kernel
 from xfunc.rules.operands import HALF
 
 Tensor = torch.Tensor
@@ -82,7 +82,8 @@ def _with_constant_statistics(norm: Callable[..., Any]) -> Callable[..., Any]:
 def _derived(
     composed: Callable[..., Three], norm: Callable[..., Three], x: Tensor, *rest: object
 ) -> Three:
-    if is_nested(x, *rest):  # See NOTE [derivatives of derivatives].
+    # See NOTE [derivatives of derivatives]; and torch's third derivatives in reverse mode are wrong.
+    if is_twice(x, *rest):
         norm = composed
     if x.dtype not in HALF:
         return norm(x, *rest)

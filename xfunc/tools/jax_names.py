@@ -1,6 +1,7 @@
-"""Names of JAX that xfunc has under another name, or does not need: the errors say which.
+"""Names of JAX and torch that xfunc has under another, or does not need: the errors say which.
 
 `TABLE` has the public names of JAX that a public module of xfunc lacks, with a hint for each.
+`TORCH_TABLE` has what torch calls what `xfunc` has.
 """
 
 from __future__ import annotations
@@ -243,6 +244,17 @@ TABLE: dict[str, dict[str, str]] = {
     },
 }
 
+TORCH_TABLE = {
+    "compile": "use xf.jit.",
+    "func": "its transforms are in xf itself: xf.grad, xf.vmap, xf.jvp, xf.vjp, xf.jacrev, ...",
+    "functional_call": "use xf.functional(module), or torch.func.functional_call in a function.",
+    "functionalize": "delete it: functions may change the tensors that they made.",
+    "grad_and_value": "use xf.value_and_grad, which returns the value first.",
+    "manual_seed": "make a key, xf.random.key(seed), and draw with xf.random.",
+    "no_grad": "use torch.no_grad(), or xf.stop_gradient(x).",
+    "stack_module_state": "stack parameters with xf.tree.map(lambda *xs: torch.stack(xs), *trees).",
+}
+
 
 def install() -> None:
     """Let each module of the table raise its hints."""
@@ -254,5 +266,7 @@ def _missing(module: str, name: str) -> NoReturn:
     short = module.replace("xfunc", "xf", 1)
     if (hint := TABLE[module].get(name)) is not None:
         raise AttributeError(format_error(f"{short} has no {name}, which is JAX's name", hint))
+    if module == "xfunc" and (hint := TORCH_TABLE.get(name)) is not None:
+        raise AttributeError(format_error(f"{short} has no {name}, which is torch's name", hint))
     problem = f"module {module!r} has no attribute {name!r}"
     raise AttributeError(problem, name=name, obj=sys.modules[module])

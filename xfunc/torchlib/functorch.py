@@ -670,10 +670,15 @@ def differentiates_pushes(args: Sequence[object]) -> bool:
 
 def differentiates_twice(args: Sequence[object]) -> bool:
     """Whether there is differentiation within differentiation here."""
+    return derivative_order(args) > 1
+
+
+def derivative_order(args: Sequence[object]) -> int:
+    """How many differentiations are within each other here."""
     found = levels()
     # Outside all levels, a program's first-order gradient is plain autograd's.
     tensors = (innermost(a) for a in args if isinstance(a, Tensor))
-    return found.count(JVP) + found.count(GRAD) + any(t.requires_grad for t in tensors) > 1
+    return found.count(JVP) + found.count(GRAD) + any(t.requires_grad for t in tensors)
 
 
 def level_numbers() -> list[int]:

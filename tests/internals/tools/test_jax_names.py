@@ -1,4 +1,4 @@
-"""Names of JAX that xfunc has elsewhere: an AttributeError says where."""
+"""Names of JAX and torch that xfunc has elsewhere: an AttributeError says where."""
 
 import importlib
 import re
@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import xfunc as xf
-from xfunc.tools.jax_names import TABLE
+from xfunc.tools.jax_names import TABLE, TORCH_TABLE
 
 pytestmark = pytest.mark.quick
 
@@ -54,10 +54,25 @@ def test_unknown_name_error_is_pythons() -> None:
     assert getattr(xf.random, "nothing", 3) == 3
 
 
-@pytest.mark.parametrize(("module", "name"), NAMES)
-def test_table_name_is_missing_and_its_hint_names_what_exists(module: str, name: str) -> None:
+@pytest.mark.parametrize("name", TORCH_TABLE)
+def test_torch_name_hint(name: str) -> None:
+    error = rf"xf has no {name}, which is torch's name(.|\n)*Hint: {re.escape(TORCH_TABLE[name])}$"
+    with pytest.raises(AttributeError, match=error):
+        getattr(xf, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "hint"),
+    [
+        *((module, name, TABLE[module][name]) for module, name in NAMES),
+        *(("xfunc", *item) for item in TORCH_TABLE.items()),
+    ],
+)
+def test_table_name_is_missing_and_its_hint_names_what_exists(
+    module: str, name: str, hint: str
+) -> None:
     assert name not in vars(importlib.import_module(module))
-    for path in re.findall(r"\bxf((?:\.\w+)+)", TABLE[module][name]):
+    for path in re.findall(r"\bxf((?:\.\w+)+)", hint):
         value: object = xf
         for part in path[1:].split("."):
             value = getattr(value, part)

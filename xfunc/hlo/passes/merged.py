@@ -79,7 +79,7 @@ class _Apart:
         if rows is None:
             return i
         made = with_id(i, next(self._ids))
-        made.shape.CopyFrom(_shaped(i.shape, [*rows.lead, i.shape.dimensions[1]]))
+        made.shape.CopyFrom(_shaped(i.shape, [*rows.lead, *i.shape.dimensions[1:]]))
         made.operand_ids[0] = self._rows(rows)
         made.dot_dimension_numbers.lhs_contracting_dimensions[:] = [len(rows.lead)]
         self._made.append(made)
@@ -88,7 +88,7 @@ class _Apart:
 
     def _merged(self, i: _Instruction) -> _Merged | None:
         """A matrix with rows in several sharded dimensions, in its original shape."""
-        if i.opcode != "reshape":
+        if i.opcode != "reshape" or len(i.shape.dimensions) != 2:
             return None
         whole, (rows, features) = self._by_id[i.operand_ids[0]], i.shape.dimensions
         dims = tuple(whole.shape.dimensions)
