@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 
 from xfunc.core.locations import described
-from xfunc.errors import fail
+from xfunc.errors import fail, kind_of, short_repr
 
 Nums = int | Sequence[int] | None
 Names = str | Sequence[str] | None
@@ -21,6 +21,15 @@ def resolve(
     """
     positions = () if nums is None else (nums,) if isinstance(nums, int) else tuple(nums)
     called = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+    wrong = [i for i in positions if isinstance(i, str)]
+    wrong += [n for n in called if not isinstance(n, str)]
+    if wrong:
+        fail(
+            TypeError,
+            f"arguments of {described(fun)} were chosen by {short_repr(wrong[0])} "
+            f"({kind_of(wrong[0])})",
+            "argnums are numbers, and argnames are strings.",
+        )
     if not positions and not called:
         return (), ()
     try:

@@ -137,7 +137,8 @@ class ScanTransform(Transform[..., PyTree]):
         self._body = Staged(fun, value=Part(fun, "scan"))
 
     def apply(self, init: object, xs: PyTree) -> PyTree:
-        name = f"scan of {described(self.fun)}"
+        kind = self.fun.called if isinstance(self.fun, Part) else None
+        name = f"{kind or 'scan'} of {described(self.fun)}"
         init, xs = as_tensors(init), as_tensors(xs)
         carry, carry_tree = tree.flatten(init)
         slices = tree.leaves(xs)
@@ -290,4 +291,6 @@ def _check_unroll(unroll: object) -> None:
 def _describe(structure: tree.Structure) -> str:
     if structure.is_leaf():
         return "a single array"
+    if structure.type is type(None):
+        return "None"
     return f"a {getattr(structure.type, '__name__', 'None')} of {len(structure.children())}"
