@@ -21,8 +21,8 @@ def resolve(
     """
     positions = () if nums is None else (nums,) if isinstance(nums, int) else tuple(nums)
     called = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-    wrong = [i for i in positions if isinstance(i, str)]
-    wrong += [n for n in called if not isinstance(n, str)]
+    wrong: list[object] = [i for i in positions if isinstance(i, str)]
+    wrong += [n for n in called if not issubclass(type(n), str)]
     if wrong:
         fail(
             TypeError,
