@@ -283,12 +283,7 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
     "a name as a position": (
         lambda xf: xf.jit(lambda x: x, donate_argnums="x"),
         TypeError,
-        "argnums are numbers, and argnames are strings",
-    ),
-    "a position as a name": (
-        lambda xf: xf.jit(lambda x: x, static_argnames=(0,)),
-        TypeError,
-        "argnums are numbers, and argnames are strings",
+        "choose by names with argnames in place of argnums",
     ),
     "the state of an optimizer": (
         lambda xf: xf.optim.adam(0.1).update(X, None, X),
