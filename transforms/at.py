@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypedDict
+from typing import NoReturn, TypedDict
 
 import torch
 from typing_extensions import Unpack
 
 from xfunc.core.avals import NUMBERS, short
 from xfunc.core.types import ArrayLike
-from xfunc.errors import fail, kind_of, short_repr
+from xfunc.errors import fail, format_error, kind_of, short_repr
 from xfunc.stages.checks import Fun, Tensor, as_tensor
 from xfunc.stages.transformed import Transform
 from xfunc.trace import tracing
@@ -59,6 +59,12 @@ class At:
 
     def __getitem__(self, index: object) -> IndexUpdateRef:
         return IndexUpdateRef(self._x, index)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        hint = f"write at(x)[index].{name}(...), or at(x)[...].{name}(...) for all of x."
+        known = not name.startswith("_") and hasattr(IndexUpdateRef, name)
+        problem = f"at(x) has no {name} without an index"
+        raise AttributeError(format_error(problem, hint) if known else name)
 
 
 class IndexUpdateRef:

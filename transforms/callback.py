@@ -25,6 +25,7 @@ from xfunc.program.primitive import Dims, Primitive, ReverseRule, Tensor
 from xfunc.stages.arguments import as_outputs
 from xfunc.stages.checks import Fun, arrays, as_tensors, labels_in
 from xfunc.stages.transformed import Transform
+from xfunc.torchlib import functorch
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.batching import at_dim
 from xfunc.torchlib.eager import is_eager
@@ -131,8 +132,10 @@ class HostFunction(Transform[..., PyTree]):
         leaves, structure = tree.flatten((args, kwargs))
         labels = [*labels_in(args, "arguments"), *labels_in(kwargs, "keyword arguments")]
         leaves = arrays(leaves, self.__name__, labels)
+        call = _Call(self.fun, structure, self._outputs, self._method, self._kind)
         if is_eager():
-            return tree.unflatten(self._out_tree, self._eager(leaves, structure))
+            outs = bind(call, leaves) if self._outputs else call.emit(leaves)
+            return tree.unflatten(self._out_tree, outs)
         if not runtime().calls_host():
             _fail(
                 self.__name__,
@@ -145,18 +148,11 @@ class HostFunction(Transform[..., PyTree]):
         given = leaves or as_outputs(
             self.__name__, [0], tree.structure(0)
         )  # to determine the device
-        call = _Call(self.fun, structure, self._outputs, self._method, self._kind)
         outs = bind(call, given)
         if self._kind == "io_callback":
             # Without an effect, the call would be removed together with an unused result.
             effects.emit(Callback(_seen, tree.structure(((0,), {})), ()), outs[:1])
         return tree.unflatten(self._out_tree, outs)
-
-    def _eager(self, leaves: list[Tensor], structure: tree.Structure) -> list[Tensor]:
-        call = _Call(self.fun, structure, self._outputs, self._method, self._kind)
-        outs = [torch.zeros(o.shape, dtype=o.dtype) for o in self._outputs]
-        call.run([x.detach().cpu() for x in leaves], outs)
-        return outs
 
 
 def _seen(_: Tensor) -> None:
@@ -217,6 +213,11 @@ class _Call(Primitive):
             )
 
     def emit(self, args: Sequence[Tensor]) -> list[Tensor]:
+        if is_eager():
+            with functorch.bottom_level():  # Transforms would wrap what the callback computes.
+                outs = [torch.zeros(o.shape, dtype=o.dtype) for o in self.outputs]
+                self.run([x.detach().cpu() for x in args], outs)
+            return outs
         if not self.outputs:
             return []
         name = f"python {next(_numbers)}"

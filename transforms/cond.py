@@ -131,7 +131,7 @@ class Choice(Transform[..., PyTree]):
             if not callable(f):
                 fail(
                     TypeError,
-                    f"{kind} was given {f!r} as a function, which is not callable",
+                    f"{kind} was given {short_repr(f)} as a function, which is not callable",
                     "pass functions, and their arguments after them: "
                     f"{'cond(pred, f, g, x)' if kind == 'cond' else 'switch(i, [f, g], x)'}.",
                 )

@@ -135,6 +135,8 @@ def _check(bound: object, which: str, body: Fun) -> None:
 class _Step(Part):
     """The body as the body of a `scan` over the indices."""
 
+    called = "fori_loop"
+
     def __init__(self, body: Fun):
         super().__init__(body, "fori")
 
@@ -144,6 +146,8 @@ class _Step(Part):
 
 class _Counted(Part):
     """The body as the body of a `while_loop` that counts."""
+
+    called = "fori_loop"
 
     def __init__(self, body: Fun):
         super().__init__(body, "fori while")

@@ -60,6 +60,8 @@ def map(f: Callable[[PyTree], R], xs: PyTree, batch_size: int | None = None) -> 
 class _Step(Part):
     """The function as the body of a `scan` that carries nothing."""
 
+    called = "map"
+
     def __init__(self, f: Fun):
         super().__init__(f, "map")
 

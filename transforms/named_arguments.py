@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 
 from xfunc.core.locations import described
-from xfunc.errors import fail
+from xfunc.errors import fail, short_repr
 
 Nums = int | Sequence[int] | None
 Names = str | Sequence[str] | None
@@ -21,6 +21,13 @@ def resolve(
     """
     positions = () if nums is None else (nums,) if isinstance(nums, int) else tuple(nums)
     called = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+    for i in positions:
+        if isinstance(i, str):
+            fail(
+                TypeError,
+                f"an argument of {described(fun)} was chosen by the position {short_repr(i)}",
+                "choose by names with argnames in place of argnums.",
+            )
     if not positions and not called:
         return (), ()
     try:

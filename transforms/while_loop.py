@@ -14,7 +14,7 @@ from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, short
 from xfunc.core.locations import described, function_name, user_location
 from xfunc.core.wrappers import Bundle, Part
-from xfunc.errors import TreeMismatchError, fail
+from xfunc.errors import TreeMismatchError, fail, short_repr
 from xfunc.program.bind import bind
 from xfunc.stages.arguments import avals_of
 from xfunc.stages.checks import Fun, arrays, as_results, as_tensors, check_same, labels_in
@@ -85,7 +85,7 @@ class WhileLoop(Transform[..., PyTree]):
             if not callable(f):
                 fail(
                     TypeError,
-                    f"while_loop was given {f!r} as its {role}, which is not callable",
+                    f"while_loop was given {short_repr(f)} as its {role}, which is not callable",
                     "write while_loop(cond_fun, body_fun, init_val).",
                 )
         self._cond_fun, self._body_fun = cond, body
@@ -94,7 +94,8 @@ class WhileLoop(Transform[..., PyTree]):
         self._body = Staged(body, value=Part(body, "while body"))
 
     def apply(self, init: object) -> PyTree:
-        name = f"while_loop of {described(self._body_fun)}"
+        kind = self._body_fun.called if isinstance(self._body_fun, Part) else None
+        name = f"{kind or 'while_loop'} of {described(self._body_fun)}"
         init = as_tensors(init)
         carry, carry_tree = tree.flatten(init)
         carry = arrays(carry, name, labels_in(init, "init"))

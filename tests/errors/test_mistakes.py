@@ -234,3 +234,76 @@ def test_failure_on_arguments_that_torch_takes() -> None:
     assert "make the shapes" not in said
     said = said_by(lambda: xf.jit(lambda x: x @ x[:2])(X), RuntimeError)
     assert "make the shapes and dtypes match" in said
+
+
+N = xf.Dim("n", max=8)
+MISTAKES: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
+    "a policy that was not made": (
+        lambda xf: xf.grad(
+            xf.checkpoint(lambda x: x.sin().sum(), policy=xf.checkpoint_policies.min_cut)
+        )(X),
+        TypeError,
+        r"call it: xf.checkpoint_policies.min_cut\(\)",
+    ),
+    "a policy without its names": (
+        lambda xf: xf.grad(
+            xf.checkpoint(
+                lambda x: x.sin().sum(), policy=xf.checkpoint_policies.save_only_these_names
+            )
+        )(X),
+        TypeError,
+        "save_only_these_names itself was given as a policy",
+    ),
+    "a body without a result": (
+        lambda xf: xf.scan(lambda c, x: None, 0.0, X),
+        xf.errors.TreeMismatchError,
+        r"must return a pair \(carry, y\), not None",
+    ),
+    "fori_loop": (
+        lambda xf: xf.fori_loop(0, 3, lambda i, c: c.double(), X),
+        xf.errors.TreeMismatchError,
+        "^fori_loop of",
+    ),
+    "fori_loop with a traced bound": (
+        lambda xf: xf.fori_loop(0, torch.tensor(3), lambda i, c: c.double(), X),
+        xf.errors.TreeMismatchError,
+        "^fori_loop of",
+    ),
+    "map": (
+        lambda xf: xf.map(lambda p: p[0], (X, X[1:])),
+        xf.errors.TreeMismatchError,
+        "^map of",
+    ),
+    "at without an index": (
+        lambda xf: xf.at(X).set(1.0),
+        AttributeError,
+        r"write at\(x\)\[index\]\.set\(\.\.\.\)",
+    ),
+    "at with a wrong name": (lambda xf: xf.at(X).put(1.0), AttributeError, "put"),
+    "a name as a position": (
+        lambda xf: xf.jit(lambda x: x, donate_argnums="x"),
+        TypeError,
+        "choose by names with argnames in place of argnums",
+    ),
+    "the state of an optimizer": (
+        lambda xf: xf.optim.adam(0.1).update(X, None, X),
+        ValueError,
+        "pass the state that init or update of the same chain returned",
+    ),
+    "a dimension that is not there": (
+        lambda xf: xf.jit(lambda x: x, dynamic_shapes=({1: N},))(X),
+        xf.errors.TreeMismatchError,
+        r"dynamic_shapes\[0\] declares dimension 1 of an array that has 1\n(.|\n)*from 0 to 0",
+    ),
+    "a dimension from the end": (
+        lambda xf: xf.jit(lambda t: t, dynamic_shapes=({-1: N},))([X, X]),
+        xf.errors.TreeMismatchError,
+        "declares dimension -1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_errors_say_what_to_write(name: str) -> None:
+    call, kind, match = MISTAKES[name]
+    assert re.search(match, said_by(lambda: call(xf), kind))

@@ -121,6 +121,17 @@ def test_constant_index_changed_in_place_is_traced() -> None:
     torch.testing.assert_close(xf.device_get(found), X[[1, 0]])
 
 
+@pytest.mark.parametrize("divide", [torch.div, torch.true_divide, lambda x, y: 2 / (x / y)])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bfloat16, torch.complex64])
+def test_constants_are_divided(dtype: torch.dtype, divide: Callable[..., torch.Tensor]) -> None:
+    """Their values are followed, as they could be indices."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return divide(torch.tensor([1, 2, 3], dtype=dtype), 2) * x
+
+    torch.testing.assert_close(xf.jit(f)(X).cpu(), f(X))
+
+
 def test_traced_negative_index_counts_from_the_end() -> None:
     i = torch.tensor([-7, -4, -4])
     torch.testing.assert_close(xf.device_get(xf.jit(torch.take)(X, i)), torch.take(X, i))

@@ -33,7 +33,7 @@ from xfunc.stages.checks import (
 from xfunc.stages.options import Options
 from xfunc.stages.staging import Staged
 from xfunc.stages.transformed import Transform
-from xfunc.torchlib.eager import is_eager
+from xfunc.torchlib.eager import disable_jit, is_eager
 from xfunc.torchlib.values import is_tracked
 from xfunc.trace import effects
 from xfunc.transforms.scan.primitive import Scan
@@ -137,20 +137,28 @@ class ScanTransform(Transform[..., PyTree]):
         self._body = Staged(fun, value=Part(fun, "scan"))
 
     def apply(self, init: object, xs: PyTree) -> PyTree:
-        name = f"scan of {described(self.fun)}"
+        kind = self.fun.called if isinstance(self.fun, Part) else None
+        name = f"{kind or 'scan'} of {described(self.fun)}"
         init, xs = as_tensors(init), as_tensors(xs)
         carry, carry_tree = tree.flatten(init)
         slices = tree.leaves(xs)
         carry = arrays(carry, name, labels_in(init, "init"))
         slices = arrays(slices, name, labels_in(xs, "xs"))
         length = self._check_length(xs, name)
-        if is_eager():
-            return self._loop(init, xs, length)
         args = [*carry, *slices]
         avals = tuple(
             [(tuple(c.shape), c.dtype) for c in carry]
             + [(tuple(x.shape[1:]), x.dtype) for x in slices]
         )
+        structure = tree.structure(((init, xs), {}))
+        if is_eager():
+            if length:
+                return self._loop(carry, carry_tree, xs, length, name)
+            with disable_jit(False):  # to find out what y is
+                entry, _ = self._body.find(structure, avals, options=Options(effects_allowed=True))
+            ys_tree = self._check_result(entry.out_tree, entry.outputs, carry, carry_tree, name)
+            ys = [torch.zeros(0, *y.shape, dtype=y.dtype) for y in entry.outputs[len(carry) :]]
+            return init, tree.unflatten(ys_tree, ys)
         # The gradient flows through every floating carry, whether or not it is watched initially.
         smooth = frozenset(i for i, c in enumerate(carry) if differentiable(c))
         wrt = None
@@ -159,7 +167,6 @@ class ScanTransform(Transform[..., PyTree]):
                 i in smooth or (i >= len(carry) and differentiable(a) and is_tracked(a))
                 for i, a in enumerate(args)
             )
-        structure = tree.structure(((init, xs), {}))
         options = Options(zeros=smooth, effects_allowed=True)
         try:
             entry, held = self._body.find(structure, avals, wrt, options)
@@ -253,16 +260,21 @@ class ScanTransform(Transform[..., PyTree]):
         )
         return ys_tree
 
-    def _loop(self, init: object, xs: object, length: int) -> PyTree:
+    def _loop(
+        self, carry: list[Tensor], carry_tree: tree.Structure, xs: PyTree, length: int, name: str
+    ) -> PyTree:
         """The plain Python loop of `disable_jit`."""
         steps = range(length - 1, -1, -1) if self._reverse else range(length)
-        carry, ys = init, list[PyTree]()
+        value, ys = tree.unflatten(carry_tree, carry), list[PyTree]()
         for i in steps:
-            carry, y = self.fun(carry, tree.map(lambda x, i=i: x[i], xs))
-            ys.append(as_results(y, f"scan of {described(self.fun)}", "y"))
+            found = as_results(self.fun(value, tree.map(lambda x, i=i: x[i], xs)), name)
+            leaves, out_tree = tree.flatten(found)
+            self._check_result(out_tree, list(map(aval_of, leaves)), carry, carry_tree, name)
+            value, y = found
+            ys.append(y)
         if self._reverse:
             ys.reverse()
-        return carry, tree.map(lambda *y: torch.stack(y), *ys) if ys else None
+        return value, tree.map(lambda *y: torch.stack(y), *ys)
 
 
 _CARRY = (
@@ -279,4 +291,6 @@ def _check_unroll(unroll: object) -> None:
 def _describe(structure: tree.Structure) -> str:
     if structure.is_leaf():
         return "a single array"
+    if structure.type is type(None):
+        return "None"
     return f"a {getattr(structure.type, '__name__', 'None')} of {len(structure.children())}"

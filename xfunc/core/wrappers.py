@@ -25,7 +25,12 @@ class Part(Wrapper):
     """A function as a part of something else: the body of a loop, a branch.
 
     Its programs are kept apart from those of the function itself.
+
+    Attributes:
+        called: what the user called, if that is built on another transform; for messages.
     """
+
+    called: str | None = None
 
     def __init__(self, fun: Callable[..., object], role: Hashable):
         self.fun, self.options = fun, role

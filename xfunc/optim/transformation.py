@@ -120,11 +120,11 @@ def chain(*transformations: GradientTransformation) -> GradientTransformation:
     def update(
         updates: PyTree, state: PyTree, params: PyTree = None
     ) -> tuple[PyTree, tuple[PyTree, ...]]:
-        if len(state) != len(transformations):
+        n = len(state) if isinstance(state, (tuple, list)) else 0
+        if n != len(transformations):
             fail(
                 ValueError,
-                f"chain: the state has {len(state)} parts for {len(transformations)} "
-                "transformations",
+                f"chain: the state has {n} parts for {len(transformations)} transformations",
                 "pass the state that init or update of the same chain returned.",
             )
         states: list[PyTree] = []

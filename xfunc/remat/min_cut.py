@@ -69,6 +69,12 @@ def min_cut(budget_bytes: int | None = None) -> MinCut:
         ValueError: the budget is not a number of bytes; or, when the function is differentiated,
             the values that must be kept exceed it: the error says how much they take.
     """
+    if isinstance(budget_bytes, Value):
+        fail(
+            TypeError,
+            "min_cut itself was given as a policy, but it is a function that makes one",
+            "call it: xf.checkpoint_policies.min_cut().",
+        )
     is_number = isinstance(budget_bytes, int) and not isinstance(budget_bytes, bool)
     if budget_bytes is not None and (not is_number or budget_bytes < 0):
         fail(

@@ -192,6 +192,12 @@ def _offload(src: str, dst: str) -> Offload:
 def _names(names: Iterable[str], function: str) -> frozenset[str]:
     found = [names] if isinstance(names, str) else list(names)
     for n in found:
+        if isinstance(n, Node):
+            fail(
+                TypeError,
+                f"{function} itself was given as a policy, but it is a function that makes one",
+                f"call it with names: xf.checkpoint_policies.{function}(...).",
+            )
         if not isinstance(n, str):
             fail(
                 TypeError,

@@ -80,11 +80,11 @@ def prepare(
 
 
 def as_outputs(name: str, outs: Sequence[object], structure: tree.Structure) -> list[torch.Tensor]:
-    """The leaves that a traced function returned, as traced tensors."""
+    """The leaves that a function returned, as tensors: of the trace, if there is one."""
     result: list[torch.Tensor] = []
+    trace = tracing.current()
     for i, o in enumerate(outs):
         if isinstance(o, torch.Tensor):
-            trace = tracing.current()
             if trace is not None:
                 o = trace.lift(o)
                 if o.device.type != device.TYPE:
@@ -92,11 +92,11 @@ def as_outputs(name: str, outs: Sequence[object], structure: tree.Structure) -> 
                     o = literal(o)
             result.append(o)
         elif isinstance(o := from_numpy(o), torch.Tensor):
-            result.append(literal(o))
+            result.append(o if trace is None else literal(o))
         elif type(o) in NUMBERS and not (type(o) is int and abs(o) >= 2**63):
-            result.append(
-                torch.full((), o, dtype=dtype_of(type(cast(complex, o))), device=recorder.device())
-            )
+            where = None if trace is None else recorder.device()
+            dtype = dtype_of(type(cast(complex, o)))
+            result.append(torch.full((), o, dtype=dtype, device=where))
         else:
             no_result(name, o, structure.accessors()[i].codify("output"))
     return result

@@ -215,7 +215,8 @@ def _walk(spec: PyTree, x: PyTree, found: list[Written | None], where: str) -> N
     if spec is None:
         found += [None] * len(leaves)
     elif _is_dims(spec):
-        found += [_as_dims(spec, leaf, where) for leaf in leaves]
+        is_one = len(leaves) == 1 and leaves[0] is x
+        found += [_as_dims(spec, leaf, where, is_one) for leaf in leaves]
     elif len(leaves) == 1 and leaves[0] is x:
         found.append(_as_dims(spec, x, where))
     else:
@@ -234,9 +235,17 @@ def _is_dims(spec: PyTree) -> bool:
     return plain and any(isinstance(d, SymbolicSize) for d in entries)
 
 
-def _as_dims(spec: PyTree, x: object, where: str) -> Written:
+def _as_dims(spec: PyTree, x: object, where: str, is_one: bool = True) -> Written:
+    """The declared dimensions of a leaf; unless `is_one`, others have the same declaration."""
     rank = len(getattr(x, "shape", ()))
     if isinstance(spec, dict) and all(isinstance(d, int) for d in spec):
+        outside = [d for d in spec if d < 0 or (is_one and d >= rank)]
+        if outside:
+            fail(
+                TreeMismatchError,
+                f"{where} declares dimension {outside[0]} of an array that has {rank}",
+                f"count dimensions from 0{f' to {rank - 1}' if is_one and rank else ''}.",
+            )
         return tuple(spec.get(d) for d in range(rank))
     good = isinstance(spec, (tuple, list)) and all(
         d is None or (isinstance(d, int) and not isinstance(d, bool)) or isinstance(d, Expression)

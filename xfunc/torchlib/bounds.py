@@ -57,7 +57,7 @@ _COMPUTE = frozenset(("torch.functional", "torch.nn.functional", "torch._tensor"
 def _holds_least(x: object) -> bool:
     if not isinstance(x, Tensor) or x.dtype is torch.bool or x.is_floating_point():
         return False
-    return bool((x == torch.iinfo(x.dtype).min).any())
+    return not x.is_complex() and bool((x == torch.iinfo(x.dtype).min).any())
 
 
 class Known:

@@ -171,7 +171,8 @@ def emit(effect: Effect, tensors: Sequence[Tensor]) -> None:
         if _thread.silent:
             return
         effect, tensors = _peel(effect, tensors, 0)
-        effect.deliver([t.detach().cpu() for t in tensors])
+        with functorch.bottom_level():  # Transforms would wrap the tensors again.
+            effect.deliver([t.detach().cpu() for t in tensors])
         return
     if trace.effects is None:
         fail(
