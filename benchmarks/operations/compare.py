@@ -15,9 +15,13 @@ UNDETERMINED = frozenset(
 )
 
 # Of these, eager torch takes a derivative that is not that of the values, or none is defined:
-# places are written to twice.
+# places are written to twice, or the second derivative is 0.
 WITHOUT_DERIVATIVE = frozenset(
-    ["as_strided_scatter", *(f"nn.functional.max_unpool{n}d" for n in (1, 2, 3))]
+    [
+        "as_strided_scatter",
+        *(f"nn.functional.max_unpool{n}d" for n in (1, 2, 3)),
+        "nn.functional.linear_cross_entropy.chunked_none",
+    ]
 )
 
 # Of these, a masked number counts as minus infinity: nothing depends on it. Eager torch's second

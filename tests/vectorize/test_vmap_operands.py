@@ -1,5 +1,6 @@
 """`vmap` over each operand alone, of operations that torch's own vmap cannot batch."""
 
+import functools
 import itertools
 import warnings
 from collections.abc import Callable
@@ -107,3 +108,41 @@ def test_vmap_without_batching_rule_is_silent(capfd: pytest.CaptureFixture[str])
     with pytest.raises(xf.errors.ConcretizationError, match="leaky_relu reads a traced value"):
         xf.jit(lambda x, slope: F.leaky_relu(x, slope))(A, torch.tensor(2.0))
     assert capfd.readouterr().err == ""
+
+
+def test_example_requires_gradients_that_are_taken_of_the_batch() -> None:
+    found = []
+
+    def asked(x: torch.Tensor) -> torch.Tensor:
+        found.append((x.requires_grad, (2 * x).requires_grad, x.detach().requires_grad))
+        return x.square().sum()
+
+    x = torch.ones(2, 3)
+    xf.grad(lambda x: xf.vmap(asked)(x).sum())(x)
+    xf.vmap(xf.grad(asked))(x)
+    xf.grad(lambda x: xf.jvp(asked, (x,), (x,))[1])(x)
+    xf.vmap(asked)(x)
+    assert found == [(True, True, False)] * 3 + [(False, False, False)]
+
+
+if hasattr(F, "linear_cross_entropy"):  # torch 2.13
+
+    @pytest.mark.parametrize("reduction", ["mean", "none"])
+    def test_chunks_of_linear_cross_entropy(reduction: str) -> None:
+        from torch.nn.modules.linear_cross_entropy_options import LinearCrossEntropyOptions
+
+        x, labels = torch.randn(8, 3, dtype=torch.float64), torch.arange(8) % 4
+        weights = torch.randn(5, 4, 3, dtype=torch.float64)
+        options = LinearCrossEntropyOptions(batch_chunk_size=2)
+
+        def loss(w: torch.Tensor, **options: object) -> torch.Tensor:
+            found = F.linear_cross_entropy(x, w, labels, reduction=reduction, **options)
+            return found.sin().sum()
+
+        want = torch.stack([torch.func.grad(loss)(w) for w in weights])
+        chunked = functools.partial(loss, options=options)
+        for each in (
+            xf.grad(lambda w: xf.vmap(chunked)(w).sum())(weights),
+            xf.vmap(xf.grad(chunked))(weights),
+        ):
+            torch.testing.assert_close(each.cpu(), want)

@@ -82,7 +82,7 @@ def _with_constant_statistics(norm: Callable[..., Any]) -> Callable[..., Any]:
 def _derived(
     composed: Callable[..., Three], norm: Callable[..., Three], x: Tensor, *rest: object
 ) -> Three:
-    # See NOTE [derivatives of derivatives]; and torch's third derivatives in reverse mode are wrong.
+    # See NOTE [derivatives of derivatives]. In reverse mode alone, torch's third ones are wrong.
     if is_twice(x, *rest):
         norm = composed
     if x.dtype not in HALF:

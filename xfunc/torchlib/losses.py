@@ -1,8 +1,9 @@
-"""Losses whose derivative in torch is NaN where the loss is plain."""
+"""Losses whose derivatives in torch are wrong or missing where the loss is plain."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,5 +36,16 @@ def poisson_nll_loss(
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
-LOSSES = {F.poisson_nll_loss: poisson_nll_loss}
+def linear_cross_entropy(*args: Any, options: object = None, **kwargs: Any) -> Tensor:
+    """``F.linear_cross_entropy`` in one chunk.
+
+    Chunks compute the gradients of what requires them by itself, which an example in vmap does not,
+    and have no derivatives but gradients.
+    """
+    return F.linear_cross_entropy(*args, **kwargs)  # type: ignore[attr-defined]
+
+
+LOSSES: dict[object, Callable[..., Tensor]] = {F.poisson_nll_loss: poisson_nll_loss}
 """The replacement for each of these torch functions."""
+if hasattr(F, "linear_cross_entropy"):  # torch 2.13
+    LOSSES[F.linear_cross_entropy] = linear_cross_entropy
