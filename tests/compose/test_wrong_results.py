@@ -53,7 +53,7 @@ EVERYWHERE = {
     "custom_jvp, tangent": (lambda: by_jvp(lambda p, t: (p[0], "a")), "tangent"),
 }
 UNSTAGED = {
-    "scan": (lambda: xf.scan(lambda c, x: (c, "a"), X[0], X), "y"),
+    "scan": (lambda: xf.scan(lambda c, x: (c, "a"), X[0], X), "output[1]"),
     "while_loop": (lambda: xf.while_loop(lambda c: c < 3, text, X[0]), "output"),  # pyright: ignore[reportOperatorIssue]
     "while_loop, condition": (lambda: xf.while_loop(text, lambda c: c + 1, X[0]), "output"),
     "custom_vjp, output": (lambda: by_vjp(lambda x: ("a", x), lambda r, g: (g,)), "output"),

@@ -94,18 +94,18 @@ class Resized(Case):
             for dim, n in enumerate(t.shape)
             if n >= SMALLEST_TOLD
         }
-        for k in self._places:
+        for k in self.places:
             self.leaves[k] = None  # a program does not hold the tensors of the sample
 
-    def _arguments(self, tensors: Sequence[torch.Tensor]) -> Any:
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> Any:
         leaves = list(self.leaves)
         for k, a in enumerate(leaves):
             if type(a) is int and a in self._told:
                 of, dim = self._told[a]
                 leaves[k] = tensors[of].shape[dim]
-        for k, t in zip(self._places, tensors, strict=True):
+        for k, t in zip(self.places, tensors, strict=True):
             leaves[k] = t
-        return xf.tree.unflatten(self._tree, leaves)
+        return xf.tree.unflatten(self.tree, leaves)
 
     def resized(self, sizes: Mapping[int, int]) -> list[torch.Tensor]:
         """The sample's tensors with other sizes: its rows again, slightly changed."""

@@ -52,14 +52,6 @@ def requires_grad_(input: torch.Tensor, requires_grad: bool = True) -> torch.Ten
         return input.requires_grad_(requires_grad)
 
 
-def requires_grad(input: torch.Tensor) -> bool:
-    """``x.requires_grad``, also of an example in vmap of what a gradient is taken of.
-
-    torch.func says no there, and code that asks what to compute leaves gradients out.
-    """
-    return any(x.requires_grad for x in functorch.layers(input))
-
-
 def set_requires_grad(input: torch.Tensor, requires_grad: bool) -> None:
     """``x.requires_grad = ...``."""
     requires_grad_(input, requires_grad)

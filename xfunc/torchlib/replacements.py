@@ -17,7 +17,7 @@ from xfunc.torchlib import functorch
 from xfunc.torchlib.data_dependent import READING
 from xfunc.torchlib.expand import EXPANSIONS
 from xfunc.torchlib.fill import FILLING
-from xfunc.torchlib.gradients import gradients, requires_grad, requires_grad_, set_requires_grad
+from xfunc.torchlib.gradients import gradients, requires_grad_, set_requires_grad
 from xfunc.torchlib.grouped import CUSTOM, GROUPED
 from xfunc.torchlib.in_place import IN_PLACE, changing
 from xfunc.torchlib.indexing import INDEXING
@@ -232,7 +232,6 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
     torch.autograd.grad: gradients,
     Tensor.type: _type,
     Tensor.requires_grad_: requires_grad_,
-    vars(torch._C.TensorBase)["requires_grad"].__get__: requires_grad,
     vars(torch._C.TensorBase)["requires_grad"].__set__: set_requires_grad,
     **OPERANDS,
     **INDEXING,

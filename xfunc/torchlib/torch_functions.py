@@ -71,7 +71,7 @@ def _table() -> dict[object, Kind]:
     put(
         Kind.METADATA,
         [
-            *properties("shape", "dtype", "ndim", "layout", "is_sparse"),
+            *properties("shape", "dtype", "ndim", "layout", "is_sparse", "requires_grad"),
             *properties("is_leaf", "itemsize", "nbytes", "is_cpu", "is_cuda", "is_xla"),
             *properties("names", "is_meta", "is_quantized", "is_nested", "_version", "output_nr"),
             *functions("dim", "size", "numel", "nelement", "ndimension", "element_size", "stride"),

@@ -31,25 +31,26 @@ def barriers(module: Module) -> int:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.int32])
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_orient_products_transposes_smaller_operand(lower: Lower, run: Run, batch, dtype) -> None:
-    g = torch.arange(float(torch.Size((*batch, 4, 6)).numel())).to(dtype).reshape(*batch, 4, 6)
-    x = g[..., :2].contiguous() + 1
+    shape = torch.Size((*batch, 16, 256))
+    g = (torch.arange(float(shape.numel())) % 7).to(dtype).reshape(shape)
+    x = g[..., :16].contiguous() + 1
     expected = torch.einsum("...ki,...kj->...ij", g, x)
     contract = torch.bmm if batch else torch.mm
     module = lower(lambda g, x: [contract(g.mT, x)], [g, x])
     found = oriented(module)
-    assert products(module) == [(*batch, 6, 2)]
-    assert products(found) == [(*batch, 2, 6)]
+    assert products(module) == [(*batch, 256, 16)]
+    assert products(found) == [(*batch, 16, 256)]
     assert barriers(found) == 1
     assert torch.equal(run(found, [g, x])[0], expected)
 
 
 def test_orient_products_several_contracted_dims(run: Run) -> None:
-    a = torch.arange(3 * 2 * 4 * 6.0).reshape(3, 2, 4, 6)
-    b = a[..., :5].contiguous() + 1
+    a = (torch.arange(3 * 2 * 8 * 256.0) % 7).reshape(3, 2, 8, 256)
+    b = a[..., :16].contiguous() + 1
     made = Builder("product")
     body = made.computation("product")
     operands = [body.parameter(Shape(x.dtype, x.shape)) for x in (a, b)]
-    product, proto = body.instruction("dot", Shape(a.dtype, (3, 6, 5)), operands)
+    product, proto = body.instruction("dot", Shape(a.dtype, (3, 256, 16)), operands)
     d = proto.dot_dimension_numbers
     for batch in (d.lhs_batch_dimensions, d.rhs_batch_dimensions):
         batch.append(0)
@@ -57,9 +58,16 @@ def test_orient_products_several_contracted_dims(run: Run) -> None:
         contracted.extend((1, 2))
     module = made.build(body.build(body.tuple([product])))
     found = oriented(module)
-    assert products(found) == [(3, 5, 6)]
+    assert products(found) == [(3, 16, 256)]
     expected = torch.einsum("bhki,bhkj->bij", a, b)
     assert torch.equal(run(found, [a, b])[0], expected)
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 256), (3, 16, 300)])
+def test_orient_products_leaves_batches_that_gain_nothing(lower: Lower, shape) -> None:
+    g = torch.ones(shape)
+    module = lower(lambda g: [torch.bmm(g.mT, g[..., :16])], [g])
+    assert str(oriented(module)) == str(module)
 
 
 def test_orient_products_keeps_dot_transposed_afterwards(lower: Lower, run: Run) -> None:

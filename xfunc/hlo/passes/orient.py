@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo.edit import fill, fresh_ids, instruction, with_id
+from xfunc.hlo.shape import Shape
 
 Instructions = Mapping[int, pb.HloInstructionProto]
+
+ROW = 1024  # bytes: rows of a multiple of this compete for the cache
+SMALLEST = 16  # size of a batched product that Eigen computes
 
 
 def orient_products(proto: pb.HloModuleProto) -> None:
@@ -18,12 +23,20 @@ def orient_products(proto: pb.HloModuleProto) -> None:
     of a column compete for a few sets of the cache, and the product takes up to twice the time.
     ``(x.mT @ g).mT`` has the same terms and packs the smaller operand that way. The barrier keeps
     XLA from folding the outer transposition back into the product.
+
+    Products in a batch stay as they are unless they gain from it. XLA's own code for small ones
+    ends the process if the layout of an operand is not that of its dimensions, and the outer
+    transposition may be made one of layouts.
     """
     ids = fresh_ids(proto)
     for c in proto.computations:
         by_id = {i.id: i for i in c.instructions}
         left = {i.id: _left(i, by_id) for i in c.instructions if i.opcode == "dot"}
-        transposed = {k: of for k, of in left.items() if of is not None}
+        transposed = {
+            k: of
+            for k, of in left.items()
+            if of is not None and _is_worthwhile(by_id[k].shape, by_id[of].shape)
+        }
         if not transposed:
             continue
         undone = {k for i in c.instructions if i.opcode == "transpose" for k in i.operand_ids}
@@ -57,6 +70,15 @@ def _left(i: pb.HloInstructionProto, by_id: Instructions) -> int | None:
     if is_swapped and list(d.lhs_contracting_dimensions) == [rank - 1]:
         return left.operand_ids[0]
     return None
+
+
+def _is_worthwhile(product: pb.ShapeProto, left: pb.ShapeProto) -> bool:
+    *batch, m, n = product.dimensions
+    if not batch:
+        return True
+    rows = math.prod(left.dimensions) // max(math.prod(batch) * m, 1)
+    row = Shape.from_proto(left).bytes // max(math.prod(batch) * rows, 1)
+    return row % ROW == 0 and min(m, n, rows) >= SMALLEST
 
 
 def _held(i: pb.HloInstructionProto, ids: Iterator[int]) -> list[pb.HloInstructionProto]:
