@@ -13,7 +13,7 @@ import torch
 from xfunc import tree
 from xfunc.core.avals import Aval, aval_of, short
 from xfunc.core.locations import described, function_name, user_location
-from xfunc.core.wrappers import Bundle, Part
+from xfunc.core.wrappers import Bundle, Part, called
 from xfunc.errors import TreeMismatchError, fail, short_repr
 from xfunc.program.bind import bind
 from xfunc.stages.arguments import avals_of
@@ -94,8 +94,7 @@ class WhileLoop(Transform[..., PyTree]):
         self._body = Staged(body, value=Part(body, "while body"))
 
     def apply(self, init: object) -> PyTree:
-        kind = self._body_fun.called if isinstance(self._body_fun, Part) else None
-        name = f"{kind or 'while_loop'} of {described(self._body_fun)}"
+        name = f"{called(self._body_fun, 'while_loop')} of {described(self._body_fun)}"
         init = as_tensors(init)
         carry, carry_tree = tree.flatten(init)
         carry = arrays(carry, name, labels_in(init, "init"))

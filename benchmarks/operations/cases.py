@@ -89,35 +89,39 @@ class Case:
     """One sample of an operation as a function of its tensors.
 
     Attributes:
-        leaves: all of its arguments.
+        leaves: its arguments; None for the tensors.
         tensors: the arguments that are tensors.
         watched: which of them there are derivatives by.
-        places: where these are among the leaves.
-        tree: what the leaves are of.
     """
 
     def __init__(self, op: Any, sample: Any):
         self._op, self._process = op, sample.output_process_fn_grad
         kwargs = {k: v for k, v in sample.kwargs.items() if k != "device"}
-        leaves, self.tree = xf.tree.flatten((sample.input, tuple(sample.args), kwargs))
-        self.leaves = leaves
-        self.places = [i for i, a in enumerate(leaves) if isinstance(a, torch.Tensor)]
+        leaves, self._tree = xf.tree.flatten((sample.input, tuple(sample.args), kwargs))
+        self._places = [i for i, a in enumerate(leaves) if isinstance(a, torch.Tensor)]
         # An array has no strides: the samples that are views become arrays of their own.
-        self.tensors = [leaves[i].detach().contiguous().clone() for i in self.places]
+        self.tensors = [leaves[i].detach().contiguous().clone() for i in self._places]
         self.watched = tuple(
-            k for k, i in enumerate(self.places) if leaves[i].requires_grad and is_smooth(leaves[i])
+            k
+            for k, i in enumerate(self._places)
+            if leaves[i].requires_grad and is_smooth(leaves[i])
         )
+        self.leaves = [None if isinstance(a, torch.Tensor) else a for a in leaves]
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        first, args, kwargs = self.arguments(tensors)
+        first, args, kwargs = self._arguments(tensors)
         out = self._op.op(first, *args, **kwargs)
         return tuple(out) if isinstance(out, torch.Size) else out
 
-    def arguments(self, tensors: Sequence[torch.Tensor]) -> Any:
-        leaves = list(self.leaves)
-        for i, t in zip(self.places, tensors, strict=True):
+    def others(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """The arguments that are no tensors, at their places among all."""
+        return list(self.leaves)
+
+    def _arguments(self, tensors: Sequence[torch.Tensor]) -> Any:
+        leaves = self.others(tensors)
+        for i, t in zip(self._places, tensors, strict=True):
             leaves[i] = t
-        return xf.tree.unflatten(self.tree, leaves)
+        return xf.tree.unflatten(self._tree, leaves)
 
     def reals(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The watched among the tensors; complex ones as pairs of real numbers."""
@@ -130,7 +134,7 @@ class Case:
         full = list(tensors)
         for k, x in zip(self.watched, reals, strict=True):
             full[k] = torch.complex(x[..., 0], x[..., 1]) if full[k].is_complex() else x
-        first, args, kwargs = self.arguments(full)
+        first, args, kwargs = self._arguments(full)
         # The wrapper makes a matrix symmetric, for one, whose function is defined for such only.
         out = self._process(self._op.gradcheck_wrapper(self._op.op, first, *args, **kwargs))
         return tuple(as_real(a) for a in arrays(out) if is_smooth(a))

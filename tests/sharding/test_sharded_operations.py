@@ -18,7 +18,7 @@ from tests.support import resized
 from tests.support.resized import Resized
 from xfunc import NamedSharding, P
 
-AXES = {"x": 4, "y": 2}
+AXES = {"x": 4, "y": 2}  # of the fixture `mesh`
 
 
 def enlarged(case: Resized) -> tuple[list[torch.Tensor], tuple[Any, Any]]:
@@ -43,10 +43,9 @@ def random_spec(x: torch.Tensor, draw: random.Random) -> P:
 @pytest.mark.sample(24, seed=0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", resized.names())
-def test_operation_on_sharded_arrays(name: str) -> None:
+def test_operation_on_sharded_arrays(name: str, mesh: xf.Mesh) -> None:
     case, draw = Resized(name), random.Random(name)
     tensors, expected = enlarged(case)
-    mesh = xf.make_mesh(tuple(AXES.values()), tuple(AXES))
     shardings = [NamedSharding(mesh, random_spec(x, draw)) for x in tensors]
     sharded = xf.device_put(tensors, shardings)
     case.check(xf.jit(case.with_gradient(case.outputs)), sharded, expected)
@@ -55,7 +54,7 @@ def test_operation_on_sharded_arrays(name: str) -> None:
 @pytest.mark.sample(24, seed=0)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", resized.names())
-def test_operation_in_shard_map(name: str) -> None:
+def test_operation_in_shard_map(name: str, mesh: xf.Mesh) -> None:
     case, draw = Resized(name), random.Random(name)
     tensors, same = enlarged(case)
     is_split = [draw.random() < 0.5 for _ in tensors]
@@ -68,7 +67,6 @@ def test_operation_in_shard_map(name: str) -> None:
         own = [x[0] if split else x for x, split in zip(parts, is_split, strict=True)]
         return xf.tree.map(lambda a: a[None], case.outputs(*own))
 
-    mesh = xf.make_mesh(tuple(AXES.values()), tuple(AXES))
     specs = tuple(P("x") if split else P() for split in is_split)
     mapped = xf.shard_map(one, mesh=mesh, in_specs=specs, out_specs=P("x"))
     columns = zip(*examples, strict=True)
@@ -92,9 +90,10 @@ def _shapes(expected: Any) -> tuple[torch.Size, ...]:
 
 @pytest.mark.parametrize("right", [(8,), (8, 16), (8, 8, 4), (2, 8, 8, 4)], ids=str)
 @pytest.mark.parametrize("left", [(8,), (16, 8), (8, 4, 8), (2, 8, 4, 8)], ids=str)
-def test_products_of_sharded_arrays(left: tuple[int, ...], right: tuple[int, ...]) -> None:
-    mesh, draw = xf.make_mesh(tuple(AXES.values()), tuple(AXES)), random.Random(0)
-    generator = torch.Generator().manual_seed(0)
+def test_products_of_sharded_arrays(
+    left: tuple[int, ...], right: tuple[int, ...], mesh: xf.Mesh
+) -> None:
+    draw, generator = random.Random(0), torch.Generator().manual_seed(0)
     a, b = (torch.randn(s, generator=generator, dtype=torch.float64) for s in (left, right))
 
     def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

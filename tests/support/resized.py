@@ -94,18 +94,15 @@ class Resized(Case):
             for dim, n in enumerate(t.shape)
             if n >= SMALLEST_TOLD
         }
-        for k in self.places:
-            self.leaves[k] = None  # a program does not hold the tensors of the sample
 
-    def arguments(self, tensors: Sequence[torch.Tensor]) -> Any:
-        leaves = list(self.leaves)
-        for k, a in enumerate(leaves):
+    def others(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """The arguments that are no tensors, where they are sizes, of these tensors."""
+        found = super().others(tensors)
+        for k, a in enumerate(found):
             if type(a) is int and a in self._told:
                 of, dim = self._told[a]
-                leaves[k] = tensors[of].shape[dim]
-        for k, t in zip(self.places, tensors, strict=True):
-            leaves[k] = t
-        return xf.tree.unflatten(self.tree, leaves)
+                found[k] = tensors[of].shape[dim]
+        return found
 
     def resized(self, sizes: Mapping[int, int]) -> list[torch.Tensor]:
         """The sample's tensors with other sizes: its rows again, slightly changed."""

@@ -15,7 +15,7 @@ from xfunc import tree
 from xfunc.core import ambient
 from xfunc.core.avals import Aval, aval_of
 from xfunc.core.locations import described
-from xfunc.core.wrappers import Part
+from xfunc.core.wrappers import Part, called
 from xfunc.errors import TreeMismatchError, fail, format_error
 from xfunc.program.bind import ad_depth, bind
 from xfunc.program.primitive import Tensor
@@ -137,8 +137,7 @@ class ScanTransform(Transform[..., PyTree]):
         self._body = Staged(fun, value=Part(fun, "scan"))
 
     def apply(self, init: object, xs: PyTree) -> PyTree:
-        kind = self.fun.called if isinstance(self.fun, Part) else None
-        name = f"{kind or 'scan'} of {described(self.fun)}"
+        name = f"{called(self.fun, 'scan')} of {described(self.fun)}"
         init, xs = as_tensors(init), as_tensors(xs)
         carry, carry_tree = tree.flatten(init)
         slices = tree.leaves(xs)

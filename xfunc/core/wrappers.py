@@ -38,6 +38,11 @@ class Part(Wrapper):
         self.__qualname__ = function_name(fun)
 
 
+def called(fun: object, transform: str) -> str:
+    """What the user called to have a transform of a function: see `Part`."""
+    return (fun.called if isinstance(fun, Part) else None) or transform
+
+
 class Bundle(Wrapper):
     """Several functions that count as one: their values together. The first gives the name."""
 

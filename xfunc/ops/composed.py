@@ -53,23 +53,24 @@ def grid_sampler(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners
     coords = grid.flatten(1, -2).unbind(-1)[::-1]  # the grid's first is the place in the last
     places = [_places(c, n, padding, align_corners) for c, n in zip(coords, sizes, strict=True)]
     if mode == _NEAREST:
-        corners = [[(at.round(), None)] for at in places]
+        sides = [[(at.round(), None)] for at in places]
     else:
         lows = [at.floor() for at in places]
-        corners = [
+        sides = [
             [(low, low + 1 - at), (low + 1, at - low)] for low, at in zip(lows, places, strict=True)
         ]
+    corners = [
+        [(at, (at >= 0) & (at < n), weight) for at, weight in side]
+        for side, n in zip(sides, sizes, strict=True)
+    ]
     pixels, image = x.flatten(2).mT, torch.arange(x.shape[0], device=x.device)[:, None]
     total = None
     for corner in itertools.product(*corners):
-        inside = functools.reduce(
-            torch.logical_and,
-            [(at >= 0) & (at < n) for (at, _), n in zip(corner, sizes, strict=True)],
-        )
+        inside = functools.reduce(torch.logical_and, [within for _, within, _ in corner])
         index = torch.zeros_like(image)
-        for (at, _), n in zip(corner, sizes, strict=True):
+        for (at, _, _), n in zip(corner, sizes, strict=True):
             index = index * n + torch.where(inside, at, 0).long()
-        weight = math.prod((w for _, w in corner if w is not None), start=inside.to(x.dtype))
+        weight = math.prod((w for _, _, w in corner if w is not None), start=inside.to(x.dtype))
         term = pixels[image, index] * torch.where(inside, weight, 0)[..., None]
         total = term if total is None else total + term
     assert total is not None

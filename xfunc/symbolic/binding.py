@@ -212,12 +212,12 @@ def declare(
 def _walk(spec: PyTree, x: PyTree, found: list[Written | None], where: str) -> None:
     """Add the declared dimensions of each leaf."""
     leaves = tree.leaves(x)
+    is_one = len(leaves) == 1 and leaves[0] is x
     if spec is None:
         found += [None] * len(leaves)
     elif _is_dims(spec):
-        is_one = len(leaves) == 1 and leaves[0] is x
         found += [_as_dims(spec, leaf, where, is_one) for leaf in leaves]
-    elif len(leaves) == 1 and leaves[0] is x:
+    elif is_one:
         found.append(_as_dims(spec, x, where))
     else:
         children, _, entries, _ = optree.tree_flatten_one_level(x, namespace=tree.NAMESPACE)
