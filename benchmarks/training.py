@@ -167,7 +167,7 @@ def _theirs(case: Case, params: Any, compiled: bool) -> Callable[[], Tensor]:
     def loss(trained: Any, *given: Any, c: Config) -> Tensor:
         return plain_loss(lora.join(trained, base, recipe.tune), *given, c=c)
 
-    dynamic = None if len(inputs) == 1 else True
+    dynamic = len(inputs) > 1
     forward = torch.compile(loss, dynamic=dynamic, fullgraph=True) if compiled else loss
     step = plain_step(recipe, trained, forward)
 
