@@ -54,6 +54,23 @@ def test_gradient_of_mean_loss_of_nothing(loss: Function) -> None:
     assert xf.grad(lambda x: loss(x, x + 1))(x).shape == (0, 2)
 
 
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_grid_sample_outside_an_image_is_no_pixel_of_it(mode: str, padding: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(2, 3, 4, 4, generator=generator)
+    image[0, 0, 0, 0], image[1, 2, 3, 3] = float("nan"), float("inf")
+    grid = torch.rand(2, 5, 5, 2, generator=generator) * 3 - 1.5
+
+    def sampled(x: Tensor) -> Tensor:
+        return F.grid_sample(x, grid, mode, padding, align_corners=False)
+
+    out, pulled = xf.vjp(sampled, image)
+    right, right_pulled = torch.func.vjp(sampled, image)
+    torch.testing.assert_close(out, right, equal_nan=True)
+    torch.testing.assert_close(pulled(right)[0], right_pulled(right)[0], equal_nan=True)
+
+
 def compare_with_torch(case: Case) -> None:
     args, count = (*case.floats, *case.fixed), len(case.floats)
     other = [t * 0.5 for t in case.floats]

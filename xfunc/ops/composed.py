@@ -19,19 +19,20 @@ Tensor = torch.Tensor
 for _name in ("glu", "soft_margin_loss", "_weight_norm_interface"):
     composition(_name)(decomposition_table[getattr(torch.ops.aten, _name).default])
 
-_bicubic = decomposition_table[torch.ops.aten.grid_sampler_2d.default]
-
-
 _ZEROS, _REFLECTION = 0, 2
 _NEAREST, _BICUBIC = 1, 2
 
 
-def _places(coords: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
-    """Pixels, as real numbers, that coordinates from -1 to 1 stand for.
+def _places(coords: Tensor, size: int, align_corners: bool) -> Tensor:
+    """Pixels, as real numbers, that coordinates from -1 to 1 stand for."""
+    return (coords + 1) / 2 * (size - 1) if align_corners else ((coords + 1) * size - 1) / 2
+
+
+def _padded(at: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
+    """The places that stand for those outside.
 
     Where torch clips a place, to the first or last pixel's or beyond it, its derivative is 0.
     """
-    at = (coords + 1) / 2 * (size - 1) if align_corners else ((coords + 1) * size - 1) / 2
     if padding == _ZEROS:
         return at
     if padding == _REFLECTION:
@@ -44,21 +45,38 @@ def _places(coords: Tensor, size: int, padding: int, align_corners: bool) -> Ten
     return torch.where((at > 0) & (at < size - 1), at, at.detach().clamp(0, size - 1))
 
 
+def _cubic(t: Tensor) -> tuple[Tensor, ...]:
+    """Weights of the pixels at -1, 0, 1 and 2 for a place at ``t``, from 0 to 1."""
+
+    def near(d: Tensor) -> Tensor:
+        return (1.25 * d - 2.25) * d * d + 1
+
+    def far(d: Tensor) -> Tensor:
+        return ((-0.75 * d + 3.75) * d - 6) * d + 3
+
+    return far(1 + t), near(t), near(1 - t), far(2 - t)
+
+
 @composition("grid_sampler_2d")
 @composition("grid_sampler_3d")
 def grid_sampler(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners: bool) -> Tensor:
-    if mode == _BICUBIC:
-        return _bicubic(x, grid, mode, padding, align_corners)
     sizes = x.shape[2:]
     coords = grid.flatten(1, -2).unbind(-1)[::-1]  # the grid's first is the place in the last
-    places = [_places(c, n, padding, align_corners) for c, n in zip(coords, sizes, strict=True)]
-    if mode == _NEAREST:
-        sides = [[(at.round(), None)] for at in places]
-    else:
-        lows = [at.floor() for at in places]
-        sides = [
-            [(low, low + 1 - at), (low + 1, at - low)] for low, at in zip(lows, places, strict=True)
-        ]
+
+    def side(coords: Tensor, size: int) -> list[tuple[Tensor, Tensor | None]]:
+        """Pixels beside the places along one dimension, and their weights."""
+        at = _places(coords, size, align_corners)
+        if mode == _BICUBIC:
+            low = at.floor()
+            beside = (_padded(low + k, size, padding, align_corners) for k in (-1, 0, 1, 2))
+            return [*zip(beside, _cubic(at - low), strict=True)]
+        at = _padded(at, size, padding, align_corners)
+        if mode == _NEAREST:
+            return [(at.round(), None)]
+        low = at.floor()
+        return [(low, low + 1 - at), (low + 1, at - low)]
+
+    sides = [side(c, n) for c, n in zip(coords, sizes, strict=True)]
     corners = [
         [(at, (at >= 0) & (at < n), weight) for at, weight in side]
         for side, n in zip(sides, sizes, strict=True)
@@ -71,7 +89,9 @@ def grid_sampler(x: Tensor, grid: Tensor, mode: int, padding: int, align_corners
         for (at, _, _), n in zip(corner, sizes, strict=True):
             index = index * n + torch.where(inside, at, 0).long()
         weight = math.prod((w for _, _, w in corner if w is not None), start=inside.to(x.dtype))
-        term = pixels[image, index] * torch.where(inside, weight, 0)[..., None]
+        # Both: what is outside may be NaN, and so may the pixel that stands in for it.
+        pixel = torch.where(inside[..., None], pixels[image, index], 0)
+        term = pixel * torch.where(inside, weight, 0)[..., None]
         total = term if total is None else total + term
     assert total is not None
     return total.mT.unflatten(2, grid.shape[1:-1])
