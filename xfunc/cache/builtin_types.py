@@ -51,12 +51,13 @@ class ById:
 def _function(walk: Fingerprinter, x: types.FunctionType) -> Hashable:
     walk.functions.append(x)
     cells = zip(x.__code__.co_freevars, x.__closure__ or (), strict=True)
-    before = walk.refuses
-    walk.refuses = before and in_user_code(x.__code__)
+    before = walk.refuses, walk.holder, walk.variable
+    walk.refuses = walk.refuses and in_user_code(x.__code__)
+    walk.holder, walk.variable = x.__qualname__, ""
     try:
         return _function_value(walk, x, cells)
     finally:
-        walk.refuses = before
+        walk.refuses, walk.holder, walk.variable = before
 
 
 def _function_value(
@@ -65,11 +66,19 @@ def _function_value(
     return (
         x.__code__,
         ById(x.__globals__),
-        tuple((name, walk.place(c, None, [_content(c)])) for name, c in cells),
+        tuple((name, _captured(walk, name, c)) for name, c in cells),
         walk.value(x.__defaults__),
         walk.value(x.__kwdefaults__),
         walk.state(x),
     )
+
+
+def _captured(walk: Fingerprinter, name: str, cell: types.CellType) -> Hashable:
+    walk.variable = f" in {name!r}"
+    try:
+        return walk.place(cell, None, [_content(cell)])
+    finally:
+        walk.variable = ""
 
 
 def _content(cell: types.CellType) -> object:

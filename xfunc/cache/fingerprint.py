@@ -15,6 +15,7 @@ import dataclasses
 import enum
 import functools
 import io
+import itertools
 import logging
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -37,7 +38,8 @@ from xfunc.torchlib.functorch import is_leaf, is_wrapped
 _MAX_NODES = 1_000_000  # of one function's value
 
 _ATOMS = (type(None), bool, int, str, bytes, type(Ellipsis), type(NotImplemented))
-_OPAQUE = (logging.Logger, torch.dtype, torch.device, torch.Generator, io.IOBase)
+# A counter is read once in each trace, like a number that traced code increments.
+_OPAQUE = (logging.Logger, torch.dtype, torch.device, torch.Generator, io.IOBase, itertools.count)
 _FIXED = (
     *(tuple, frozenset, range, slice, types.MethodType, *BUILTIN_METHODS),
     *(types.GenericAlias, types.UnionType),
@@ -62,12 +64,16 @@ class Fingerprinter:
         skipped: whether a place was found that does not count; see NOTE [volatile places].
         places: for each mutable place, its owner and its current content.
         refuses: whether to refuse objects that cannot be compared, as for the values of a user's
-            function; other objects and library functions may hold such objects for other purposes.
+            function; other objects, classes and library functions may hold such objects for other
+            purposes.
+        holder: the function whose variables are visited, for messages.
+        variable: the variable of it, likewise.
     """
 
     def __init__(self) -> None:
         self.places: dict[tuple[int, str | None], tuple[object, Hashable]] | None = None
         self.refuses = True
+        self.holder, self.variable = "a function", ""
         self.tensors: list[torch.Tensor] = []
         self.functions: list[types.FunctionType] = []
         self.classes: dict[type, State | None] = {}
@@ -202,6 +208,10 @@ class StateFingerprinter(Fingerprinter):
 
 class ContentWalk(StateFingerprinter):
     """A visit to the attributes of a class, where other classes count by identity."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refuses = False
 
     def class_state(self, cls: type) -> Hashable:
         if snapshots.can_change(cls):
@@ -362,8 +372,8 @@ def _refused(walk: Fingerprinter, x: object) -> Hashable:
         return ById(x)
     fail(
         TypeError,
-        f"a function holds {short_repr(x)} ({kind_of(x)}), which gives different values "
-        "each time it is read",
+        f"{walk.holder} holds {short_repr(x)} ({kind_of(x)}){walk.variable}, which gives different "
+        "values each time it is read",
         "make it a list or tuple, or pass its values as an argument.",
     )
 

@@ -365,6 +365,7 @@ class _Reach:
             return ById(x)
         if _is_fixed(x, name):
             return ById(x)
+        self.walk.variable = f" in the global {name!r}"
         return self.walk.value_apart(x)
 
 

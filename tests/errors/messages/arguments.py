@@ -303,7 +303,7 @@ def scaled(rates):
 scaled(iter([0.1, 0.01]))(torch.ones(3))
 """,
             """\
-TypeError: a function holds <list_iterator object at ...> (a list_iterator), which gives different values each time it is read
+TypeError: scaled.<locals>.<lambda> holds <list_iterator object at ...> (a list_iterator) in 'rates', which gives different values each time it is read
   at example.py:4 in <module>: scaled(iter([0.1, 0.01]))(torch.ones(3))
 Hint: make it a list or tuple, or pass its values as an argument.""",
             """\
