@@ -106,6 +106,14 @@ def test_change_in_place_returns_the_list(name: str) -> None:
         torch.testing.assert_close(xf.device_get(xf.jit(run)(X)), run(X))
 
 
+def test_extremes_of_integers_and_a_number() -> None:
+    x = torch.tensor([0, 5, 200], dtype=torch.uint8)
+    for function in (*functions("maximum"), *functions("minimum")):
+        for number in (3, -1) if "max" in function.__name__ else (3, 255):
+            got = xf.jit(lambda x, f=function, n=number: f([x], n))(x)
+            torch.testing.assert_close(xf.device_get(got), function([x], number))
+
+
 def test_lists_that_do_not_fit_are_refused_as_by_torch() -> None:
     for function in functions("add_"):
         for lists in (([X, X], [X]), ([], []), ([X], X)):

@@ -52,12 +52,14 @@ def _norm(x: Tensor, ord: float = 2, dtype: torch.dtype | None = None) -> Tensor
     return torch.linalg.vector_norm(x, ord, dtype=dtype)
 
 
-def _extreme(func: Call, *, in_place: bool) -> Call:
+def _extreme(func: Call, clamp: Call, *, in_place: bool) -> Call:
     """`torch.maximum` or `torch.minimum`, also of a number."""
 
     def call(x: Tensor, other: Any) -> Tensor:
         if not isinstance(other, Tensor):
             dtype = torch.result_type(x, other)
+            if not dtype.is_floating_point:
+                return clamp(x, other)
             other = torch.scalar_tensor(other, dtype=dtype, device=x.device)
         return func(x, other, out=x) if in_place else func(x, other)
 
@@ -78,8 +80,10 @@ def _with_value(func: Call) -> Call:
 _RULES: dict[str, Call] = {
     "norm": _norm,
     "pow": torch.pow,  # also of one number to many powers
-    **{n: _extreme(getattr(torch, n), in_place=False) for n in ("maximum", "minimum")},
-    **{f"{n}_": _extreme(getattr(torch, n), in_place=True) for n in ("maximum", "minimum")},
+    "maximum": _extreme(torch.maximum, Tensor.clamp_min, in_place=False),
+    "minimum": _extreme(torch.minimum, Tensor.clamp_max, in_place=False),
+    "maximum_": _extreme(torch.maximum, Tensor.clamp_min_, in_place=True),
+    "minimum_": _extreme(torch.minimum, Tensor.clamp_max_, in_place=True),
     **{n: _with_value(getattr(Tensor, n)) for n in ("addcmul", "addcmul_", "addcdiv", "addcdiv_")},
 }
 """By their names in `torch.foreach`; the others have those of methods of a tensor."""
