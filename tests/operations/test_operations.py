@@ -283,3 +283,25 @@ def test_cells_refuse_states_with_other_rows(cell: str) -> None:
     state = (h, h) if cell == "lstm_cell" else h
     with pytest.raises(RuntimeError, match="Input batch size 3 doesn't match hidden0 batch size 1"):
         xf.jit(lambda x: fun(x, state, weights, weights))(x)
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"attn_mask": True}])
+def test_attention_of_the_cpu_and_its_sums(options: dict[str, Any]) -> None:
+    query, key, value = (torch.linspace(-1, k, 80).reshape(2, 2, 5, 4) for k in (1, 2, 3))
+    if options.get("attn_mask"):
+        options = {"attn_mask": torch.linspace(-3, 3, 25).reshape(5, 5)[:3]}
+
+    def fun(*operands: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return attend(*operands, **options)
+
+    def loss(*operands: torch.Tensor) -> torch.Tensor:
+        return fun(*operands)[0].sin().sum()
+
+    given = (query[:, :, :3], key, value)
+    torch.testing.assert_close(xf.device_get(xf.jit(fun)(*given)), fun(*given))
+    batch = xf.vmap(lambda *one: fun(*(x[None] for x in one)))(*given)
+    for found, want in zip(xf.device_get(batch), fun(*given), strict=True):
+        torch.testing.assert_close(found.squeeze(1), want)
+    slopes = xf.device_get(xf.grad(loss, argnums=(0, 1, 2))(*given))
+    torch.testing.assert_close(slopes, torch.func.grad(loss, argnums=(0, 1, 2))(*given))

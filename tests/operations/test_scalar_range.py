@@ -27,6 +27,19 @@ def put_by_mask(x: torch.Tensor, n: Any) -> torch.Tensor:
     return x
 
 
+def put_by_masks(x: torch.Tensor, n: Any) -> torch.Tensor:
+    rows = x.clone().reshape(1, 3)
+    rows[0, [True, False, False]] = n
+    rows[:, x > 5] = n
+    return rows
+
+
+def put_by_mask_and_place(x: torch.Tensor, n: Any) -> torch.Tensor:
+    rows = x.clone().reshape(1, 3)
+    rows[torch.tensor([True], device=x.device), torch.tensor([1], device=x.device)] = n
+    return rows
+
+
 NUMBERS = (300, -1, 70000, 2**40, 2**63, 1e300, math.inf, 1.5)
 DTYPES = (torch.uint8, torch.int64, torch.float16)
 OPERATIONS: dict[str, Compute] = {
@@ -41,12 +54,15 @@ OPERATIONS: dict[str, Compute] = {
     "pad": lambda x, n: F.pad(x, (1, 1), value=n),
     "setitem": put,
     "setitem by a mask": put_by_mask,
+    "setitem by masks": put_by_masks,
+    "setitem by a mask and a place": put_by_mask_and_place,
     "where": lambda x, n: torch.where(x > 3, x, n),
     "threshold": lambda x, n: F.threshold(x, 2, n),
     "clamp": lambda x, n: x.clamp(max=n),
     "clip": lambda x, n: torch.clip(x, 0, n),
     "clamp_min": lambda x, n: x.clamp_min(n),
     "clamp_": lambda x, n: x.clone().clamp_(n),
+    "hardtanh": lambda x, n: F.hardtanh(x, -1, n),
     "pow": lambda x, n: x**n,
     "add": lambda x, n: torch.add(x, x, alpha=n),
     "sub": lambda x, n: torch.sub(x, x, alpha=n),
@@ -116,7 +132,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor, str]] = {
         X,
         "linspace was given the number 300",
     ),
-    "clamp": (lambda x: x.clamp(max=300), X, "clamp was given the number 300"),
+    "clamp": (lambda x: x.clamp(min=300), X, "clamp was given the number 300"),
     "fill_diagonal_": (
         lambda x: (x[:, None] * x).fill_diagonal_(300),
         X,
@@ -137,7 +153,8 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], Any], torch.Tensor, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_unfit_scalar_or_result_error_messages(name: str) -> None:
     compute, x, says = REFUSED[name]
-    with pytest.raises(RuntimeError, match=r"cannot be converted|Zero|must not|can't be|Integer"):
+    refusal = r"cannot be converted|is outside the|Zero|must not|can't be|Integer"
+    with pytest.raises(RuntimeError, match=refusal):
         compute(x)
     with pytest.raises(xf.errors.UnsupportedOpError, match=says):
         xf.jit(compute)(x)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +29,21 @@ def _block(x: Tensor, w: Tensor, power: int = 1, *, scale: Tensor | None = None)
     return out if scale is None else out * scale
 
 
+PARAMETERS = inspect.signature(checkpoint).parameters
+DEFAULTS = {
+    name: parameter.default
+    for name, parameter in PARAMETERS.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name != "use_reentrant"
+}
+
+
+def _decorated(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """As by ``@checkpoint(...)``, which torch has since 2.15."""
+    if PARAMETERS["function"].default is None:
+        return checkpoint(**options)(function)
+    return functools.partial(checkpoint, function, **options)
+
+
 CALLS: dict[str, Callable[[Tensor, Tensor, bool], Tensor]] = {
     "arguments": lambda x, w, reentrant: checkpoint(_block, x, w, use_reentrant=reentrant),
     "closed over": lambda x, w, reentrant: checkpoint(
@@ -36,6 +53,10 @@ CALLS: dict[str, Callable[[Tensor, Tensor, bool], Tensor]] = {
     "not preserving": lambda x, w, reentrant: checkpoint(
         _block, x, w, use_reentrant=reentrant, preserve_rng_state=False
     ),
+    "all options": lambda x, w, reentrant: checkpoint(
+        _block, x, w, use_reentrant=reentrant, **DEFAULTS
+    ),
+    "decorated": lambda x, w, reentrant: _decorated(_block, use_reentrant=reentrant)(x, w),
 }
 
 
@@ -112,8 +133,9 @@ def test_context_fn_is_refused_by_name() -> None:
     def run(x: Tensor) -> Tensor:
         return checkpoint(torch.sin, x, use_reentrant=False, context_fn=contexts)
 
-    with pytest.raises(xf.errors.UnsupportedOpError, match=r"context_fn[\s\S]*policy="):
-        xf.jit(run)(X)
+    for f in (run, _decorated(torch.sin, use_reentrant=False, context_fn=contexts)):
+        with pytest.raises(xf.errors.UnsupportedOpError, match=r"context_fn[\s\S]*policy="):
+            xf.jit(f)(X)
 
 
 def test_outside_a_trace_it_is_that_of_torch() -> None:
@@ -122,6 +144,11 @@ def test_outside_a_trace_it_is_that_of_torch() -> None:
     assert isinstance(out, Tensor)
     out.sum().backward()
     torch.testing.assert_close(x.grad, torch.func.grad(lambda x: _block(x, W).sum())(X))
+    block = _decorated(_block, use_reentrant=False)
+    y = X.clone().requires_grad_()
+    block(y, W).sum().backward()
+    torch.testing.assert_close(y.grad, x.grad)
     with xf.disable_jit():
-        got = xf.grad(lambda x: checkpoint(_block, x, W, use_reentrant=False).sum())(X)
-    torch.testing.assert_close(got, x.grad)
+        for run in (functools.partial(checkpoint, _block, use_reentrant=False), block):
+            got = xf.grad(lambda x, run=run: run(x, W).sum())(X)
+            torch.testing.assert_close(got, x.grad)

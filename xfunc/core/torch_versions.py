@@ -60,6 +60,26 @@ def clamp_ignores_nan() -> bool:
 
 
 @functools.cache
+def clamp_ignores_far_bounds() -> bool:
+    """Whether a bound of `clamp` beyond the numbers of an integer dtype is none.
+
+    Before torch 2.15 such a bound is refused, or -1 is 255.
+    """
+    return not torch.zeros((), dtype=torch.uint8, device="cpu").clamp(min=-1)
+
+
+@functools.cache
+def masks_refuse_large_numbers() -> bool:
+    """Whether ``x[mask] = 1e5`` of float16 is refused: before torch 2.15 it writes inf."""
+    x = torch.ones(1, dtype=torch.float16, device="cpu")
+    try:
+        x[torch.tensor([True], device="cpu")] = 1e5
+    except RuntimeError:
+        return True
+    return False
+
+
+@functools.cache
 def float8_saturates() -> bool:
     """Whether a number beyond the largest float8_e4m3fn becomes it: before torch 2.13, NaN."""
     return not torch.tensor(torch.inf, device="cpu").to(torch.float8_e4m3fn).isnan()

@@ -270,3 +270,35 @@ def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
         raise RuntimeError("num_classes should be positive")
     classes = torch.arange(num_classes, device=x.device)
     return (x.unsqueeze(-1) == classes).to(torch.int64)
+
+
+_attention = "_scaled_dot_product_flash_attention_for_cpu"
+_decomposed_attention = decomposition_table[getattr(torch.ops.aten, _attention).default]
+
+
+@composition(_attention)
+def attention_on_cpu(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """In torch's decomposition, the weights are in the place of their logarithmic sums."""
+    out, _ = _decomposed_attention(
+        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+    )
+    with torch.no_grad():
+        wide = torch.float64 if query.dtype is torch.float64 else torch.float32
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        scores = query.to(wide) @ key.to(wide).mT * factor
+        if is_causal:
+            allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        if attn_mask is not None:
+            scores = scores + attn_mask
+        return out, scores.logsumexp(-1).detach()

@@ -2,7 +2,9 @@
 
 NOTE [how torch's checkpoint is reached]: modules import the function by name, so replacing it in
 ``torch.utils.checkpoint`` would miss them. torch's function is a wrapper that calls an attribute of
-the wrapped function; that attribute is replaced.
+the wrapped function; that attribute is replaced. From torch 2.15 on, ``checkpoint`` without a
+function gives a decorator, and what that decorates calls a function of the module, which is
+replaced too.
 """
 
 from __future__ import annotations
@@ -23,29 +25,43 @@ from xfunc.trace import tracing
 from xfunc.transforms.checkpoint import checkpoint
 
 _ATTRIBUTE = "__dynamo_disable"
-_IGNORED = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop")
-_plain: Any = inspect.unwrap(vars(torch.utils.checkpoint)["checkpoint"])
+_module: Any = torch.utils.checkpoint
+_plain: Any = inspect.unwrap(vars(_module)["checkpoint"])
+_parameters = inspect.signature(_plain).parameters.values()
+_OPTIONS = {p.name for p in _parameters if p.kind is p.KEYWORD_ONLY} | {"preserve_rng_state"}
+_impl: Any = getattr(_module, "_checkpoint_impl", None)
 
 
-def _checkpoint(
-    function: Callable[..., object],
-    *args: object,
-    context_fn: Callable[..., object] = torch.utils.checkpoint.noop_context_fn,
-    **kwargs: Any,
+def _checkpoint(function: Any = None, *args: Any, **kwargs: Any) -> object:
+    if function is None and not args:
+        return _plain(**kwargs)  # a decorator, or a TypeError
+    options = {name: kwargs.pop(name) for name in _OPTIONS & kwargs.keys()}
+    return _run(_original, function, args, kwargs, options)
+
+
+def _checkpoint_decorated(function: Any, args: Any, kwargs: Any, **options: Any) -> object:
+    return _run(_impl, function, args, kwargs, options)
+
+
+def _run(
+    original: Callable[..., object],
+    function: Any,
+    args: tuple[object, ...],
+    kwargs: dict[str, Any],
+    options: dict[str, Any],
 ) -> object:
     trace = tracing.current()
     # Transforms of torch.func, which `disable_jit` uses, refuse torch's own checkpoint.
     is_transformed = is_eager() and functorch.is_transformed()
     if not is_transformed and (trace is None or is_eager()):
-        return _original(function, *args, context_fn=context_fn, **kwargs)
-    if context_fn is not torch.utils.checkpoint.noop_context_fn:
+        return original(function, args, kwargs, **options)
+    no_contexts = _module.noop_context_fn
+    if options.get("context_fn", no_contexts) is not no_contexts:
         fail(
             UnsupportedOpError,
             "torch.utils.checkpoint.checkpoint was given a context_fn, which runs at each call",
             "choose what is kept by xf.checkpoint(function, policy=...).",
         )
-    for name in _IGNORED:
-        kwargs.pop(name, None)
     if trace is None or is_transformed:
         return function(*args, **kwargs)
     given: Any = (args, kwargs)
@@ -72,14 +88,16 @@ def _checkpoint(
     return checkpoint(run)(*tensors)
 
 
-def _original(*args: object, **kwargs: object) -> object:
+def _original(function: Any, args: Any, kwargs: Any, **options: Any) -> object:
     """torch's own function, as torch would call it."""
     import torch._dynamo
 
     disable: Any = vars(torch._dynamo)["disable"]
-    return disable(_plain, True, wrapping=False)(*args, **kwargs)
+    return disable(_plain, True, wrapping=False)(function, *args, **kwargs, **options)
 
 
 def install() -> None:
     """See NOTE [how torch's checkpoint is reached]."""
     vars(_plain)[_ATTRIBUTE] = _checkpoint
+    if _impl is not None:
+        _module._checkpoint_impl = _checkpoint_decorated

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -50,13 +50,17 @@ def _holds(dtype: torch.dtype, number: complex) -> bool:
 def _check_number(func: Call, number: object, dtype: torch.dtype) -> None:
     """Refuse a number that a dtype cannot hold; anything but a number passes."""
     if type(number) in _NUMBERS and not _holds(dtype, number):
-        name = str(dtype).removeprefix("torch.")
-        fail(
-            UnsupportedOpError,
-            f"{operation_name(func)} was given the number {number!r}, which {name} does not hold",
-            "give a number within the range of the dtype (torch.iinfo, torch.finfo), or convert "
-            "the tensor to a wider dtype first.",
-        )
+        _refuse_number(func, number, dtype)
+
+
+def _refuse_number(func: Call, number: object, dtype: torch.dtype) -> NoReturn:
+    name = str(dtype).removeprefix("torch.")
+    fail(
+        UnsupportedOpError,
+        f"{operation_name(func)} was given the number {number!r}, which {name} does not hold",
+        "give a number within the range of the dtype (torch.iinfo, torch.finfo), or convert "
+        "the tensor to a wider dtype first.",
+    )
 
 
 def _given(name: str, place: int, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
@@ -103,6 +107,7 @@ _FACTORS = {
     "addcmul": [("value", 9)],
     "addcdiv": [("value", 9)],
 }
+_CLAMPS = ("clamp", "clip", "clamp_min", "clamp_max", "hardtanh")
 _SUMS = ("add", "sub", "subtract", "rsub")
 _ROUNDED = ("where", "__setitem__")  # Numbers too large for a floating dtype are infinite here.
 _HALF = (torch.float16, torch.bfloat16)
@@ -124,10 +129,15 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
                 return run(*args, **kwargs)
             first = args[0] if args else kwargs["input"]
             dtype = first.dtype if own else _dtype(args, kwargs)
+        if plain in _CLAMPS and _is_integer(dtype) and torch_versions.clamp_ignores_far_bounds():
+            args, kwargs = _in_range(func, places, dtype, args, kwargs)
+            numbers = [_given(*place, args, kwargs) for place in places]
         if plain == "pad":  # which treats any number as floating
             numbers = [float(n) if isinstance(n, int) else n for n in numbers]
         is_complex = any(type(n) is complex for n in numbers)
         rounded = plain in _ROUNDED and not is_complex and any(_is_floating(a) for a in args)
+        if plain == "__setitem__" and rounded and _is_mask(args[1]):
+            rounded = not torch_versions.masks_refuse_large_numbers()
         if not rounded:
             wide = torch.float32 if plain in _FACTORS and dtype in _HALF else dtype
             for n in numbers:
@@ -150,6 +160,45 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
         return run(*args, **kwargs)
 
     return call
+
+
+def _is_mask(index: object) -> bool:
+    """Whether a mask is all that an index has besides numbers and slices."""
+    parts = index if isinstance(index, tuple) else (index,)
+    arrays = [p for p in parts if isinstance(p, (bool, list, Tensor))]
+    if len(arrays) != 1:
+        return False
+    (array,) = arrays
+    if isinstance(array, Tensor):
+        return array.dtype is torch.bool
+    return isinstance(array, bool) or all(isinstance(each, bool) for each in array)
+
+
+def _in_range(
+    func: Call,
+    places: Iterable[tuple[str, int]],
+    dtype: torch.dtype,
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of `clamp`, with the ends of an integer dtype for bounds beyond them."""
+    args, kwargs, info = list(args), dict(kwargs), torch.iinfo(dtype)
+    for name, place in places:
+        number = _given(name, place, args, kwargs)
+        if not isinstance(number, int):
+            continue
+        near = max(number, info.min) if name.startswith("min") else min(number, info.max)
+        if not info.min <= near <= info.max:
+            _refuse_number(func, number, dtype)
+        if name in kwargs:
+            kwargs[name] = near
+        else:
+            args[place] = near
+    return (*args,), kwargs
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
 def _dtype(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.dtype:

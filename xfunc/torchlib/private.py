@@ -159,6 +159,10 @@ SOME: Mapping[str, str] = {
     "torch.autograd.function._call_custom_function_call": "likewise",
     "torch._dynamo.OptimizedModule._orig_mod": "that of a module; only recognised",
     "torch._dynamo.disable._torchdynamo_disable": "that of a function; torch.compile reads it",
+    "torch.utils.checkpoint._checkpoint_impl": (
+        "from torch 2.15 on, where `checkpoint` makes decorators, too: see "
+        "`xfunc.tools.torch_checkpoint`"
+    ),
     "torch._C._set_throw_on_mutable_data_ptr": "see `_set_storage_data_ptr_access_error_msg`",
 }
 """Those that only some releases or builds have, and what is done without them."""

@@ -16,6 +16,7 @@ from torch.utils._device import _device_constructors
 
 from xfunc.core import device
 from xfunc.core.torch_versions import properties
+from xfunc.torchlib.foreach import FOREACH
 
 
 class Kind(enum.Enum):
@@ -35,6 +36,7 @@ class Kind(enum.Enum):
     INDEX = enum.auto()  # reads if it indexes with a boolean mask
     SIZED = enum.auto()  # reads a tensor among its sizes
     IN_PLACE = enum.auto()  # changes its first argument, or `out`
+    LISTS = enum.auto()  # calls another function for each tensor of a list
     BACKWARD = enum.auto()  # writes `.grad`
     COPY = enum.auto()  # copy.deepcopy
     GRAPH = enum.auto()  # inspects the autograd graph or bypasses it
@@ -126,6 +128,7 @@ def _table() -> dict[object, Kind]:
     put(Kind.BACKWARD, [torch.Tensor.backward, torch.autograd.backward])
     put(Kind.GRAPH, [GRAD_FN, DATA])
     put(Kind.IN_PLACE, [torch.Tensor.__setitem__, SET_DATA])
+    put(Kind.LISTS, [*FOREACH])
     put(Kind.PLAIN, [torch.Tensor.requires_grad_, torch.Tensor.retain_grad])
     return table
 
@@ -156,7 +159,7 @@ def is_in_place(name: str) -> bool:
 def is_in_place_elementwise(func: object) -> bool:
     """Whether a function changes its first argument, element by element with its others."""
     name = getattr(func, "__name__", "")
-    if not is_in_place(name) or name == "__imatmul__":
+    if not is_in_place(name) or name == "__imatmul__" or func in FOREACH:
         return False
     plain = name.removesuffix("_")
     if name.startswith("__") or plain in _UNTAGGED:
@@ -334,8 +337,8 @@ def operation_name(func: object) -> str:
         return f"Tensor.{named.__name__}"
     if hasattr(func, "__objclass__") or getattr(func, "__module__", None) == "torch._tensor":
         return f"Tensor.{name}"
-    if getattr(func, "__module__", None) == "torch.autograd":
-        return f"torch.autograd.{name}"
+    if (place := getattr(func, "__module__", None)) in ("torch.autograd", "torch.foreach"):
+        return f"{place}.{name}"
     for module in ("linalg", "fft", "special"):  # torch.linalg.norm is called linalg_norm.
         if name.startswith(f"{module}_"):
             return f"torch.{module}.{name.removeprefix(f'{module}_')}"

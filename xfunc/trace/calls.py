@@ -19,6 +19,7 @@ from xfunc.core.locations import user_location
 from xfunc.torchlib import autocast, bounds, float8, functorch, torch_functions
 from xfunc.torchlib.arrays import from_numpy
 from xfunc.torchlib.derivatives import check_derivative
+from xfunc.torchlib.foreach import FOREACH
 from xfunc.torchlib.in_place import check_shape, write_into
 from xfunc.torchlib.indexing import part_of
 from xfunc.torchlib.replacements import replacement
@@ -121,6 +122,14 @@ class Mode(TorchFunctionMode):
             return found
         if kind is Kind.DEVICE:
             return devices.of_tensor(trace, args[0])
+        if kind is Kind.LISTS:
+            with self:
+                out = FOREACH[func](*args, **kwargs)
+            if out is not NotImplemented:
+                if not torch_functions.is_in_place(func.__name__):
+                    for tensor in out:
+                        trace.made.register(tensor, func, sys._getframe(2))
+                return out
         if "device" in kwargs:
             kwargs = {**kwargs, "device": devices.of_trace(kwargs["device"])}
         if kind is Kind.FACTORY:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import torch
 
-from xfunc.core import device
+from xfunc.core import device, torch_versions
 from xfunc.core.avals import short
 from xfunc.core.locations import called_by
 from xfunc.errors import ConcretizationError, PurityError, UnsupportedOpError
@@ -54,7 +54,8 @@ def special(
     if func is torch.Tensor.__setitem__ and torch_functions.is_masked_fill(args):
         # A fill does not need the indices of the mask.
         x, mask, value = args
-        if isinstance(value, (int, float)) and x.is_floating_point():
+        is_number = isinstance(value, (int, float)) and x.is_floating_point()
+        if is_number and not torch_versions.masks_refuse_large_numbers():
             value = rounded(value, x.dtype)  # infinite, where torch.masked_fill refuses
         mask = mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
         return True, trace.mode.call(torch.Tensor.masked_fill_, (x, mask, value), {})
