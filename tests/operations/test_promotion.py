@@ -148,6 +148,17 @@ def test_scatter_into_tensor_takes_its_dtype(
         assert torch.equal(found.cpu(), want)
 
 
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64])
+def test_solve_triangular_has_the_dtype_of_the_matrix(left: bool, dtype: torch.dtype) -> None:
+    x, y = torch.tensor([[2.0, 1.0], [0.0, 4.0]]), torch.tensor([[1, 2], [3, 5]]).to(dtype)
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(x, y, upper=True, left=left)
+
+    same(xf.jit(f)(x, y), f(x, y))
+
+
 @pytest.mark.sample(4, seed=0)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
 @pytest.mark.parametrize(
