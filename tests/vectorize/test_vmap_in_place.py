@@ -104,6 +104,16 @@ def test_vmap_flip_and_roll_of_scalars(name: str) -> None:
         xf.vmap(lambda x: torch.flip(x, (1,)))(xs)
 
 
+@pytest.mark.parametrize("squeeze", [torch.squeeze, torch.Tensor.squeeze, torch.squeeze_copy])
+def test_vmap_squeeze_of_scalars(squeeze: Callable[..., torch.Tensor]) -> None:
+    xs = torch.tensor([1.0, 2.0, 3.0])
+    for dims in ((), (0,), (-1,), ((-1,),), ((),)):
+        found = xf.vmap(xf.value_and_grad(lambda x, dims=dims: squeeze(x, *dims) ** 2))(xs)
+        torch.testing.assert_close(xf.device_get(found), (xs**2, 2 * xs))
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        xf.vmap(lambda x: squeeze(x, 1))(xs)
+
+
 @pytest.mark.parametrize("exponent", [True, False])
 @pytest.mark.parametrize("name", ["pow_", "__ipow__"])
 def test_bool_power_in_place_stays_bool(name: str, exponent: bool) -> None:

@@ -110,6 +110,17 @@ def _of_one(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+def _squeeze(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``torch.squeeze``, whose rule takes dimension -1 of a scalar for the axis of the vmap."""
+
+    def call(input: Tensor, *args: object, **kwargs: object) -> Tensor:
+        if input.ndim:
+            return func(input, *args, **kwargs)
+        return func(input.unsqueeze(0), *args, **kwargs).view(())
+
+    return call
+
+
 UNBATCHED: dict[object, Callable[..., object]] = {
     **{
         func: where_mapped(func, rule)
@@ -126,5 +137,8 @@ UNBATCHED: dict[object, Callable[..., object]] = {
         )
     },
     **{f: where_mapped(f, _of_one(f)) for f in (torch.flip, Tensor.flip, torch.roll, Tensor.roll)},
+    **{
+        f: where_mapped(f, _squeeze(f)) for f in (torch.squeeze, Tensor.squeeze, torch.squeeze_copy)
+    },
 }
 """The replacement for each such function."""
