@@ -6,19 +6,22 @@ torch composes them in C++ from operations, some of which have no `vmap` rule or
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 
+from xfunc.rules.operands import result_type
 from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
+R = TypeVar("R")
 
 
-def where_mapped(func: Callable[..., object], rule: Callable[..., object]) -> Callable[..., object]:
+def where_mapped(func: Callable[..., R], rule: Callable[..., R]) -> Callable[..., R]:
     """`rule` inside a vmap, and torch's own function elsewhere."""
 
-    def call(*args: object, **kwargs: object) -> object:
+    def call(*args: object, **kwargs: object) -> R:
         mapped = functorch.VMAP in functorch.levels()
         return (rule if mapped else func)(*args, **kwargs)
 
@@ -121,6 +124,35 @@ def _squeeze(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+def promoting(func: Callable[..., Tensor], condition: int | None = None) -> Callable[..., Tensor]:
+    """A function whose rule takes scalar examples for arrays when it promotes dtypes.
+
+    Args:
+        func: a function of operands, and options that are keywords.
+        condition: the position of an argument that is no operand.
+    """
+
+    def call(*args: object, **kwargs: object) -> Tensor:
+        given = {**dict(enumerate(args)), **kwargs}
+        operands = {
+            k: a
+            for k, a in given.items()
+            if k not in (condition, "condition", "value", "out")
+            and isinstance(a, (Tensor, bool, int, float, complex))
+        }
+        tensors = {k: a for k, a in operands.items() if isinstance(a, Tensor)}
+        if len({a.dtype for a in tensors.values()}) > 1:
+            dtype = result_type(operands.values())
+            given.update((k, a.to(dtype)) for k, a in tensors.items())
+        n = len(args)
+        return func(*(given[k] for k in range(n)), **{k: given[k] for k in kwargs})
+
+    return where_mapped(func, call)
+
+
+_CLAMPS = (torch.clamp, torch.clip, torch.clamp_min, torch.clamp_max)
+_METHODS = (Tensor.clamp, Tensor.clip, Tensor.clamp_min, Tensor.clamp_max)
+
 UNBATCHED: dict[object, Callable[..., object]] = {
     **{
         func: where_mapped(func, rule)
@@ -137,6 +169,9 @@ UNBATCHED: dict[object, Callable[..., object]] = {
         )
     },
     **{f: where_mapped(f, _of_one(f)) for f in (torch.flip, Tensor.flip, torch.roll, Tensor.roll)},
+    **{f: promoting(f) for f in (*_CLAMPS, *_METHODS, torch.lerp, Tensor.lerp)},
+    torch.where: promoting(torch.where, 0),
+    Tensor.where: promoting(Tensor.where, 1),
     **{
         f: where_mapped(f, _squeeze(f)) for f in (torch.squeeze, Tensor.squeeze, torch.squeeze_copy)
     },
