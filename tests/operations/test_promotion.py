@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import xfunc as xf
 
@@ -196,6 +197,13 @@ def test_scatter_into_tensor_takes_its_dtype(
     for found in (xf.jit(PUT[name])(x, y), xf.vmap(PUT[name])(x[None], y[None])[0]):
         assert found.dtype == want.dtype
         assert torch.equal(found.cpu(), want)
+
+
+@pytest.mark.parametrize("loss", [F.huber_loss, F.smooth_l1_loss, F.mse_loss])
+def test_loss_of_truth_values(loss: Callable[..., Tensor]) -> None:
+    x, y = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([True, False, True])
+    same(xf.jit(loss)(x, y), loss(x, y))
+    same(xf.grad(loss)(x, y), torch.func.grad(loss)(x, y.float()))
 
 
 @pytest.mark.parametrize("left", [True, False])
