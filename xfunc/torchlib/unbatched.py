@@ -150,6 +150,17 @@ def promoting(func: Callable[..., Tensor], condition: int | None = None) -> Call
     return where_mapped(func, call)
 
 
+def _scalar_index(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function with an index, whose rules take that of each example for that of all if 0-d."""
+
+    def call(input: Tensor, dim: int, index: Tensor, *args: object, **kwargs: object) -> Tensor:
+        index = index.reshape(1) if input.ndim and not index.ndim else index
+        return func(input, dim, index, *args, **kwargs)
+
+    return call
+
+
+_INDEXED = ("index_select", "index_add", "index_copy", "index_reduce")
 _CLAMPS = (torch.clamp, torch.clip, torch.clamp_min, torch.clamp_max)
 _METHODS = (Tensor.clamp, Tensor.clip, Tensor.clamp_min, Tensor.clamp_max)
 
@@ -170,6 +181,7 @@ UNBATCHED: dict[object, Callable[..., object]] = {
     },
     **{f: where_mapped(f, _of_one(f)) for f in (torch.flip, Tensor.flip, torch.roll, Tensor.roll)},
     **{f: promoting(f) for f in (*_CLAMPS, *_METHODS, torch.lerp, Tensor.lerp)},
+    **{f: _scalar_index(f) for n in _INDEXED for f in (getattr(torch, n), getattr(Tensor, n))},
     torch.where: promoting(torch.where, 0),
     Tensor.where: promoting(Tensor.where, 1),
     **{
