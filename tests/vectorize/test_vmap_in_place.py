@@ -107,6 +107,7 @@ def test_vmap_flip_and_roll_of_scalars(name: str) -> None:
 WITH_INDEX: dict[str, Callable[..., torch.Tensor]] = {
     "index_select": lambda x, i, y: x.index_select(0, i) * y,
     "index_add": lambda x, i, y: x.index_add(0, i, y),
+    "index_add_": lambda x, i, y: x.clone().index_add_(0, i, y),
     "index_copy": lambda x, i, y: torch.index_copy(x, 0, i, y),
     "index_reduce": lambda x, i, y: x.index_reduce(0, index=i, source=y, reduce="amax"),
     "index_fill": lambda x, i, y: x.index_fill(0, i, 2.0) + y,

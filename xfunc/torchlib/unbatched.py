@@ -182,6 +182,7 @@ UNBATCHED: dict[object, Callable[..., object]] = {
     **{f: where_mapped(f, _of_one(f)) for f in (torch.flip, Tensor.flip, torch.roll, Tensor.roll)},
     **{f: promoting(f) for f in (*_CLAMPS, *_METHODS, torch.lerp, Tensor.lerp)},
     **{f: _scalar_index(f) for n in _INDEXED for f in (getattr(torch, n), getattr(Tensor, n))},
+    Tensor.index_add_: _scalar_index(Tensor.index_add_),
     torch.where: promoting(torch.where, 0),
     Tensor.where: promoting(Tensor.where, 1),
     **{
