@@ -1,4 +1,10 @@
-"""`vmap`: batching."""
+"""`vmap`: batching.
+
+NOTE [batches of nothing]: without examples, many of torch's rules for batches fail, or return other
+shapes. So the function runs on one example of zeros, whose results give the shapes; nothing else
+depends on it. With a named axis, whose collectives can have its size in their shapes, the batch
+stays empty.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +24,7 @@ from xfunc.stages.arguments import as_outputs
 from xfunc.stages.checks import Tensor, arrays, as_arrays, as_tensor, is_sequence
 from xfunc.stages.transformed import CallableOrLambda, Transform
 from xfunc.torchlib import batching, functorch
-from xfunc.trace import tracing
+from xfunc.trace import effects, tracing
 from xfunc.tree import PyTree
 
 P = ParamSpec("P")
@@ -105,6 +111,14 @@ class Vmap(Transform[P, R]):
             _checked(dims[i], x, p, name) for i, x, p in zip(places, leaves, paths, strict=True)
         ]
         size = self._size(leaves, dims, paths)
+        trace, axes = tracing.current(), self._mesh_axes
+        is_empty = not size and self._axis_name is None  # see NOTE [batches of nothing]
+        if is_empty:
+            size, axes = 1, ()
+            leaves = [
+                x if d is None else x.new_zeros([*x.shape[:d], 1, *x.shape[d + 1 :]])
+                for d, x in zip(dims, leaves, strict=True)
+            ]
         out_trees: list[tree.Structure] = []
         out_axes: list[int | None] = []
 
@@ -128,7 +142,6 @@ class Vmap(Transform[P, R]):
                     )
             return tuple(outs) or torch.zeros(())
 
-        trace, axes = tracing.current(), self._mesh_axes
         if self._axis_name is not None or all(d is None for d in dims):
             # torch.func.vmap needs something to map over, and a named axis its indices.
             indices = torch.arange(size, device=leaves[0].device if leaves else None)
@@ -137,9 +150,18 @@ class Vmap(Transform[P, R]):
                 with self._named(size, index):
                     return flat(*xs)
 
-            outs = batching.vmap(trace, with_index, (0, *dims), (indices, *leaves), axes)
+            run, dims, leaves = with_index, [0, *dims], [indices, *leaves]
         else:
-            outs = batching.vmap(trace, flat, dims, leaves, axes)
+            run = flat
+        if is_empty:
+            with effects.silenced() if trace is None else effects.collected(True):
+                outs = batching.vmap(trace, run, dims, leaves)
+            outs = [
+                o if d is None else o.new_zeros((0, *o.shape[1:]))
+                for o, d in zip(outs, out_axes, strict=False)
+            ]
+        else:
+            outs = batching.vmap(trace, run, dims, leaves, axes)
         for o, d in zip(outs, out_axes, strict=False):
             if d is not None and (type(d) is not int or not -o.ndim <= d < o.ndim):
                 fail(

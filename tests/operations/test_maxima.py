@@ -211,3 +211,17 @@ def test_gradients_of_max_pools(seed: int) -> None:
 
         want = torch.func.grad(loss)(x)
         torch.testing.assert_close(xf.grad(loss)(x).cpu(), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("spatial", [2, 3])
+def test_max_pools_and_unpools_of_nothing(spatial: int) -> None:
+    x = torch.zeros(0, 2, *[4] * spatial)
+    pool = getattr(F, f"max_pool{spatial}d")
+    unpool = getattr(F, f"max_unpool{spatial}d")
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return unpool(*pool(x, 2, return_indices=True), 2)
+
+    expected = torch.zeros(0, 2, *[4] * spatial)
+    assert torch.equal(xf.jit(f)(x).cpu(), expected)
+    assert torch.equal(xf.grad(lambda x: f(x).sum())(x).cpu(), expected)

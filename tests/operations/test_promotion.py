@@ -1,10 +1,12 @@
 """Operands and factors of different dtypes: results have the dtypes of eager torch."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import xfunc as xf
 
@@ -87,6 +89,55 @@ def test_promotion_in_grad_vmap_and_scan() -> None:
     assert carry.tolist() == [4.5, 5.0]
 
 
+TERNARY: dict[str, Callable[..., Any]] = {
+    "where": lambda x, y, z: torch.where(x != 0, y, z),
+    "where a number": lambda x, y, z: torch.where(condition=x != 0, input=y, other=2.5),
+    "Tensor.where": lambda x, y, z: x.where(y != 0, z),
+    "clamp": torch.clamp,
+    "clamp(max=)": lambda x, y, z: x.clamp(max=y),
+    "clip": lambda x, y, z: torch.clip(x, max=z),
+    "clamp_min": lambda x, y, z: torch.clamp_min(x, y),
+    "addcmul": torch.addcmul,
+    "addcdiv": lambda x, y, z: torch.addcdiv(x, y, z, value=2),
+    "lerp": torch.lerp,
+    "add": lambda x, y, z: x + y * z,
+    "pow": lambda x, y, z: x**y,
+}
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.parametrize("name", TERNARY)
+def test_scalar_examples_of_vmap_are_promoted_as_scalars(name: str) -> None:
+    f = TERNARY[name]
+    dtypes = (torch.float32, torch.bfloat16, torch.int64)
+    calls, expected = {}, {}
+    for key in itertools.product(dtypes, dtypes, dtypes, [0, 1, 3, 6, 7], [1, 6]):
+        *kinds, scalars, mapped = key
+        operands = [
+            torch.tensor(2 if scalars >> k & 1 else [1, 2]).to(d) for k, d in enumerate(kinds)
+        ]
+        try:
+            expected[key] = f(*operands)
+        except (RuntimeError, TypeError):  # Eager torch refuses.
+            continue
+        axes = tuple(0 if mapped >> k & 1 else None for k in range(3))
+        calls[key] = axes, operands
+    assert calls
+
+    def every(given: dict[Any, Any]) -> dict[Any, Any]:
+        return {key: xf.vmap(f, calls[key][0])(*xs) for key, xs in given.items()}
+
+    given = {
+        key: [x[None] if d == 0 else x for d, x in zip(axes, xs, strict=True)]
+        for key, (axes, xs) in calls.items()
+    }
+    said = xf.eval_shape(every, given)
+    assert {k: a.dtype for k, a in said.items()} == {k: a.dtype for k, a in expected.items()}
+    some = dict(list(given.items())[::29])
+    for key, found in xf.device_get(xf.jit(every)(some)).items():
+        torch.testing.assert_close(found[0], expected[key])
+
+
 Tensor = torch.Tensor
 COUNTED: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
     "sum": lambda x, d: x.sum(dtype=d),
@@ -146,6 +197,24 @@ def test_scatter_into_tensor_takes_its_dtype(
     for found in (xf.jit(PUT[name])(x, y), xf.vmap(PUT[name])(x[None], y[None])[0]):
         assert found.dtype == want.dtype
         assert torch.equal(found.cpu(), want)
+
+
+@pytest.mark.parametrize("loss", [F.huber_loss, F.smooth_l1_loss, F.mse_loss])
+def test_loss_of_truth_values(loss: Callable[..., Tensor]) -> None:
+    x, y = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([True, False, True])
+    same(xf.jit(loss)(x, y), loss(x, y))
+    same(xf.grad(loss)(x, y), torch.func.grad(loss)(x, y.float()))
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64])
+def test_solve_triangular_has_the_dtype_of_the_matrix(left: bool, dtype: torch.dtype) -> None:
+    x, y = torch.tensor([[2.0, 1.0], [0.0, 4.0]]), torch.tensor([[1, 2], [3, 5]]).to(dtype)
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return torch.linalg.solve_triangular(x, y, upper=True, left=left)
+
+    same(xf.jit(f)(x, y), f(x, y))
 
 
 @pytest.mark.sample(4, seed=0)

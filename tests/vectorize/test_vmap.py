@@ -166,6 +166,62 @@ def test_vmap_in_place_write_into_outer_tensor_raises() -> None:
     assert not captured.any()
 
 
+# Of these, torch.func.vmap fails for a batch of nothing, or the results have other shapes.
+OF_NOTHING: dict[str, tuple[Callable[..., Any], list[list[int]]]] = {
+    "avg_pool1d": (lambda x: F.avg_pool1d(x, 3), [[1, 2, 9]]),
+    "max_pool2d": (lambda x: F.max_pool2d(x, 2, return_indices=True), [[2, 2, 4, 6]]),
+    "interpolate": (lambda x: F.interpolate(x, (6, 6), mode="bilinear"), [[2, 3, 4, 4]]),
+    "conv_transpose1d": (F.conv_transpose1d, [[2, 4], [2, 3, 3], [3]]),
+    "pad": (lambda x: F.pad(x, (1, 1), mode="reflect"), [[2, 3]]),
+    "mean": (torch.mean, [[0, 5]]),
+    "inner": (torch.inner, [[3], [4, 3]]),
+    "nanquantile": (lambda x, q: torch.nanquantile(x, q.sigmoid()), [[5], [2]]),
+    "view": (lambda x: x.view(-1, 5), [[10, 2]]),
+    "meshgrid": (lambda x, y: torch.meshgrid(x, y, indexing="ij"), [[3], [2]]),
+    "a column of zeros": (lambda x, y: y / x, [[2], [2]]),
+}
+
+
+@pytest.mark.sample(3, seed=0)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("is_eager", [False, True], ids=["jit", "disable_jit"])
+@pytest.mark.parametrize("name", OF_NOTHING)
+def test_vmap_of_nothing(name: str, is_eager: bool) -> None:
+    f, shapes = OF_NOTHING[name]
+    first, *others = [torch.rand(shape) for shape in shapes]
+    nothing = torch.zeros([*first.shape, 0])
+    in_axes, every = (-1, *(None for _ in others)), tuple(range(len(shapes)))
+
+    def loss(*xs: torch.Tensor) -> torch.Tensor:
+        out = xf.vmap(f, in_axes)(*xs)
+        return sum((a.sum() for a in xf.tree.leaves(out) if a.is_floating_point()), T(0.0))
+
+    def run(*xs: torch.Tensor) -> Any:
+        out = xf.vmap(f, in_axes)(*xs)
+        return xf.tree.leaves(out), xf.grad(loss, argnums=every)(*xs)
+
+    with xf.disable_jit(is_eager):
+        found, grads = xf.device_get(xf.jit(run)(nothing, *others))
+    for a, b in zip(found, xf.tree.leaves(f(first, *others)), strict=True):
+        assert (a.shape, a.dtype) == ((0, *b.shape), b.dtype)
+    for a, x in zip(grads, [nothing, *others], strict=True):
+        torch.testing.assert_close(a, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("is_eager", [False, True], ids=["jit", "disable_jit"])
+def test_vmap_of_nothing_has_no_effects_and_shared_results(is_eager: bool) -> None:
+    seen: list[Any] = []
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        xf.debug.callback(lambda *a: seen.append(a), x)
+        return x[:1] * y, y * 2
+
+    g = xf.jit(xf.vmap(f, (1, None), (-1, None)))
+    with xf.disable_jit(is_eager):
+        product, double = xf.device_get(g(torch.zeros(3, 0), T(1.5)))
+    assert (product.shape, double, seen) == ((1, 0), T(3.0), [])
+
+
 ACTIVATIONS = """
     sigmoid tanh relu elu gelu hardswish softplus silu leaky_relu hardsigmoid logsigmoid mish celu
     selu hardtanh relu6 softsign tanhshrink hardshrink softshrink

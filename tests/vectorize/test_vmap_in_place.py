@@ -104,6 +104,40 @@ def test_vmap_flip_and_roll_of_scalars(name: str) -> None:
         xf.vmap(lambda x: torch.flip(x, (1,)))(xs)
 
 
+WITH_INDEX: dict[str, Callable[..., torch.Tensor]] = {
+    "index_select": lambda x, i, y: x.index_select(0, i) * y,
+    "index_add": lambda x, i, y: x.index_add(0, i, y),
+    "index_add_": lambda x, i, y: x.clone().index_add_(0, i, y),
+    "index_copy": lambda x, i, y: torch.index_copy(x, 0, i, y),
+    "index_reduce": lambda x, i, y: x.index_reduce(0, index=i, source=y, reduce="amax"),
+    "index_fill": lambda x, i, y: x.index_fill(0, i, 2.0) + y,
+}
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("shape", [(3,), (3, 2)])
+@pytest.mark.parametrize("name", WITH_INDEX)
+def test_index_without_dimensions(name: str, shape: tuple[int, ...]) -> None:
+    f = WITH_INDEX[name]
+    x, y = torch.rand(shape), 5 + torch.rand(1, *shape[1:])
+    index = torch.tensor([1, 2])
+    expected = torch.stack([f(x, i, y) for i in index])
+    torch.testing.assert_close(xf.jit(f)(x, index[0], y).cpu(), expected[0])
+    torch.testing.assert_close(xf.vmap(f, (None, 0, None))(x, index, y).cpu(), expected)
+    found = xf.vmap(f, (0, None, None))(torch.stack([x, x]), index[1], y).cpu()
+    torch.testing.assert_close(found, expected[1:].expand_as(found))
+
+
+@pytest.mark.parametrize("squeeze", [torch.squeeze, torch.Tensor.squeeze, torch.squeeze_copy])
+def test_vmap_squeeze_of_scalars(squeeze: Callable[..., torch.Tensor]) -> None:
+    xs = torch.tensor([1.0, 2.0, 3.0])
+    for dims in ((), (0,), (-1,), ((-1,),), ((),)):
+        found = xf.vmap(xf.value_and_grad(lambda x, dims=dims: squeeze(x, *dims) ** 2))(xs)
+        torch.testing.assert_close(xf.device_get(found), (xs**2, 2 * xs))
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        xf.vmap(lambda x: squeeze(x, 1))(xs)
+
+
 @pytest.mark.parametrize("exponent", [True, False])
 @pytest.mark.parametrize("name", ["pow_", "__ipow__"])
 def test_bool_power_in_place_stays_bool(name: str, exponent: bool) -> None:

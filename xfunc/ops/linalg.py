@@ -27,7 +27,7 @@ def solve_triangular(
     a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Tensor:
     batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
+    a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]).to(a.dtype)
     if not b.numel():
         return b.clone()
     return instruction(_solve, a, b, left=left, lower=not upper, unit_diagonal=unitriangular)

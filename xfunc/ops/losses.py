@@ -69,13 +69,18 @@ def mse_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -
     return original("mse_loss_backward")(grad, x, target, reduction)
 
 
+def _number(x: Tensor) -> Tensor:
+    """Truth values as integers, which torch's kernels subtract and ``-`` does not."""
+    return x.to(torch.uint8) if x.dtype is torch.bool else x
+
+
 @kernel("smooth_l1_loss_backward")
 def smooth_l1_loss_backward(
     grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float
 ) -> Tensor:
     # In torch's decomposition the slope is 0 where the difference is NaN.
     grad = grad / max(x.numel(), 1) if reduction == 1 else grad
-    difference = x - target
+    difference = x - _number(target)
     is_far = difference.abs() >= beta
     return torch.where(is_far, grad * difference.sign(), grad * difference / beta)
 
@@ -84,7 +89,7 @@ def smooth_l1_loss_backward(
 def huber_loss(x: Tensor, target: Tensor, reduction: int = 1, delta: float = 1.0) -> Tensor:
     # In torch's decomposition the second derivative is 0 at 0, and the first is NaN at infinity.
     torch._check(delta > 0, lambda: "huber_loss does not support non-positive values for delta.")
-    difference = x - target
+    difference = x - _number(target)
     size = difference.abs()
     is_far = size >= delta
     near = torch.where(is_far, 0, difference)

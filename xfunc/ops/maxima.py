@@ -100,7 +100,7 @@ def _max_pool(name: str, spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
 def _scattered(grad: Tensor, x: Tensor, place: Tensor, spatial: int) -> Tensor:
     kept, sizes = x.shape[:-spatial], x.shape[-spatial:]
     out = torch.zeros(*kept, math.prod(sizes), dtype=grad.dtype, device=grad.device)
-    found = out.scatter_add(-1, place.reshape(*kept, -1), grad.reshape(*kept, -1))
+    found = out.scatter_add(-1, place.flatten(-spatial), grad.flatten(-spatial))
     return found.reshape(x.shape)
 
 
@@ -213,7 +213,7 @@ def _unpool(x: Tensor, place: Tensor, sizes: Sequence[int], spatial: int) -> Ten
         )
     kept = x.shape[:-spatial]
     empty = torch.zeros(*kept, math.prod(sizes), dtype=x.dtype, device=x.device)
-    full = empty.scatter(-1, place.reshape(*kept, -1), x.reshape(*kept, -1))
+    full = empty.scatter(-1, place.flatten(-spatial), x.flatten(-spatial))
     return full.reshape(*kept, *sizes)
 
 

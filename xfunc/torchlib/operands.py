@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from xfunc.torchlib import functorch
+from xfunc.torchlib.unbatched import promoting
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
@@ -113,7 +114,8 @@ def _putting(func: Function) -> Function:
 
 
 OPERANDS: dict[object, Function] = {
-    **{f: _factored(f) for f in _find("add sub subtract rsub addcmul addcdiv".split())},
+    **{f: _factored(f) for f in _find("add sub subtract rsub".split())},
+    **{f: _factored(promoting(f)) for f in _find("addcmul addcdiv".split())},
     torch.Tensor.add_: _in_place_by(torch.add, torch.Tensor.add_),
     torch.Tensor.sub_: _in_place_by(torch.sub, torch.Tensor.sub_),
     torch.Tensor.subtract_: _in_place_by(torch.sub, torch.Tensor.subtract_),

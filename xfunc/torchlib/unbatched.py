@@ -6,19 +6,22 @@ torch composes them in C++ from operations, some of which have no `vmap` rule or
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 
+from xfunc.rules.operands import result_type
 from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
+R = TypeVar("R")
 
 
-def where_mapped(func: Callable[..., object], rule: Callable[..., object]) -> Callable[..., object]:
+def where_mapped(func: Callable[..., R], rule: Callable[..., R]) -> Callable[..., R]:
     """`rule` inside a vmap, and torch's own function elsewhere."""
 
-    def call(*args: object, **kwargs: object) -> object:
+    def call(*args: object, **kwargs: object) -> R:
         mapped = functorch.VMAP in functorch.levels()
         return (rule if mapped else func)(*args, **kwargs)
 
@@ -110,6 +113,57 @@ def _of_one(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+def _squeeze(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``torch.squeeze``, whose rule takes dimension -1 of a scalar for the axis of the vmap."""
+
+    def call(input: Tensor, *args: object, **kwargs: object) -> Tensor:
+        if input.ndim:
+            return func(input, *args, **kwargs)
+        return func(input.unsqueeze(0), *args, **kwargs).view(())
+
+    return call
+
+
+def promoting(func: Callable[..., Tensor], condition: int | None = None) -> Callable[..., Tensor]:
+    """A function whose rule takes scalar examples for arrays when it promotes dtypes.
+
+    Args:
+        func: a function of operands, and options that are keywords.
+        condition: the position of an argument that is no operand.
+    """
+
+    def call(*args: object, **kwargs: object) -> Tensor:
+        given = {**dict(enumerate(args)), **kwargs}
+        operands = {
+            k: a
+            for k, a in given.items()
+            if k not in (condition, "condition", "value", "out")
+            and isinstance(a, (Tensor, bool, int, float, complex))
+        }
+        tensors = {k: a for k, a in operands.items() if isinstance(a, Tensor)}
+        if len({a.dtype for a in tensors.values()}) > 1:
+            dtype = result_type(operands.values())
+            given.update((k, a.to(dtype)) for k, a in tensors.items())
+        n = len(args)
+        return func(*(given[k] for k in range(n)), **{k: given[k] for k in kwargs})
+
+    return where_mapped(func, call)
+
+
+def _scalar_index(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function with an index, whose rules take that of each example for that of all if 0-d."""
+
+    def call(input: Tensor, dim: int, index: Tensor, *args: object, **kwargs: object) -> Tensor:
+        index = index.reshape(1) if input.ndim and not index.ndim else index
+        return func(input, dim, index, *args, **kwargs)
+
+    return call
+
+
+_INDEXED = ("index_select", "index_add", "index_copy", "index_reduce")
+_CLAMPS = (torch.clamp, torch.clip, torch.clamp_min, torch.clamp_max)
+_METHODS = (Tensor.clamp, Tensor.clip, Tensor.clamp_min, Tensor.clamp_max)
+
 UNBATCHED: dict[object, Callable[..., object]] = {
     **{
         func: where_mapped(func, rule)
@@ -126,5 +180,13 @@ UNBATCHED: dict[object, Callable[..., object]] = {
         )
     },
     **{f: where_mapped(f, _of_one(f)) for f in (torch.flip, Tensor.flip, torch.roll, Tensor.roll)},
+    **{f: promoting(f) for f in (*_CLAMPS, *_METHODS, torch.lerp, Tensor.lerp)},
+    **{f: _scalar_index(f) for n in _INDEXED for f in (getattr(torch, n), getattr(Tensor, n))},
+    Tensor.index_add_: _scalar_index(Tensor.index_add_),
+    torch.where: promoting(torch.where, 0),
+    Tensor.where: promoting(Tensor.where, 1),
+    **{
+        f: where_mapped(f, _squeeze(f)) for f in (torch.squeeze, Tensor.squeeze, torch.squeeze_copy)
+    },
 }
 """The replacement for each such function."""
