@@ -128,7 +128,7 @@ def test_index_without_dimensions(name: str, shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(found, expected[1:].expand_as(found))
 
 
-@pytest.mark.parametrize("squeeze", [torch.squeeze, torch.Tensor.squeeze, torch.squeeze_copy])
+@pytest.mark.parametrize("squeeze", [torch.squeeze, torch.Tensor.squeeze])
 def test_vmap_squeeze_of_scalars(squeeze: Callable[..., torch.Tensor]) -> None:
     xs = torch.tensor([1.0, 2.0, 3.0])
     for dims in ((), (0,), (-1,), ((-1,),), ((),)):

@@ -185,8 +185,6 @@ UNBATCHED: dict[object, Callable[..., object]] = {
     Tensor.index_add_: _scalar_index(Tensor.index_add_),
     torch.where: promoting(torch.where, 0),
     Tensor.where: promoting(Tensor.where, 1),
-    **{
-        f: where_mapped(f, _squeeze(f)) for f in (torch.squeeze, Tensor.squeeze, torch.squeeze_copy)
-    },
+    **{f: where_mapped(f, _squeeze(f)) for f in (torch.squeeze, Tensor.squeeze)},
 }
 """The replacement for each such function."""
