@@ -2,8 +2,8 @@
 
 NOTE [batches of nothing]: without examples, many of torch's rules for batches fail, or return other
 shapes. So the function runs on one example of zeros, whose results give the shapes; nothing else
-depends on it. With a named axis, whose collectives can have its size in their shapes, the batch
-stays empty.
+depends on it. The batch stays empty with a named axis, whose collectives can have its size in their
+shapes, and under `disable_jit`, where loops would run on the zeros, perhaps without end.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ class Vmap(Transform[P, R]):
         ]
         size = self._size(leaves, dims, paths)
         trace, axes = tracing.current(), self._mesh_axes
-        is_empty = not size and self._axis_name is None  # see NOTE [batches of nothing]
+        # See NOTE [batches of nothing].
+        is_empty = not size and self._axis_name is None and trace is not None
         if is_empty:
             size, axes = 1, ()
             leaves = [
@@ -121,6 +122,7 @@ class Vmap(Transform[P, R]):
             ]
         out_trees: list[tree.Structure] = []
         out_axes: list[int | None] = []
+        shared: dict[int, Tensor] = {}  # outputs without an axis
 
         def flat(*xs: Tensor) -> tuple[Tensor, ...] | Tensor:
             full = list(given)
@@ -132,8 +134,11 @@ class Vmap(Transform[P, R]):
             outs = as_outputs(name, outs, out_tree)
             out_trees[:] = [out_tree]
             out_axes[:] = _per_leaf(self._out_axes, out, name, "out_axes")
-            for o, d in zip(outs, out_axes, strict=True):
-                if d is None and functorch.is_batched_here(o):
+            for i, (o, d) in enumerate(zip(outs, out_axes, strict=True)):
+                if d is not None:
+                    continue
+                shared[i] = o
+                if functorch.is_batched_here(o):
                     fail(
                         ValueError,
                         f"{name} has out_axes None for an output ({short(o)}) that depends on "
@@ -154,7 +159,7 @@ class Vmap(Transform[P, R]):
         else:
             run = flat
         if is_empty:
-            with effects.silenced() if trace is None else effects.collected(True):
+            with effects.collected(True):
                 outs = batching.vmap(trace, run, dims, leaves)
             outs = [
                 o if d is None else o.new_zeros((0, *o.shape[1:]))
@@ -170,7 +175,8 @@ class Vmap(Transform[P, R]):
                     "give an axis that the batched output has.",
                 )
         placed = [
-            o[0] if d is None else o.movedim(0, d) for o, d in zip(outs, out_axes, strict=False)
+            shared[i] if d is None else o.movedim(0, d)
+            for i, (o, d) in enumerate(zip(outs, out_axes, strict=False))
         ]
         return tree.unflatten(out_trees[0], placed)
 

@@ -217,6 +217,22 @@ class TestWhileLoop:
             xf.while_loop(lambda s: s[1] < 3, lambda s: (s[0], 1.5), (X, 0))
 
 
+    @pytest.mark.parametrize("length", [None, 3])
+    def test_state_without_elements(self, length: int | None) -> None:
+        def loop(x: torch.Tensor) -> Any:
+            state = (x, x + 1)
+            return xf.while_loop(lambda s: (s[0] < 9).any(), lambda s: (s[1], s[0] * 2), state)
+
+        def run(x: torch.Tensor) -> Any:
+            if length is None:
+                return loop(x)
+            return xf.scan(lambda c, _: (loop(c)[1], None), x, None, length=length)
+
+        nothing = torch.zeros(2, 0)
+        for f, shape in ((run, (2, 0)), (xf.vmap(run), (2, 0)), (xf.vmap(run, 1), (0, 2))):
+            assert xf.tree.leaves(xf.jit(f)(nothing))[0].shape == shape
+
+
 class TestForiLoop:
     def test_python_bounds_grad(self) -> None:
         def f(x: torch.Tensor) -> torch.Tensor:

@@ -462,8 +462,13 @@ def call(graph: Any, operands: Sequence[Node], more: bytes = b"") -> list[Node]:
 
 
 def while_(body: Any, condition: Any, init: Sequence[Node]) -> list[Node]:
-    """The last state of a loop, given the graphs of its body and of its condition."""
+    """The last state of a loop, given the graphs of its body and of its condition.
+
+    A state without elements stays what it is; XLA's CPU compiler ends the process on such a loop.
+    """
     types = [n.type for n in init]
+    if all(0 in t.dims for t in types):
+        return [*init]
     return several("while", types, tuple(init), None, (body, condition))
 
 
