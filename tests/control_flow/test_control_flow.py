@@ -216,7 +216,6 @@ class TestWhileLoop:
         ):
             xf.while_loop(lambda s: s[1] < 3, lambda s: (s[0], 1.5), (X, 0))
 
-
     @pytest.mark.parametrize("length", [None, 3])
     def test_state_without_elements(self, length: int | None) -> None:
         def loop(x: torch.Tensor) -> Any:
