@@ -90,6 +90,27 @@ def test_vmaps_of_index_fill_over_one_operand_each(levels: Any, value: Any) -> N
     torch.testing.assert_close(xf.device_get(f(x, i)), looped(x, i, levels))
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss"])
+@pytest.mark.parametrize("shape", [(), (5,)])
+def test_vmaps_of_losses_over_one_array_each(
+    shape: tuple[int, ...], name: str, reduction: str
+) -> None:
+    def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return getattr(F, name)(a, b, reduction=reduction)
+
+    a, b = 2 * torch.randn(3, *shape), 2 * torch.randn(2, *shape)
+    f = xf.vmap(xf.vmap(loss, (0, None)), (None, 0))
+    expected = torch.stack([torch.stack([loss(x, y) for x in a]) for y in b])
+    torch.testing.assert_close(xf.device_get(f(a, b)), expected)
+    f = xf.vmap(xf.vmap(loss, (None, 0)), (0, None))
+    torch.testing.assert_close(xf.device_get(f(a, b)), expected.transpose(0, 1))
+    slopes = xf.grad(lambda a, b: f(a, b).sum(), argnums=(0, 1))(a, b)
+    given = a.requires_grad_(), b.requires_grad_()
+    total = torch.stack([loss(x, y).sum() for x in a for y in b]).sum()
+    torch.testing.assert_close(xf.device_get(slopes), torch.autograd.grad(total, given))
+
+
 RECURRENT = {
     "LSTM": torch.nn.LSTM(3, 5),
     "LSTM of two layers": torch.nn.LSTM(3, 5, 2, bidirectional=True, batch_first=True),
