@@ -63,6 +63,54 @@ def test_vmap_over_each_operand_and_all(name: str) -> None:
     torch.testing.assert_close(slopes, expected_slopes, rtol=1e-3, atol=1e-3)
 
 
+LEVELS = [
+    ((0, None), (None, 0), (None, 0)),
+    ((None, 0), (0, None), (None, 0)),
+    ((None, 0), (None, 0), (0, None)),
+]
+
+
+@pytest.mark.parametrize("value", [2.5, torch.tensor(2.5)])
+@pytest.mark.parametrize("levels", LEVELS)
+def test_vmaps_of_index_fill_over_one_operand_each(levels: Any, value: Any) -> None:
+    def fill(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x.index_fill(0, i, value)
+
+    def looped(x: torch.Tensor, i: torch.Tensor, levels: Any) -> torch.Tensor:
+        if not levels:
+            return fill(x, i)
+        if levels[0] == (0, None):
+            return torch.stack([looped(row, i, levels[1:]) for row in x])
+        return torch.stack([looped(x, part, levels[1:]) for part in i])
+
+    x, i = torch.randn(2, 4), torch.tensor([[[0, -1], [1, 2], [3, 3]], [[2, 0], [-4, 1], [0, 0]]])
+    f = fill
+    for dims in reversed(levels):  # the first is the outermost
+        f = xf.vmap(f, in_axes=dims)
+    torch.testing.assert_close(xf.device_get(f(x, i)), looped(x, i, levels))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss"])
+@pytest.mark.parametrize("shape", [(), (5,)])
+def test_vmaps_of_losses_over_one_array_each(
+    shape: tuple[int, ...], name: str, reduction: str
+) -> None:
+    def loss(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return getattr(F, name)(a, b, reduction=reduction)
+
+    a, b = 2 * torch.randn(3, *shape), 2 * torch.randn(2, *shape)
+    f = xf.vmap(xf.vmap(loss, (0, None)), (None, 0))
+    expected = torch.stack([torch.stack([loss(x, y) for x in a]) for y in b])
+    torch.testing.assert_close(xf.device_get(f(a, b)), expected)
+    f = xf.vmap(xf.vmap(loss, (None, 0)), (0, None))
+    torch.testing.assert_close(xf.device_get(f(a, b)), expected.transpose(0, 1))
+    slopes = xf.grad(lambda a, b: f(a, b).sum(), argnums=(0, 1))(a, b)
+    given = a.requires_grad_(), b.requires_grad_()
+    total = torch.stack([loss(x, y).sum() for x in a for y in b]).sum()
+    torch.testing.assert_close(xf.device_get(slopes), torch.autograd.grad(total, given))
+
+
 RECURRENT = {
     "LSTM": torch.nn.LSTM(3, 5),
     "LSTM of two layers": torch.nn.LSTM(3, 5, 2, bidirectional=True, batch_first=True),

@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 import torch
 
 from xfunc.core import device
+from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
 
@@ -77,13 +78,18 @@ def masked_fill_(x: Tensor, mask: Tensor, value: Tensor | float) -> Tensor:
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
-    """``torch.index_fill``; torch 2.9's vmap puts a batched value into only some examples."""
-    if not _is_number(value) or index.ndim > 1:
+    """``torch.index_fill``, whose rules for vmap read a value, or write into examples in place."""
+    mapped = functorch.VMAP in functorch.levels()
+    if index.ndim > 1 or not (_is_number(value) or (mapped and not isinstance(value, Tensor))):
         return torch.index_fill(x, dim, index, value)
-    hit = torch.zeros(x.shape[dim] if x.ndim else 1, dtype=torch.bool, device=x.device)
-    hit = torch.index_fill(hit, 0, index, True)
+    shape, x = x.shape, x if x.ndim else x.reshape(1)
+    size = x.size(dim)
+    index = index.reshape(-1)
+    hit = torch.zeros(size, dtype=torch.bool, device=x.device)
+    hit = hit.scatter(0, torch.where(index < 0, index + size, index), True)
     along = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
-    return torch.where(hit.reshape(along), value.to(x.dtype), x)
+    filling = value.to(x.dtype) if isinstance(value, Tensor) else x.new_full((), value)
+    return torch.where(hit.reshape(along), filling, x).reshape(shape)
 
 
 def index_fill_(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:

@@ -160,6 +160,20 @@ def _scalar_index(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
+def _mapped_alike(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A loss whose rule takes the axis of an outer vmap over only one array for one of examples."""
+
+    def call(input: Tensor, target: Tensor, *args: object, **kwargs: object) -> Tensor:
+        if input.shape == target.shape:  # Otherwise, torch warns.
+            of_both = torch.ones_like(input, dtype=torch.bool)
+            of_both = of_both & torch.ones_like(target, dtype=torch.bool)
+            input = torch.where(of_both, input, torch.zeros_like(input))
+            target = torch.where(of_both, target, torch.zeros_like(target))
+        return func(input, target, *args, **kwargs)
+
+    return call
+
+
 _INDEXED = ("index_select", "index_add", "index_copy", "index_reduce")
 _CLAMPS = (torch.clamp, torch.clip, torch.clamp_min, torch.clamp_max)
 _METHODS = (Tensor.clamp, Tensor.clip, Tensor.clamp_min, Tensor.clamp_max)
@@ -180,6 +194,7 @@ UNBATCHED: dict[object, Callable[..., object]] = {
         )
     },
     **{f: where_mapped(f, _of_one(f)) for f in (torch.flip, Tensor.flip, torch.roll, Tensor.roll)},
+    **{f: where_mapped(f, _mapped_alike(f)) for f in (F.mse_loss, F.smooth_l1_loss, F.huber_loss)},
     **{f: promoting(f) for f in (*_CLAMPS, *_METHODS, torch.lerp, Tensor.lerp)},
     **{f: _scalar_index(f) for n in _INDEXED for f in (getattr(torch, n), getattr(Tensor, n))},
     Tensor.index_add_: _scalar_index(Tensor.index_add_),
