@@ -158,15 +158,10 @@ class Vmap(Transform[P, R]):
             run, dims, leaves = with_index, [0, *dims], [indices, *leaves]
         else:
             run = flat
-        if is_empty:
-            with effects.collected(True):
-                outs = batching.vmap(trace, run, dims, leaves)
-            outs = [
-                o if d is None else o.new_zeros((0, *o.shape[1:]))
-                for o, d in zip(outs, out_axes, strict=False)
-            ]
-        else:
+        with effects.collected(True) if is_empty else contextlib.nullcontext():
             outs = batching.vmap(trace, run, dims, leaves, axes)
+        if is_empty:
+            outs = [o.new_zeros((0, *o.shape[1:])) for o in outs]
         for o, d in zip(outs, out_axes, strict=False):
             if d is not None and (type(d) is not int or not -o.ndim <= d < o.ndim):
                 fail(

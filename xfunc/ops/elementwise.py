@@ -11,7 +11,7 @@ from xfunc.graph import build
 from xfunc.graph.node import Node
 from xfunc.ops.emit import instruction, loop
 from xfunc.ops.registry import composition, is_twice, kernel
-from xfunc.rules.operands import is_inexact, result_type
+from xfunc.rules.operands import is_inexact, is_integer, result_type
 
 Tensor = torch.Tensor
 
@@ -61,7 +61,7 @@ def _shift(x: Node, by: Node, opcode: str) -> Node:
 def _integers(name: str, *xs: Tensor | int) -> list[Tensor]:
     made = together(*xs)
     dtype = made[0].dtype
-    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+    if not is_integer(dtype):
         # XLA would generate code that crashes the process.
         fail(
             UnsupportedOpError,

@@ -11,6 +11,7 @@ from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.ops.emit import halvings
 from xfunc.ops.registry import batched, composition, defunctionalized, kernel, original
+from xfunc.torchlib.fill import index_filled
 from xfunc.torchlib.indexing import put_by_mask
 
 Tensor = torch.Tensor
@@ -24,13 +25,7 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Ten
             "index_fill_ only supports a 0-dimensional value tensor, but got tensor with "
             f"{value.ndim} dimension(s)."
         )
-    shape, x = x.shape, x if x.ndim else x.reshape(1)
-    hit = torch.zeros(x.shape[dim], dtype=torch.int32, device=x.device)
-    index = index.reshape(-1).long()
-    hit = hit.scatter(0, torch.where(index < 0, index + x.shape[dim], index), 1)
-    along = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
-    filling = value.to(x.dtype) if isinstance(value, Tensor) else x.new_full((), value)
-    return torch.where(hit.bool().reshape(along), filling, x).reshape(shape)
+    return index_filled(x, dim, index, value)
 
 
 # The identity of each reduction.

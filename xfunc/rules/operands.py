@@ -24,6 +24,11 @@ def is_inexact(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
+def is_integer(dtype: torch.dtype) -> bool:
+    """Whether a dtype is one of integers; booleans are none."""
+    return not is_inexact(dtype) and dtype is not torch.bool
+
+
 def _category(dtype: torch.dtype) -> int:
     if dtype.is_complex:
         return 3

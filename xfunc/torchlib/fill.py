@@ -82,14 +82,18 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Ten
     mapped = functorch.VMAP in functorch.levels()
     if index.ndim > 1 or not (_is_number(value) or (mapped and not isinstance(value, Tensor))):
         return torch.index_fill(x, dim, index, value)
+    return index_filled(x, dim, index, value)
+
+
+def index_filled(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
+    """``torch.index_fill``, of arguments that it accepts, by other operations."""
     shape, x = x.shape, x if x.ndim else x.reshape(1)
-    size = x.size(dim)
-    index = index.reshape(-1)
-    hit = torch.zeros(size, dtype=torch.bool, device=x.device)
-    hit = hit.scatter(0, torch.where(index < 0, index + size, index), True)
+    hit = torch.zeros(x.shape[dim], dtype=torch.int32, device=x.device)
+    index = index.reshape(-1).long()
+    hit = hit.scatter(0, torch.where(index < 0, index + x.shape[dim], index), 1)
     along = [-1 if d == dim % x.ndim else 1 for d in range(x.ndim)]
     filling = value.to(x.dtype) if isinstance(value, Tensor) else x.new_full((), value)
-    return torch.where(hit.reshape(along), filling, x).reshape(shape)
+    return torch.where(hit.bool().reshape(along), filling, x).reshape(shape)
 
 
 def index_fill_(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:

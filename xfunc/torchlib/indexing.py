@@ -20,6 +20,7 @@ import torch
 
 from xfunc.core.device import TYPE
 from xfunc.errors import UnsupportedOpError, fail
+from xfunc.rules.operands import is_integer
 from xfunc.torchlib import functorch
 
 Tensor = torch.Tensor
@@ -27,10 +28,7 @@ Tensor = torch.Tensor
 
 def is_number(entry: object) -> TypeGuard[Tensor]:
     """Whether an entry of an index is a traced number."""
-    if not isinstance(entry, Tensor) or entry.ndim:
-        return False
-    kind = entry.dtype
-    return not (kind is torch.bool or kind.is_floating_point or kind.is_complex)
+    return isinstance(entry, Tensor) and not entry.ndim and is_integer(entry.dtype)
 
 
 def _take_apart(x: Tensor, index: object) -> tuple[list[tuple[int, Tensor]], tuple[Any, ...]]:

@@ -16,7 +16,7 @@ import torch
 from xfunc.core import torch_versions
 from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail, format_error
-from xfunc.rules.operands import result_type
+from xfunc.rules.operands import is_inexact, is_integer, result_type
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.values import FLOAT8, tensors_in
 
@@ -129,7 +129,7 @@ def _with_numbers(func: Call, run: Call, name: str) -> Call:
                 return run(*args, **kwargs)
             first = args[0] if args else kwargs["input"]
             dtype = first.dtype if own else _dtype(args, kwargs)
-        if plain in _CLAMPS and _is_integer(dtype) and torch_versions.clamp_ignores_far_bounds():
+        if plain in _CLAMPS and is_integer(dtype) and torch_versions.clamp_ignores_far_bounds():
             args, kwargs = _in_range(func, places, dtype, args, kwargs)
             numbers = [_given(*place, args, kwargs) for place in places]
         if plain == "pad":  # which treats any number as floating
@@ -197,10 +197,6 @@ def _in_range(
     return (*args,), kwargs
 
 
-def _is_integer(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
-
-
 def _dtype(args: Sequence[object], kwargs: Mapping[str, object]) -> torch.dtype:
     values = (*args, *(v for k, v in kwargs.items() if k not in ("alpha", "beta", "value")))
     operands = _operands(values)
@@ -215,7 +211,7 @@ def _operands(values: Iterable[object]) -> list[Tensor | complex]:
 
 
 def _check_real(func: Call, dtype: torch.dtype) -> None:
-    if not _is_smooth(dtype):
+    if not is_inexact(dtype):
         fail(
             UnsupportedOpError,
             f"{operation_name(func)} of integers ({dtype}) was given a floating-point factor",
@@ -227,7 +223,7 @@ def _check_alpha(alpha: object, dtype: torch.dtype) -> None:
     """Refuse a factor in a sum of this dtype, in torch's words."""
     if isinstance(alpha, bool) and dtype is not torch.bool:
         raise RuntimeError("Boolean alpha only supported for Boolean results.")
-    if isinstance(alpha, float) and not _is_smooth(dtype):
+    if isinstance(alpha, float) and not is_inexact(dtype):
         raise RuntimeError(
             "For integral input tensors, argument alpha must not be a floating point number."
         )
@@ -253,10 +249,6 @@ def _is_floating(x: object) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
 
 
-def _is_smooth(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
-
-
 def _divided(func: Call, run: Call) -> Call:
     """`run`, but refusing to divide integers by the number 0."""
     is_division = func.__name__.startswith("div")
@@ -264,7 +256,7 @@ def _divided(func: Call, run: Call) -> Call:
     def call(*args: object, **kwargs: object) -> Tensor:
         x, by = args[0] if args else None, _given("other", 1, args, kwargs)
         exact = is_division and kwargs.get("rounding_mode") is None
-        if not isinstance(x, Tensor) or _is_smooth(x.dtype) or exact or type(by) is not int:
+        if not isinstance(x, Tensor) or is_inexact(x.dtype) or exact or type(by) is not int:
             return run(*args, **kwargs)
         if not _wrapped(by, x.dtype) and x.numel():
             again = f", which is 0 in {x.dtype}" if by else ""
@@ -280,13 +272,13 @@ def _divided(func: Call, run: Call) -> Call:
 
 def _in_place(func: Call, run: Call) -> Call:
     """`run`, but refusing results that the tensor cannot hold."""
-    is_inexact = "div" in func.__name__ or func.__name__ == "ldexp_"
+    gives_reals = "div" in func.__name__ or func.__name__ == "ldexp_"
 
     def call(x: Tensor, *args: object, **kwargs: object) -> Tensor:
         factors = ("alpha", "value", "rounding_mode")
         values = _operands((x, *args, *(v for k, v in kwargs.items() if k not in factors)))
         dtype = result_type(values)
-        if is_inexact and not _is_smooth(dtype) and kwargs.get("rounding_mode") is None:
+        if gives_reals and not is_inexact(dtype) and kwargs.get("rounding_mode") is None:
             dtype = torch.get_default_dtype()
         if not torch.can_cast(dtype, x.dtype):
             fail(
@@ -303,7 +295,7 @@ def _in_place(func: Call, run: Call) -> Call:
 
 def _integers_divided(func: Call, run: Call) -> Call:
     def call(x: Tensor, *args: Tensor, **kwargs: object) -> Tensor:
-        if not any(_is_smooth(t.dtype) for t in (*args, *kwargs.values()) if isinstance(t, Tensor)):
+        if not any(is_inexact(t.dtype) for t in (*args, *kwargs.values()) if isinstance(t, Tensor)):
             fail(
                 UnsupportedOpError,
                 f"{operation_name(func)} divides integers, which torch refuses",

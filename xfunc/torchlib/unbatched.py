@@ -108,17 +108,6 @@ def _of_one(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(input: Tensor, *args: object, **kwargs: object) -> Tensor:
         if input.ndim:
             return func(input, *args, **kwargs)
-        return func(input.unsqueeze(0), *args, **kwargs).squeeze(0)
-
-    return call
-
-
-def _squeeze(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """``torch.squeeze``, whose rule takes dimension -1 of a scalar for the axis of the vmap."""
-
-    def call(input: Tensor, *args: object, **kwargs: object) -> Tensor:
-        if input.ndim:
-            return func(input, *args, **kwargs)
         return func(input.unsqueeze(0), *args, **kwargs).view(())
 
     return call
@@ -193,13 +182,16 @@ UNBATCHED: dict[object, Callable[..., object]] = {
             (torch.column_stack, _column_stack),
         )
     },
-    **{f: where_mapped(f, _of_one(f)) for f in (torch.flip, Tensor.flip, torch.roll, Tensor.roll)},
+    **{
+        f: where_mapped(f, _of_one(f))
+        for n in ("flip", "roll", "squeeze")
+        for f in (getattr(torch, n), getattr(Tensor, n))
+    },
     **{f: where_mapped(f, _mapped_alike(f)) for f in (F.mse_loss, F.smooth_l1_loss, F.huber_loss)},
     **{f: promoting(f) for f in (*_CLAMPS, *_METHODS, torch.lerp, Tensor.lerp)},
     **{f: _scalar_index(f) for n in _INDEXED for f in (getattr(torch, n), getattr(Tensor, n))},
     Tensor.index_add_: _scalar_index(Tensor.index_add_),
     torch.where: promoting(torch.where, 0),
     Tensor.where: promoting(Tensor.where, 1),
-    **{f: where_mapped(f, _squeeze(f)) for f in (torch.squeeze, Tensor.squeeze)},
 }
 """The replacement for each such function."""
