@@ -112,3 +112,11 @@ def test_rrelu_draws_only_in_training():
         torch.testing.assert_close(xf.grad(lambda x, f=f: f(x).sum())(X).cpu(), leaf.grad)
     with pytest.raises(xf.errors.PurityError, match="draws from the global random generator"):
         xf.jit(lambda x: F.rrelu(x, training=True))(X)
+
+
+def test_equal_of_shapes_that_differ_reads_nothing() -> None:
+    x = torch.ones(3)
+    assert xf.jit(lambda x: x * torch.equal(x, x))(x).tolist() == [1, 1, 1]
+    assert xf.jit(lambda x: x * x.equal(x[1:]))(x).tolist() == [0, 0, 0]
+    with pytest.raises(xf.errors.ConcretizationError, match="torch.equal reads a traced value"):
+        xf.jit(lambda x: x * torch.equal(x, x + 1))(x)

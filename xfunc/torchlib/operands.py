@@ -1,14 +1,9 @@
-"""Calls that torch's derivatives, or its checks, do not take as they are.
-
-NOTE [factors that are tensors]: torch reads the `alpha` of a sum, and the `value` of `addcmul` and
-`addcdiv`, if it is a tensor; a traced one, such as a `torch.optim` learning rate, has no value to
-read, so its operand is multiplied by it instead.
-"""
+"""Calls that torch's derivatives, or its checks, do not take as they are."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,53 +13,7 @@ from xfunc.torchlib.unbatched import promoting
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
-_FACTORS = ("alpha", "value")
 _PUTTING = "slice_scatter select_scatter diagonal_scatter as_strided_scatter".split()
-
-
-def _factored(func: Function) -> Function:
-    """`func`, by way of a product where a factor is a tensor."""
-
-    @functools.wraps(func)
-    def call(*args: object, **kwargs: object) -> Tensor:
-        if kwargs and any(isinstance(kwargs.get(k), Tensor) for k in _FACTORS):
-            return _multiplied(func, args, kwargs)
-        return func(*args, **kwargs)
-
-    return call
-
-
-def _multiplied(func: Function, args: Sequence[object], kwargs: Mapping[str, object]) -> Tensor:
-    """See NOTE [factors that are tensors]."""
-    name, factor = next((k, v) for k in _FACTORS if isinstance(v := kwargs.get(k), Tensor))
-    rest = {k: v for k, v in kwargs.items() if k != name}
-    place = 0 if func is torch.rsub else 1
-    dtype = args[0].dtype if isinstance(args[0], Tensor) else None
-    if len(args) <= place or dtype is None or factor.ndim:
-        return func(*args, **kwargs)
-    if not torch.can_cast(factor.dtype, dtype):
-        raise RuntimeError(f"{name} is of {factor.dtype}, which can't be cast to {dtype}")
-    given: list[Any]  # the terms that torch adds
-    given, factor = [*args], factor.to(dtype)
-    if dtype in (torch.bfloat16, torch.float16):
-        given, factor = [_wide(a) for a in args], factor.float()
-    given[place] = given[place] * factor
-    return func(*given, **rest).to(dtype)
-
-
-def _wide(x: object) -> object:
-    return x.float() if isinstance(x, torch.Tensor) else x
-
-
-def _in_place_by(plain: Function, func: Function) -> Function:
-    """`func`, which changes its first argument, by way of `plain` where a factor is a tensor."""
-
-    def call(x: Tensor, *args: object, **kwargs: object) -> Tensor:
-        if kwargs and any(isinstance(kwargs.get(k), Tensor) for k in _FACTORS):
-            return x.copy_(_multiplied(plain, (x.clone(), *args), kwargs))
-        return func(x, *args, **kwargs)
-
-    return call
 
 
 def _find(names: Iterable[str]) -> Iterator[Function]:
@@ -114,13 +63,7 @@ def _putting(func: Function) -> Function:
 
 
 OPERANDS: dict[object, Function] = {
-    **{f: _factored(f) for f in _find("add sub subtract rsub".split())},
-    **{f: _factored(promoting(f)) for f in _find("addcmul addcdiv".split())},
-    torch.Tensor.add_: _in_place_by(torch.add, torch.Tensor.add_),
-    torch.Tensor.sub_: _in_place_by(torch.sub, torch.Tensor.sub_),
-    torch.Tensor.subtract_: _in_place_by(torch.sub, torch.Tensor.subtract_),
-    torch.Tensor.addcmul_: _in_place_by(torch.addcmul, torch.Tensor.addcmul_),
-    torch.Tensor.addcdiv_: _in_place_by(torch.addcdiv, torch.Tensor.addcdiv_),
+    **{f: promoting(f) for f in _find("addcmul addcdiv".split())},
     **{f: _rounding(f) for f in _find("div divide".split())},
     **{f: _reducing(f) for f in _find("sum prod cumsum cumprod".split())},
     **{f: _putting(f) for f in _find(_PUTTING)},

@@ -22,6 +22,7 @@ from xfunc.torchlib.derivatives import check_derivative
 from xfunc.torchlib.foreach import FOREACH
 from xfunc.torchlib.in_place import check_shape, write_into
 from xfunc.torchlib.indexing import part_of
+from xfunc.torchlib.options import OPTIONS, Rule
 from xfunc.torchlib.replacements import replacement
 from xfunc.torchlib.torch_functions import Kind
 from xfunc.torchlib.values import FLOAT8, SUPPORTED, check_dtype, tensors_in
@@ -57,6 +58,7 @@ class _Plan(NamedTuple):
         is_like: whether it makes values like another one.
         makes_value: whether its result is not an argument.
         keeps_shape: whether it changes its first argument element by element.
+        options: how it is computed if one of its options is a tensor.
     """
 
     kind: Kind
@@ -67,6 +69,7 @@ class _Plan(NamedTuple):
     is_like: bool
     makes_value: bool
     keeps_shape: bool
+    options: Rule | None
 
 
 _plans: dict[object, _Plan] = {}
@@ -82,6 +85,7 @@ def _planned(func: Callable[..., Any]) -> _Plan:
         func in _SHAPED_LIKE,
         func not in _SAME_VALUE,
         torch_functions.is_in_place_elementwise(func),
+        OPTIONS.get(func),
     )
     return result
 
@@ -129,6 +133,12 @@ class Mode(TorchFunctionMode):
                 if not torch_functions.is_in_place(func.__name__):
                     for tensor in out:
                         trace.made.register(tensor, func, sys._getframe(2))
+                return out
+        if plan.options is not None and plan.options.applies(args, kwargs):
+            with self:
+                out = plan.options(args, kwargs)
+            if out is not NotImplemented:
+                trace.made.register(out, func, sys._getframe(2))
                 return out
         if "device" in kwargs:
             kwargs = {**kwargs, "device": devices.of_trace(kwargs["device"])}

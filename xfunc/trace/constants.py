@@ -82,6 +82,10 @@ def read(
     """What a call reads of known tensors; NotImplemented if it reads others."""
     if func not in _READS:
         return NotImplemented
+    if func in _EQUALS and len(args) == 2 and args[0].dtype is args[1].dtype:
+        one, other = args
+        if one is other or (one.shape != other.shape and not trace.ctx.asks_sizes):
+            return one is other
     found = _on_values(trace, func, args, kwargs)
     if trace.ctx.asks_sizes and found is not NotImplemented:
         given = [trace.known.find(a) for a in args]
@@ -159,6 +163,7 @@ def repeated(
 
 
 _METHOD = Tensor.repeat_interleave
+_EQUALS = frozenset(torch_functions.functions("equal"))
 _READS = frozenset(
     torch_functions.functions(
         "item", "tolist", "__bool__", "__int__", "__float__", "__index__", "is_nonzero", "equal",

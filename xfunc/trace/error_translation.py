@@ -295,6 +295,11 @@ def explain_usage(error: BaseException, name: str) -> None:
         problem = "torch's operators take an array only on their right, and do not compare with one"
         hint = "make a tensor of the array: torch.from_numpy(array)."
         error.add_note(format_error(problem, hint, function=name, at=raised_at(error)))
+    elif isinstance(error, TypeError) and (found := _OF_NUMBERS.search(said)):
+        func = found["func"] or found["clamp"]
+        problem = f"{func} takes only a number there, not a value that is differentiated"
+        hint = "compute with tensors: x + alpha * y, torch.minimum(x, bound), torch.where."
+        error.add_note(format_error(problem, hint, function=name, at=raised_at(error)))
     elif (
         isinstance(error, TypeError)
         and "torch." in said
@@ -304,6 +309,11 @@ def explain_usage(error: BaseException, name: str) -> None:
         error.add_note(format_error(problem, OF_JAX, function=name, at=raised_at(error)))
 
 
+_OF_NUMBERS = re.compile(
+    r"(?P<func>\w+)\(\): argument '\w+'( \(position \d+\))? must be (Number|float), not Tensor"
+    r"|(?P<clamp>clamp\w*|clip\w*)\(\) received an invalid combination of arguments - got .*Tensor"
+)
+"""The messages of torch for a tensor that stands for a number, and requires a gradient."""
 _OF_ARRAYS = re.compile(
     r"'numpy.ndarray' and '(Tensor|Parameter)'|'(Tensor|Parameter)' and 'numpy.ndarray'"
     "|Concatenation operation is not implemented for NumPy arrays"

@@ -179,24 +179,24 @@ xf.scan(step, 0.0, torch.ones(5))
 """,
         ),
         Case(
-            "An option of an operation is traced. `alpha` of a sum and `value` of `addcmul` may be traced; most options must be Python numbers.",
+            "An option of an operation is traced. Slopes, bounds and margins [may be traced](operations.md); most options must be Python numbers.",
             """\
 @xf.jit
-def act(x, alpha):
-    return torch.nn.functional.elu(x, alpha)
+def size(x, ord):
+    return torch.linalg.vector_norm(x, ord)
 
-act(torch.ones(3), 0.5)
+size(torch.ones(3), 3)
 """,
             """\
-ConcretizationError: torch.nn.functional.elu reads a traced value as a size, an index or a number, but a traced value has no data (while tracing act)
-  at example.py:3 in act: return torch.nn.functional.elu(x, alpha)
-Hint: pass alpha as a static argument (static_argnames='alpha'), or compute with tensors of fixed size.""",
+ConcretizationError: torch.linalg.vector_norm reads a traced value as a size, an index or a number, but a traced value has no data (while tracing size)
+  at example.py:3 in size: return torch.linalg.vector_norm(x, ord)
+Hint: pass ord as a static argument (static_argnames='ord'), or compute with tensors of fixed size.""",
             """\
-@xf.jit(static_argnames="alpha")
-def act(x, alpha):
-    return torch.nn.functional.elu(x, alpha)
+@xf.jit(static_argnames="ord")
+def size(x, ord):
+    return torch.linalg.vector_norm(x, ord)
 
-act(torch.ones(3), alpha=0.5)
+size(torch.ones(3), ord=3)
 """,
         ),
         Case(
