@@ -145,7 +145,8 @@ def test_option_batched(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in OPTIONS if "isclose" not in n])
 def test_derivative_beside_a_traced_option(name: str) -> None:
     function = OPTIONS[name]
-    x = torch.tensor([-1.5, -0.4, -0.2, 0.0, 0.3, 0.6, 0.7, 1.5, -2.5, 3.5], dtype=torch.float64)
+    bound = 0.31 if "clamp" in name or name == "clip" else FACTOR  # torch 2.15 halves a tie there.
+    x = torch.tensor([-1.5, -0.4, -0.2, 0.0, bound, 0.6, 0.7, 1.4, -2.5, 3.5], dtype=torch.float64)
     weights = torch.linspace(0.5, 2, function(x, FACTOR).numel(), dtype=torch.float64)
 
     def total(x: Tensor, k: Any) -> Tensor:

@@ -270,12 +270,14 @@ def _leaky_relu(input: Tensor, negative_slope: Option = 0.01, inplace: bool = Fa
 
 @_rule("elu", "elu_")
 def _elu(input: Tensor, alpha: Option = 1.0, inplace: bool = False) -> Tensor:
-    return torch.where(input > 0, input, alpha * input.clamp(max=0).expm1())
+    below = torch.where(input > 0, 0, input)
+    return torch.where(input > 0, input, alpha * below.expm1())
 
 
 @_rule("celu", "celu_")
 def _celu(input: Tensor, alpha: Option = 1.0, inplace: bool = False) -> Tensor:
-    return torch.where(input > 0, input, alpha * (input.clamp(max=0) / alpha).expm1())
+    below = torch.where(input > 0, 0, input)
+    return torch.where(input > 0, input, alpha * (below / alpha).expm1())
 
 
 @_rule("softplus")
