@@ -198,7 +198,9 @@ def test_differentiated_option_parsed_in_c_is_explained() -> None:
     assert "Hint: compute with tensors: x + alpha * y" in note
     with pytest.raises(TypeError, match="invalid combination of arguments") as raised:
         xf.grad(lambda k: X.to(k.device).clamp(0.1, k).sum())(torch.tensor(FACTOR))
-    assert "clamp takes only a number there" in raised.value.__notes__[0]
+    (note,) = raised.value.__notes__
+    assert "clamp takes only a number there" in note
+    assert "Hint: make all bounds tensors: x.clamp(torch.tensor(0.0), bound)." in note
 
 
 def test_alpha_of_integers() -> None:

@@ -298,7 +298,9 @@ def explain_usage(error: BaseException, name: str) -> None:
     elif isinstance(error, TypeError) and (found := _OF_NUMBERS.search(said)):
         func = found["func"] or found["clamp"]
         problem = f"{func} takes only a number there, not a value that is differentiated"
-        hint = "compute with tensors: x + alpha * y, torch.minimum(x, bound), torch.where."
+        hint = "compute with tensors: x + alpha * y, torch.where."
+        if found["clamp"]:
+            hint = "make all bounds tensors: x.clamp(torch.tensor(0.0), bound)."
         error.add_note(format_error(problem, hint, function=name, at=raised_at(error)))
     elif (
         isinstance(error, TypeError)
