@@ -22,7 +22,7 @@ PAGE = DOCS / "gallery.md"
 SECTIONS = {
     "Networks": ["convnet", "lstm", "graph_network", "lora"],
     "Generative models": ["vae", "gan", "normalizing_flow"],
-    "Learning to act, and to learn": ["ppo", "maml"],
+    "Learning to act, and to learn": ["ppo", "maml", "hyperparameters"],
     "Fitting and sampling": ["kalman_filter", "hmc", "gauss_newton"],
     "Derivatives of solutions": ["neural_ode", "deep_equilibrium"],
     "Several devices": ["ring_attention", "mixture_of_experts"],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 
 import xfunc as xf
-from examples.gallery import _cart_pole, _episodes, maml, ppo
+from examples.gallery import _cart_pole, _episodes, hyperparameters, maml, ppo
 from examples.gallery._perceptron import init
 from tests.support.gallery import Run
 
@@ -81,3 +83,29 @@ def test_maml_meta_gradient_equals_finite_differences() -> None:
         ends = [loss(flat + sign * size * direction).item() for sign in (1, -1)]
         slope = (ends[0] - ends[1]) / (2 * size)
         torch.testing.assert_close((gradient @ direction).item(), slope, rtol=1e-6, atol=1e-9)
+
+
+def test_hyperparameters_are_tuned_beyond_the_best_found(run: Run) -> None:
+    searched, tuned = run(hyperparameters)
+    torch.testing.assert_close(searched[0], tuned[0], rtol=1e-2, atol=0)
+    assert searched.min() < searched[0] / 2
+    assert tuned[-1] < searched.min()
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("float64")
+def test_hyperparameters_gradient_equals_finite_differences() -> None:
+    start = {"rate": -2.0, "decay": -5.0, "slope": 0.2, "delta": 0.5}
+    settings = {name: torch.tensor(value) for name, value in start.items()}
+    loss = xf.jit(lambda settings: hyperparameters.error(settings, xf.random.key(1), steps=30))
+    gradient, size = xf.grad(loss)(settings), 1e-5
+    for name, value in settings.items():
+        ends = [loss({**settings, name: value + sign * size}).item() for sign in (1, -1)]
+        slope = (ends[0] - ends[1]) / (2 * size)
+        torch.testing.assert_close(gradient[name].item(), slope, rtol=1e-5, atol=1e-9)
