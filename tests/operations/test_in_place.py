@@ -135,6 +135,32 @@ def test_out_argument_of_integer_dtype_raises() -> None:
         xf.jit(fun)(M)
 
 
+WIDE = torch.float64
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.sort(x, out=(M.to(WIDE), torch.zeros(3, 3, dtype=torch.int64))),
+        lambda x: torch.sort(x, out=(M.clone(), torch.zeros(3, 3, dtype=torch.int32))),
+        lambda x: torch.mm(x, x, out=M.to(WIDE)),
+        lambda x: torch.matmul(x[0], x[1], out=torch.zeros((), dtype=WIDE)),
+        lambda x: torch.addmm(x, x, x, out=M.to(torch.bfloat16)),
+        lambda x: torch.gather(x, 0, torch.zeros(1, 3, dtype=torch.int64), out=M[:1].to(WIDE)),
+        lambda x: torch.linalg.qr(x, out=(M.to(WIDE), M.to(WIDE))),
+        lambda x: torch.isin(x, x[0], out=M.clone()),
+        lambda x: torch.mean(x * 1j, out=torch.zeros(())),
+    ],
+)
+def test_out_argument_of_dtype_that_torch_refuses(call: Callable[[Tensor], Any]) -> None:
+    """Though the result could be cast."""
+    with pytest.raises(RuntimeError, match="dtype") as refused:
+        call(M)
+    with pytest.raises(RuntimeError, match=re.escape(str(refused.value))) as found:
+        xf.jit(call)(M)
+    assert "Hint: give `out` the dtype of the result" in "".join(found.value.__notes__)
+
+
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.uint8, torch.bool])
