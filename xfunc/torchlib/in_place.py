@@ -205,7 +205,11 @@ def write_into(
         if new.shape == o.shape:
             continue
         if not o.numel():
-            return func(*args, **kwargs)  # torch gives `out` the shape of the result
+            try:
+                o.resize_(new.shape)
+                continue
+            except RuntimeError:  # a view, or an argument
+                pass
         fail(
             UnsupportedOpError,
             f"{name} gives {short(new)}, but `out` has another shape ("
@@ -227,7 +231,12 @@ def write_into(
 
 
 _SAME_DTYPE = "give `out` the dtype of the result, or omit it."
-_COMPUTED_IN = frozenset(f"torch.{n}" for n in "sum nansum prod cumsum cumprod".split())
+_COMPUTED_IN = frozenset(
+    f"torch.{n}"
+    for n in (
+        "sum nansum prod cumsum cumprod arange empty eye full linspace logspace ones zeros"
+    ).split()
+)
 """Functions that compute in the dtype of `out`, unless a dtype is given."""
 
 

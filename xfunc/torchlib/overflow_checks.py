@@ -372,11 +372,11 @@ def check_dtypes(
 ) -> None:
     """Raise torch's own error, if it has one, about operands of these dtypes."""
 
-    def like(x: object, size: int = 2) -> object:
+    def like(x: object, most: int = 2) -> object:
         if isinstance(x, Tensor):
-            return torch.zeros([size] * x.ndim, dtype=x.dtype, device="cpu")
+            return torch.zeros([min(n, most) for n in x.shape], dtype=x.dtype, device="cpu")
         if type(x) in (tuple, list):
-            return type(x)(like(a, size) for a in x)  # type: ignore[attr-defined, call-arg]
+            return type(x)(like(a, most) for a in x)  # type: ignore[attr-defined, call-arg]
         return x
 
     # torch gives an empty `out` any shape.
@@ -390,7 +390,14 @@ def check_dtypes(
                 raise
 
 
-_ABOUT_DTYPES = ("dtype", "scalar type", "non-complex", "0-dimensional value")
+_ABOUT_DTYPES = (
+    "dtype",
+    "scalar type",
+    "same type",
+    "non-complex",
+    "non-boolean",
+    "0-dimensional value",
+)
 _PRODUCTS = (
     "matmul mm bmm mv dot vdot inner addmm addmv addbmm baddbmm __matmul__ __rmatmul__ linear "
     "bilinear einsum tensordot chain_matmul"
