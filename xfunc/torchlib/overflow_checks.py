@@ -372,7 +372,7 @@ def check_dtypes(
 ) -> None:
     """Raise torch's own error, if it has one, about operands of these dtypes."""
 
-    def like(x: object, most: int = 2) -> object:
+    def like(x: object, most: int = 3) -> object:
         if isinstance(x, Tensor):
             return torch.zeros([min(n, most) for n in x.shape], dtype=x.dtype, device="cpu")
         if type(x) in (tuple, list):
@@ -380,7 +380,7 @@ def check_dtypes(
         return x
 
     # torch gives an empty `out` any shape.
-    named = {k: like(v, 0 if k == "out" else 2) for k, v in kwargs.items()}
+    named = {k: like(v, 0 if k == "out" else 3) for k, v in kwargs.items()}
     with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
         try:
             func(*map(like, args), **named)
@@ -393,7 +393,9 @@ def check_dtypes(
 _ABOUT_DTYPES = (
     "dtype",
     "scalar type",
+    "scalar_type",
     "same type",
+    "output tensor",
     "non-complex",
     "non-boolean",
     "0-dimensional value",

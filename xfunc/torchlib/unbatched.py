@@ -102,6 +102,13 @@ def _column_stack(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.reshape(-1, 1) if t.ndim < 2 else t for t in tensors], 1)
 
 
+def _pseudo_inverse(input: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """``torch.linalg.pinv``, which gives what has no elements no axis of mapped tolerances."""
+    if input.numel():
+        return torch.linalg.pinv(input, *args, **kwargs)  # type: ignore[arg-type]
+    return torch.linalg.pinv(input)
+
+
 def _of_one(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A function that torch applies along the axis of the vmap where there is no other axis."""
 
@@ -180,6 +187,7 @@ UNBATCHED: dict[object, Callable[..., object]] = {
             (torch.prelu, _prelu),
             (Tensor.prelu, _prelu),
             (torch.column_stack, _column_stack),
+            (torch.linalg.pinv, _pseudo_inverse),
         )
     },
     **{
