@@ -199,6 +199,7 @@ WIDE = torch.float64
         lambda x: torch.linalg.cross(x, x, out=M.to(WIDE)),
         lambda x: torch.logcumsumexp(x, 0, out=M.to(WIDE)),
         lambda x: torch.fft.irfft(x[0] + 0j, out=torch.zeros(4, dtype=torch.int64)),
+        lambda x: torch.any(x, 0, out=X.clone()),
         lambda x: torch.signbit(x, out=M.clone()),
         lambda x: torch.kthvalue(x, 1, out=(X.to(WIDE), X.long())),
         lambda x: torch.gather(
@@ -208,9 +209,7 @@ WIDE = torch.float64
 )
 def test_out_argument_of_dtype_that_torch_refuses(call: Callable[[Tensor], Any]) -> None:
     """Though the result could be cast."""
-    with pytest.raises(
-        RuntimeError, match=r"dtype|scalar_type|type as input|output|non-boolean"
-    ) as refused:
+    with pytest.raises(RuntimeError, match=r"type|output|bool") as refused:
         call(M)
     with pytest.raises(RuntimeError, match=re.escape(str(refused.value))) as found:
         xf.jit(call)(M)

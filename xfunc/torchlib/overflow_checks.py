@@ -398,6 +398,7 @@ _ABOUT_DTYPES = (
     "output tensor",
     "non-complex",
     "non-boolean",
+    "supports bool",
     "0-dimensional value",
 )
 _PRODUCTS = (
