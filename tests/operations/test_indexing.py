@@ -307,7 +307,7 @@ def test_write_by_mask_of_another_size_is_an_index_error(mask: Any) -> None:
 TWO = torch.tensor([1, 0])
 
 
-def _set(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def _put_rows(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     x = x.clone()
     x[TWO] = values
     return x
@@ -316,8 +316,8 @@ def _set(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("write", "shape"),
     [
-        (_set, (4,)),
-        (_set, (2, 2, 3)),
+        (_put_rows, (4,)),
+        (_put_rows, (2, 2, 3)),
         (lambda x, y: x.index_put((TWO,), y), (3, 3)),
         (lambda x, y: x.index_put((TWO,), y), (1, 2, 3)),
         (lambda x, y: x.index_put((TWO, TWO), y, accumulate=True), (3,)),
