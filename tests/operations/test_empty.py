@@ -70,6 +70,18 @@ def test_reductions_of_empty_arrays_match_eager_torch(name: str) -> None:
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("tolerance", ["atol", "rtol"])
+def test_pseudo_inverses_of_empty_batches_in_vmap_over_tolerances(tolerance: str) -> None:
+    def f(x: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.pinv(x, **{tolerance: bound})
+
+    x, bounds = torch.zeros(0, 5, 4, 3), torch.tensor([1e-3, 1e-2])
+    assert xf.vmap(f, (None, 0))(x[..., 0], bounds).shape == (2, 0, 4, 5)
+    nested = xf.vmap(xf.vmap(f, (3, None)), (None, 0))
+    assert nested(x, bounds).shape == (2, 3, 0, 4, 5)
+    assert xf.grad(lambda x: (nested(x, bounds).sum((-1, -2, -3)) + 1).sum())(x).shape == x.shape
+
+
 def test_reductions_of_empty_arrays_derivatives_and_vmap() -> None:
     x = torch.zeros(0, 3)
 

@@ -135,6 +135,87 @@ def test_out_argument_of_integer_dtype_raises() -> None:
         xf.jit(fun)(M)
 
 
+def _into_empty(x: Tensor) -> tuple[Tensor, ...]:
+    more, rank = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
+    values, places = torch.zeros(0), torch.zeros(2, 0, dtype=torch.int64)
+    torch.add(x, 1, out=more)
+    torch.linalg.matrix_rank(torch.outer(x, x), out=rank)
+    torch.sort(x, out=(values, places))
+    return more, rank, values, places
+
+
+def test_empty_out_argument_gets_the_shape_of_the_result() -> None:
+    found, mapped = xf.device_get((xf.jit(_into_empty)(X), xf.vmap(_into_empty)(M)))
+    torch.testing.assert_close(found, _into_empty(X))
+    torch.testing.assert_close(
+        mapped, tuple(map(torch.stack, zip(*map(_into_empty, M), strict=True)))
+    )
+
+
+def test_derivative_through_empty_out_argument() -> None:
+    def fun(x: Tensor) -> Tensor:
+        return torch.mul(x, x, out=torch.zeros(0)).sum()
+
+    torch.testing.assert_close(xf.device_get(xf.grad(fun)(X)), 2 * X)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda out: torch.linspace(0, 1, 7, out=out), (7,)),
+        (lambda out: torch.logspace(0, 1, 7, out=out), (7,)),
+        (lambda out: torch.full((2, 3), 2.7, out=out), (2, 3)),
+        (lambda out: torch.eye(3, out=out), (3, 3)),
+        (lambda out: torch.zeros(3, out=out), (3,)),
+        (lambda out: torch.ones(3, out=out), (3,)),
+        (lambda out: torch.arange(0, 3, out=out), (3,)),
+    ],
+)
+def test_factory_computes_in_the_dtype_of_out(
+    make: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    def fun() -> Tensor:
+        return make(torch.zeros(shape, dtype=dtype))
+
+    torch.testing.assert_close(xf.device_get(xf.jit(fun)()), fun())
+
+
+WIDE = torch.float64
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.sort(x, out=(M.to(WIDE), torch.zeros(3, 3, dtype=torch.int64))),
+        lambda x: torch.sort(x, out=(M.clone(), torch.zeros(3, 3, dtype=torch.int32))),
+        lambda x: torch.mm(x, x, out=M.to(WIDE)),
+        lambda x: torch.matmul(x[0], x[1], out=torch.zeros((), dtype=WIDE)),
+        lambda x: torch.addmm(x, x, x, out=M.to(torch.bfloat16)),
+        lambda x: torch.gather(x, 0, torch.zeros(1, 3, dtype=torch.int64), out=M[:1].to(WIDE)),
+        lambda x: torch.linalg.qr(x, out=(M.to(WIDE), M.to(WIDE))),
+        lambda x: torch.isin(x, x[0], out=M.clone()),
+        lambda x: torch.mean(x * 1j, out=torch.zeros(())),
+        lambda x: torch.linalg.cross(x, x, out=M.to(WIDE)),
+        lambda x: torch.logcumsumexp(x, 0, out=M.to(WIDE)),
+        lambda x: torch.fft.irfft(x[0] + 0j, out=torch.zeros(4, dtype=torch.int64)),
+        lambda x: torch.any(x, 0, out=X.clone()),
+        lambda x: torch.signbit(x, out=M.clone()),
+        lambda x: torch.kthvalue(x, 1, out=(X.to(WIDE), X.long())),
+        lambda x: torch.gather(
+            x[0, 0], 0, torch.zeros((), dtype=torch.int64), out=X.sum().to(WIDE)
+        ),
+    ],
+)
+def test_out_argument_of_dtype_that_torch_refuses(call: Callable[[Tensor], Any]) -> None:
+    """Though the result could be cast."""
+    with pytest.raises(RuntimeError, match=r"type|output|bool") as refused:
+        call(M)
+    with pytest.raises(RuntimeError, match=re.escape(str(refused.value))) as found:
+        xf.jit(call)(M)
+    assert "Hint: give `out` the dtype of the result" in "".join(found.value.__notes__)
+
+
 @pytest.mark.sample(3, seed=0)
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.uint8, torch.bool])
@@ -236,6 +317,13 @@ def _resized(x: Tensor) -> Tensor:
         (
             lambda: xf.jit(lambda x: torch.add(x.sum(), 1, out=x.clone()))(ONES),
             r"add gives float32\[\], but `out` has another shape \(float32\[4\]\)",
+        ),
+        *(
+            (lambda out=out: xf.jit(out)(ONES, ONES[:0]), r"another shape \(float32\[0\]\)")
+            for out in (
+                lambda x, y: torch.add(x, 1, out=y),
+                lambda x, y: torch.add(x, 1, out=torch.zeros(3, 0)[1]),
+            )
         ),
     ],
 )

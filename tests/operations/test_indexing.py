@@ -302,3 +302,45 @@ def test_write_by_mask_of_another_size_is_an_index_error(mask: Any) -> None:
         write(torch.zeros(3))
     with pytest.raises(IndexError, match="shape of the mask"):
         xf.jit(write)(torch.zeros(3))
+
+
+TWO = torch.tensor([1, 0])
+
+
+def _put_rows(x: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x[TWO] = values
+    return x
+
+
+@pytest.mark.parametrize(
+    ("write", "shape"),
+    [
+        (_put_rows, (4,)),
+        (_put_rows, (2, 2, 3)),
+        (lambda x, y: x.index_put((TWO,), y), (3, 3)),
+        (lambda x, y: x.index_put((TWO,), y), (1, 2, 3)),
+        (lambda x, y: x.index_put((TWO, TWO), y, accumulate=True), (3,)),
+        (lambda x, y: x.index_copy(0, TWO, y), (3, 3)),
+        (lambda x, y: x.index_copy(0, TWO, y), (2, 4)),
+        (lambda x, y: x.select_scatter(y, 0, 1), (4,)),
+        (lambda x, y: x.select_scatter(y, 0, 1), (1,)),
+        (lambda x, y: x.select_scatter(y, 0, 5), (3,)),
+        (lambda x, y: x.diagonal_scatter(y), (4,)),
+        (lambda x, y: x.diagonal_scatter(y), (1,)),
+        (lambda x, y: x.slice_scatter(y, 0, 1, 3), (4, 3)),
+        (lambda x, y: x.slice_scatter(y, 0, 1, 3), (1, 3)),
+        (lambda x, y: x.slice_scatter(y, 0, 9, 12), (1, 3)),
+        (lambda x, y: x.as_strided_scatter(y, (2,), (1,)), (1,)),
+    ],
+)
+def test_values_of_another_shape_are_not_written(
+    write: Callable[..., torch.Tensor], shape: tuple[int, ...]
+) -> None:
+    x, y = torch.zeros(5, 3), torch.ones(shape)
+    said = r"(?i)shape|size|out of range"
+    for run in (write, xf.jit(write)):
+        with pytest.raises((RuntimeError, IndexError), match=said):
+            run(x, y)
+    with pytest.raises((RuntimeError, IndexError), match=said):
+        xf.vmap(write)(x[None], y[None])

@@ -190,3 +190,29 @@ def test_gradients_of_small_products_of_examples_along_the_last_axis() -> None:
     found = xf.jit(xf.vmap(xf.grad(loss, (0, 1)), in_axes=(2, 2)))(a, b)
     expected = torch.func.vmap(torch.func.grad(loss, (0, 1)), in_dims=(2, 2))(a, b)
     torch.testing.assert_close(xf.device_get(found), expected)
+
+
+@pytest.mark.parametrize(
+    "bounds", [(-2, None), (3, 9), (-9, 2), (1, 9, 2), (None, -3), (7, 9), (4, 2)]
+)
+def test_slice_scatter_with_bounds_beyond_the_tensor(bounds: Any) -> None:
+    x, weights = torch.arange(10.0).reshape(2, 5), torch.rand(2, 5)
+    y = -torch.rand_like(x[:, slice(*bounds)])
+
+    def put(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.slice_scatter(x, y, 0, *bounds)
+
+    want = torch.stack([put(a, b) for a, b in zip(x, y, strict=True)])
+    found = xf.jit(xf.vmap(put))(x, y)
+    torch.testing.assert_close(found.cpu(), want)
+    slopes = xf.grad(lambda x, y: (xf.vmap(put)(x, y) * weights).sum(), (0, 1))(x, y)
+    kept = xf.vmap(put)(weights, torch.zeros_like(y))
+    written = weights[:, slice(*bounds)]
+    torch.testing.assert_close(xf.device_get(slopes), xf.device_get((kept, written)))
+
+
+def test_examples_without_elements() -> None:
+    rows, places = torch.zeros(2, 0, 3), torch.zeros(2, 0, dtype=torch.int64)
+    assert xf.vmap(F.embedding)(places, rows).shape == (2, 0, 3)
+    parts = xf.vmap(lambda x: torch.unsafe_chunk(x, 2))(rows)
+    assert [part.shape for part in parts] == [(2, 0, 3), (2, 0, 3)]

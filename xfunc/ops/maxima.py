@@ -14,7 +14,7 @@ import torch
 from xfunc.ops.reductions import first_place
 from xfunc.ops.registry import composition, defunctionalized, kernel, original
 from xfunc.ops.single_evaluation import materialize
-from xfunc.ops.windows import check_pool
+from xfunc.ops.windows import check_adaptive, check_pool
 from xfunc.rules.operands import each
 from xfunc.rules.windows import pool_count
 from xfunc.trace.literals import literal
@@ -35,10 +35,10 @@ def _pool(x: Tensor, windows: Sequence[Windows]) -> tuple[Tensor, Tensor]:
                 for places in itertools.product(*window)
             ]
         )
-    most = max(map(len, found), default=0)
+    most = max(map(len, found), default=1)
     # A repeated position changes nothing.
     table = torch.tensor([[*r, *[r[0]] * (most - len(r))] for r in found], device="cpu")
-    table = defunctionalized(literal, table.to(torch.int64))
+    table = defunctionalized(literal, table.to(torch.int64).reshape(-1, most))
     flat = x.reshape(*x.shape[:-spatial], math.prod(sizes))
     seen = materialize(flat.index_select(-1, table.reshape(-1)).unflatten(-1, tuple(table.shape)))
     value, place = _maxima(seen, table)
@@ -126,6 +126,7 @@ def _adaptive_pool_backward(spatial: int) -> Callable[..., Tensor]:
 def _adaptive_pool(spatial: int) -> Callable[..., tuple[Tensor, Tensor]]:
     def pool(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor]:
         sizes = x.shape[-spatial:]
+        check_adaptive(x, spatial)
         return _pool(x, [_adaptive(n, o) for n, o in zip(sizes, output_size, strict=True)])
 
     return pool

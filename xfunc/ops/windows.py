@@ -112,9 +112,18 @@ def adaptive(size: int, out: int, device: torch.device) -> Taps:
     return Taps.of(places, (places < end) / (end - start).double(), size, fewer=True)
 
 
+def check_adaptive(x: Tensor, spatial: int) -> None:
+    """Raise for an array that has nothing to pool."""
+    if not all(x.shape[-spatial:]):
+        raise RuntimeError(
+            f"Expected input to have non-zero size for non-batch dimensions, but got: {[*x.shape]}"
+        )
+
+
 def _adaptive_pool(x: Tensor, output_size: Sequence[int]) -> Tensor:
     sizes = x.shape[-len(output_size) :]
-    if x.numel() and all(n % o == 0 for n, o in zip(sizes, output_size, strict=True)):
+    check_adaptive(x, len(output_size))
+    if x.numel() and all(o and n % o == 0 for n, o in zip(sizes, output_size, strict=True)):
         return original(f"_adaptive_avg_pool{len(sizes)}d")(x, output_size)
     taps = [adaptive(n, o, x.device) for n, o in zip(sizes, output_size, strict=True)]
     return read(x, taps)
@@ -353,7 +362,13 @@ def _put(name: str, spatial: int, rule: Rule, aligns: bool) -> None:
         return align, scales + [None] * (spatial - len(scales))  # pyright: ignore[reportReturnType]
 
     def forward(x: Tensor, output_size: Sequence[int], *args: object) -> Tensor:
-        return read(x, _resize(rule, x.shape[-spatial:], output_size, *split(args), x.device))
+        sizes = x.shape[-spatial:]
+        if not (all(sizes) and all(output_size)):
+            raise RuntimeError(
+                "Input and output sizes should be greater than 0, but got "
+                f"input {[*sizes]} output {[*output_size]}"
+            )
+        return read(x, _resize(rule, sizes, output_size, *split(args), x.device))
 
     def backward(
         grad: Tensor, output_size: Sequence[int], input_size: Sequence[int], *args: object

@@ -318,6 +318,14 @@ def _index_put(
         return add(n, v) if accumulate else v
     vectors, batch = _index_vectors(dims, at, each)
     target, window = _window(dims, at, batch)
+    given = node_of(values).type.dims
+    if len(given) > len(target) or any(
+        m not in (1, n) for m, n in zip(given[::-1], target[::-1], strict=False)
+    ):
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {[*given]} cannot be broadcast to "
+            f"indexing result of shape {[*target]}"
+        )
     v = build.broadcast(convert(node_of(values), n.type.dtype), target)
     if not math.prod(target):
         return n

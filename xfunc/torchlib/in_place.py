@@ -21,6 +21,7 @@ import torch
 from xfunc.core.avals import short
 from xfunc.errors import UnsupportedOpError, fail
 from xfunc.torchlib import functorch
+from xfunc.torchlib.overflow_checks import check_dtypes
 from xfunc.torchlib.torch_functions import operation_name
 from xfunc.torchlib.unbatched import where_mapped
 
@@ -187,40 +188,55 @@ def check_shape(x: Tensor, others: Iterable[object]) -> None:
 
 
 def write_into(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    func: Callable[..., Any],
+    run: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> Several:
-    """A call with ``out=``, for which no transform has a rule, as a call and a copy."""
+    """A call with ``out=``, for which no transform has a rule, as a call of `run` and a copy."""
     out, rest = kwargs["out"], {k: v for k, v in kwargs.items() if k != "out"}
     outs = [out] if isinstance(out, Tensor) else list(out)
     name = operation_name(func)
     # Autograd may keep what it is given.
     args = tuple(a.clone() if any(a is o for o in outs) else a for a in args)
-    found = func(*_in_dtype_of(outs[0], name, args, rest), **rest)
+    found = run(*_in_dtype_of(outs[0], name, args, rest), **rest)
     pairs = list(zip([found] if isinstance(found, Tensor) else found, outs, strict=True))
     for new, o in pairs:
         if new.shape == o.shape:
             continue
         if not o.numel():
-            return func(*args, **kwargs)  # torch gives `out` the shape of the result
+            try:
+                o.resize_(new.shape)
+                continue
+            except RuntimeError:  # a view, or an argument
+                pass
         fail(
             UnsupportedOpError,
             f"{name} gives {short(new)}, but `out` has another shape ("
             f"{short(o)}), which a program cannot change",
             "omit `out`, or give it the shape of the result.",
         )
+    if any(new.dtype != o.dtype for new, o in pairs):
+        check_dtypes(func, args, kwargs, _SAME_DTYPE)
     for new, o in pairs:
-        real = name in ("torch.mean", "torch.logsumexp") and o.is_floating_point()
+        real = name == "torch.mean" and o.is_floating_point()
         if not torch.can_cast(new.dtype, o.dtype) and not real:
             fail(
                 RuntimeError,
                 f"{name} gives {short(new)}, which can't be cast to the dtype of out ({short(o)})",
-                "give `out` the dtype of the result, or omit it.",
+                _SAME_DTYPE,
             )
         o.copy_(new.real if new.is_complex() and not o.is_complex() else new)
     return out if isinstance(found, Tensor) else type(found)(out)
 
 
-_COMPUTED_IN = frozenset(f"torch.{n}" for n in "sum nansum prod cumsum cumprod".split())
+_SAME_DTYPE = "give `out` the dtype of the result, or omit it."
+_COMPUTED_IN = frozenset(
+    f"torch.{n}"
+    for n in (
+        "sum nansum prod cumsum cumprod arange empty eye full linspace logspace ones zeros"
+    ).split()
+)
 """Functions that compute in the dtype of `out`, unless a dtype is given."""
 
 

@@ -9,11 +9,15 @@ from typing import Any
 import torch
 
 from xfunc.torchlib import functorch
-from xfunc.torchlib.unbatched import promoting
+from xfunc.torchlib.unbatched import promoting, where_mapped
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
+<<<<<<< HEAD
 _PUTTING = "slice_scatter select_scatter diagonal_scatter as_strided_scatter".split()
+=======
+_FACTORS = ("alpha", "value")
+>>>>>>> sweep4-wip
 
 
 def _find(names: Iterable[str]) -> Iterator[Function]:
@@ -52,20 +56,57 @@ def _reducing(func: Function) -> Function:
     return call
 
 
-def _putting(func: Function) -> Function:
-    """A function that writes `src` into a tensor, whose dtype it takes."""
+def _putting(func: Function, view: Function) -> Function:
+    """A function that writes `src` into a view of a tensor, whose dtype it takes.
+
+    torch has no check of the shape in its decompositions, or in vmap.
+    """
 
     @functools.wraps(func)
     def call(input: Tensor, src: Tensor, *args: object, **kwargs: object) -> Tensor:
+        place = view(input, *args, **kwargs)
+        if src.shape != place.shape:
+            raise RuntimeError(
+                "expected src to have a size equal to the slice of self. "
+                f"src size = {[*src.shape]}, slice size = {[*place.shape]}"
+            )
         return func(input, src.to(input.dtype), *args, **kwargs)
 
     return call
+
+
+def _within(func: Function) -> Function:
+    """`slice_scatter` with bounds in the tensor, as torch's rule for vmap takes them to be."""
+
+    def call(
+        input: Tensor,
+        src: Tensor,
+        dim: int = 0,
+        start: int | None = None,
+        end: int | None = None,
+        step: int = 1,
+    ) -> Tensor:
+        n = input.shape[dim]
+
+        def place(k: int) -> int:
+            return min(max(k + n if k < 0 else k, 0), n)
+
+        first = place(start or 0)
+        last = n if end is None else max(place(end), first)
+        return func(input, src, dim, first, last, step)
+
+    return where_mapped(func, call)
 
 
 OPERANDS: dict[object, Function] = {
     **{f: promoting(f) for f in _find("addcmul addcdiv".split())},
     **{f: _rounding(f) for f in _find("div divide".split())},
     **{f: _reducing(f) for f in _find("sum prod cumsum cumprod".split())},
-    **{f: _putting(f) for f in _find(_PUTTING)},
+    **{
+        f: _putting(f, getattr(torch, name))
+        for name in ("select", "diagonal", "as_strided")
+        for f in _find([f"{name}_scatter"])
+    },
+    **{f: _putting(_within(f), torch.ops.aten.slice.Tensor) for f in _find(["slice_scatter"])},
 }
 """The replacement for each such function."""

@@ -355,33 +355,52 @@ def _of_one_dtype(func: Call, run: Call) -> Call:
     """`run`, but refusing operands of different dtypes if torch does."""
 
     def call(*args: object, **kwargs: object) -> Tensor:
-        given = [*tensors_in(args, {k: v for k, v in kwargs.items() if k != "out"})]
-        if len({t.dtype for t in given}) > 1 and not torch._C._is_any_autocast_enabled():
-            _check_dtypes(func, args, kwargs)
+        given = {k: v for k, v in kwargs.items() if k != "out"}
+        several = len({t.dtype for t in tensors_in(args, given)}) > 1
+        if several and not torch._C._is_any_autocast_enabled():
+            check_dtypes(func, args, given)
         return run(*args, **kwargs)
 
     return call
 
 
-def _check_dtypes(func: Call, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+def check_dtypes(
+    func: Callable[..., object],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    hint: str = "convert one of them: x.to(y.dtype).",
+) -> None:
     """Raise torch's own error, if it has one, about operands of these dtypes."""
 
-    def like(x: object) -> object:
+    def like(x: object, most: int = 3) -> object:
         if isinstance(x, Tensor):
-            return torch.zeros([2] * x.ndim, dtype=x.dtype, device="cpu")
-        return type(x)(map(like, x)) if type(x) in (tuple, list) else x  # type: ignore[call-arg]
+            return torch.zeros([min(n, most) for n in x.shape], dtype=x.dtype, device="cpu")
+        if type(x) in (tuple, list):
+            return type(x)(like(a, most) for a in x)  # type: ignore[attr-defined, call-arg]
+        return x
 
+    # torch gives an empty `out` any shape.
+    named = {k: like(v, 0 if k == "out" else 3) for k, v in kwargs.items()}
     with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
         try:
-            func(*map(like, args), **{k: like(v) for k, v in kwargs.items() if k != "out"})
+            func(*map(like, args), **named)
         except (RuntimeError, IndexError) as error:  # of other sizes, indices or matrices, too
             if any(words in str(error) for words in _ABOUT_DTYPES):
-                error.add_note(format_error(f"raised by {operation_name(func)}", _CONVERT))
+                error.add_note(format_error(f"raised by {operation_name(func)}", hint))
                 raise
 
 
-_ABOUT_DTYPES = ("dtype", "scalar type", "non-complex", "0-dimensional value")
-_CONVERT = "convert one of them: x.to(y.dtype)."
+_ABOUT_DTYPES = (
+    "dtype",
+    "scalar type",
+    "scalar_type",
+    "same type",
+    "output tensor",
+    "non-complex",
+    "non-boolean",
+    "supports bool",
+    "0-dimensional value",
+)
 _PRODUCTS = (
     "matmul mm bmm mv dot vdot inner addmm addmv addbmm baddbmm __matmul__ __rmatmul__ linear "
     "bilinear einsum tensordot chain_matmul"

@@ -229,6 +229,8 @@ REPLACEMENTS: dict[object, Callable[..., Any]] = {
     F.rrelu: rrelu,
     torch.rrelu: torch_rrelu,
     torch.unsafe_split_with_sizes: torch.split_with_sizes,
+    torch.unsafe_chunk: torch.chunk,
+    Tensor.unsafe_chunk: torch.chunk,
     torch.autograd.grad: gradients,
     Tensor.type: _type,
     Tensor.requires_grad_: requires_grad_,

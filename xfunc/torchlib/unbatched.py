@@ -98,8 +98,21 @@ def _prelu(input: Tensor, weight: Tensor) -> Tensor:
     return torch.where(input > 0, input, weight.reshape(along) * input)
 
 
+def _embedding(input: Tensor, weight: Tensor, *args: object, **kwargs: object) -> Tensor:
+    if weight.ndim == 2 and not weight.shape[0]:  # torch counts in steps of the rows.
+        return weight.index_select(0, input.reshape(-1)).reshape(*input.shape, weight.shape[1])
+    return F.embedding(input, weight, *args, **kwargs)  # type: ignore[arg-type]
+
+
 def _column_stack(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.reshape(-1, 1) if t.ndim < 2 else t for t in tensors], 1)
+
+
+def _pseudo_inverse(input: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """``torch.linalg.pinv``, which gives what has no elements no axis of mapped tolerances."""
+    if input.numel():
+        return torch.linalg.pinv(input, *args, **kwargs)  # type: ignore[arg-type]
+    return torch.linalg.pinv(input)
 
 
 def _of_one(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -163,7 +176,23 @@ def _mapped_alike(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-_INDEXED = ("index_select", "index_add", "index_copy", "index_reduce")
+def _alike_but_for(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`index_copy`, whose rule checks no sizes."""
+
+    def call(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+        sizes = [*input.shape]
+        if sizes:
+            sizes[dim] = index.numel()
+        if source.ndim == len(sizes) and [*source.shape] != sizes:
+            raise IndexError(
+                f"index_copy_(): source has shape {[*source.shape]}, but {sizes} are replaced"
+            )
+        return func(input, dim, index, source)
+
+    return call
+
+
+_INDEXED = ("index_select", "index_add", "index_reduce")
 _CLAMPS = (torch.clamp, torch.clip, torch.clamp_min, torch.clamp_max)
 _METHODS = (Tensor.clamp, Tensor.clip, Tensor.clamp_min, Tensor.clamp_max)
 
@@ -176,10 +205,12 @@ UNBATCHED: dict[object, Callable[..., object]] = {
             (torch.corrcoef, _correlation),
             (Tensor.corrcoef, _correlation),
             (torch.cdist, distances),
+            (F.embedding, _embedding),
             (F.prelu, _prelu),
             (torch.prelu, _prelu),
             (Tensor.prelu, _prelu),
             (torch.column_stack, _column_stack),
+            (torch.linalg.pinv, _pseudo_inverse),
         )
     },
     **{
@@ -190,6 +221,10 @@ UNBATCHED: dict[object, Callable[..., object]] = {
     **{f: where_mapped(f, _mapped_alike(f)) for f in (F.mse_loss, F.smooth_l1_loss, F.huber_loss)},
     **{f: promoting(f) for f in (*_CLAMPS, *_METHODS, torch.lerp, Tensor.lerp)},
     **{f: _scalar_index(f) for n in _INDEXED for f in (getattr(torch, n), getattr(Tensor, n))},
+    **{
+        f: _scalar_index(where_mapped(f, _alike_but_for(f)))
+        for f in (torch.index_copy, Tensor.index_copy)
+    },
     Tensor.index_add_: _scalar_index(Tensor.index_add_),
     torch.where: promoting(torch.where, 0),
     Tensor.where: promoting(Tensor.where, 1),

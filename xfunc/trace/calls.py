@@ -6,6 +6,7 @@ A torch function mode sees them all, and makes its trace lift arguments that are
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -192,7 +193,9 @@ class Mode(TorchFunctionMode):
                 run = plan.run
                 if func is torch.autograd.grad and trace.ctx.region is not None:
                     run = _grad_here() or run
-                call = write_into if writes and kwargs.get("out") is not None else _run
+                call = _run
+                if writes and kwargs.get("out") is not None:
+                    call = functools.partial(write_into, func)
                 if plan.keeps_shape and args:
                     check_shape(args[0], (*args[1:], *kwargs.values()))
                 try:
