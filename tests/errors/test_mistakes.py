@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -307,3 +310,40 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], type[Exception], str]] = {
 def test_errors_say_what_to_write(name: str) -> None:
     call, kind, match = MISTAKES[name]
     assert re.search(match, said_by(lambda: call(xf), kind))
+
+
+REPLACED_READS: dict[str, Callable[[Any], object]] = {
+    "torch.Size": lambda n: torch.Size((n, 1)),
+    "a shape and a number": lambda n: X.shape.__add__((n,)),
+    "numpy": lambda n: np.zeros(n),
+    "islice": lambda n: list(itertools.islice([1, 2, 3], n)),
+    "%d": lambda n: "%d" % n,  # noqa: UP031
+    "bytes": bytes,
+}
+
+
+@pytest.mark.parametrize("name", REPLACED_READS)
+def test_code_in_c_that_replaces_the_error_of_a_read(name: str) -> None:
+    """It asks for a number, drops the error and raises its own, which does not say why."""
+    read = REPLACED_READS[name]
+    assert read(torch.tensor(2)) is not None
+
+    def f(n: torch.Tensor) -> torch.Tensor:
+        read(n)
+        return n
+
+    for call in (xf.jit(f), xf.jit(lambda n: xf.jit(f)(n))):
+        said = said_by(lambda call=call: call(torch.tensor(2)), xf.errors.ConcretizationError)
+        assert re.search(r"reads a traced value \(int64\[\]\), which has no data", said), said
+        assert "read(n)" in said or "lambda n:" in said
+        assert "Hint: compute with tensors" in said
+
+
+def test_an_error_after_a_refusal_that_was_caught_stays() -> None:
+    def f(n: torch.Tensor) -> torch.Tensor:
+        with contextlib.suppress(TypeError):
+            int(n)
+        raise ValueError("of the function")
+
+    with pytest.raises(ValueError, match=r"^of the function$"):
+        xf.jit(f)(torch.tensor(2))

@@ -45,7 +45,7 @@ from xfunc.core.avals import Aval, short
 from xfunc.core.counted import Counted
 from xfunc.core.locations import Location, raised_at, user_location
 from xfunc.core.types import Shaped
-from xfunc.errors import PurityError, UnsupportedOpError, XfuncError, fail, kind_of
+from xfunc.errors import PurityError, UnsupportedOpError, XfuncError, fail, format_error, kind_of
 from xfunc.torchlib import batching, bounds, functorch, global_flags, initialisers
 from xfunc.torchlib.eager import disable_jit
 from xfunc.torchlib.replacements import REPLACEMENTS
@@ -295,6 +295,7 @@ class Trace:
         self.lent: list[torch.Tensor] = []
         self.capture_inputs: list[torch.Tensor] = []
         self._in_plain_autograd = False
+        self._last_refusal: tuple[XfuncError | None, Location | None] = (None, None)
         self.has_float8 = False  # whether some values may have such dtypes
         self.has_rule = False  # whether a function with a custom rule was called
         self.track_captures = False  # whether captures that require grad are differentiated
@@ -377,6 +378,15 @@ class Trace:
 
     def _translate(self, error: BaseException) -> None:
         """Re-raise refusals that the mode does not see as errors of xfunc."""
+        refusal, at = self._last_refusal
+        if (
+            refusal is not None
+            and isinstance(error, (TypeError, ValueError))
+            and not isinstance(error, XfuncError)
+            and at == raised_at(error)
+        ):
+            # Code in C replaced it by an error of its own, like torch.Size((n,)) or "%d" % n.
+            raise refusal from error
         explain_usage(error, self.name)
         if isinstance(error, TRANSLATED) and not isinstance(error, XfuncError):
             refusal = refusal_of(None, error, self.name, raised_at(error) or user_location())
@@ -602,7 +612,10 @@ class Trace:
 
     def refuse(self, error: type[XfuncError], problem: str, hint: str) -> NoReturn:
         """Raise an error of this trace, at the user's line."""
-        fail(error, problem, hint, function=self.name)
+        at = user_location()
+        message = format_error(problem, hint, function=self.name, at=at)
+        self._last_refusal = error(message), at  # Another object: a traceback would hold values.
+        raise error(message)
 
     def check_unmutated(self, func: Callable[..., object] | None = None) -> None:
         """Raise if an input has been changed in place."""
