@@ -13,11 +13,6 @@ from xfunc.torchlib.unbatched import promoting, where_mapped
 
 Tensor = torch.Tensor
 Function = Callable[..., Tensor]
-<<<<<<< HEAD
-_PUTTING = "slice_scatter select_scatter diagonal_scatter as_strided_scatter".split()
-=======
-_FACTORS = ("alpha", "value")
->>>>>>> sweep4-wip
 
 
 def _find(names: Iterable[str]) -> Iterator[Function]:
