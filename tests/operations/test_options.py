@@ -86,6 +86,15 @@ OPTIONS: dict[str, Callable[..., Tensor]] = {
     ),
     "hinge_embedding_loss": lambda x, k: F.hinge_embedding_loss(x[3:5], SIGNS.to(x), k),
 }
+INDICES: dict[str, Callable[..., Tensor]] = {
+    "roll": lambda x, k: torch.roll(x, k, 1),
+    "roll of all": lambda x, k: x.roll(k),
+    "select": lambda x, k: torch.select(x, 1, k),
+    "select of the last": lambda x, k: x.select(-1, index=k),
+    "select_scatter": lambda x, k: x.select_scatter(x[:, 0] * 2, 1, k),
+    "tril": lambda x, k: torch.tril(x, diagonal=k),
+    "triu_": lambda x, k: x.clone().triu_(k),
+}
 IN_PYTHON = [  # torch parses the others' arguments in C++, and refuses what requires a gradient.
     *("hardtanh", "hardtanh, a bound", "relu6", "threshold", "pad", "leaky_relu", "elu", "celu"),
     *("leaky_relu, in place", "huber_loss", "huber_loss, sum", "huber_loss of each"),
@@ -169,6 +178,23 @@ def test_derivative_with_respect_to_an_option(name: str) -> None:
     want = (total(k.item() + step) - total(k.item() - step)) / (2 * step)
     torch.testing.assert_close(xf.grad(total)(k).cpu(), want, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(xf.jit(xf.jacfwd(total))(k).cpu(), want, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64])
+@pytest.mark.parametrize("name", INDICES)
+def test_index_traced_equals_number(name: str, dtype: torch.dtype) -> None:
+    function, x = INDICES[name], torch.arange(1, 13).reshape(3, 4).to(dtype)
+    k = torch.arange(-3, 3)
+    want = torch.stack([function(x, int(n)) for n in k])
+    got = torch.stack([xf.jit(function)(x, n).cpu() for n in k])
+    assert torch.equal(got, want)
+    assert got.dtype == want.dtype
+    assert torch.equal(xf.vmap(function, in_axes=(None, 0))(x, k).cpu(), want)
+    if dtype.is_floating_point:
+        grad = xf.vmap(xf.grad(lambda x, n: (function(x, n) ** 2).sum()), in_axes=(None, 0))
+        slope = torch.func.grad(lambda x, n: (function(x, n) ** 2).sum())
+        assert torch.equal(grad(x, k).cpu(), torch.stack([slope(x, int(n)) for n in k]))
 
 
 def test_dropout_of_a_traced_rate() -> None:

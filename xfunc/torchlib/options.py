@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from xfunc.rules.operands import HALF, result_type
 
 Tensor = torch.Tensor
-Option = Any  # marks the parameters of a rule that may be traced
+Option = Any  # marks the parameters of a rule that may be traced numbers
+Index = Any  # and those that may be traced integers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +64,16 @@ class Rule:
         dtype = result_type(tensors)
         wide = torch.float32 if dtype in HALF and not self.rounds else dtype
         for name, value in given.items():
-            if isinstance(value, Tensor) and name in self.options:
+            if not isinstance(value, Tensor) or self._is_index(name):
+                continue
+            if name in self.options:
                 if not torch.can_cast(value.dtype, dtype):
                     kind = "complex" if value.is_complex() else "floating point"
                     raise RuntimeError(
                         f"For {dtype} tensors, argument {name} must not be a {kind} number."
                     )
                 given[name] = value.to(wide)
-            elif isinstance(value, Tensor) and value.dtype in HALF:
+            elif value.dtype in HALF:
                 given[name] = value.to(wide)
         in_place = self.in_place or given.get("inplace")
         if in_place:
@@ -80,6 +83,9 @@ class Rule:
             return out
         out = out.to(dtype) if out.dtype is wide else out
         return target.copy_(out) if in_place else out
+
+    def _is_index(self, name: str) -> bool:
+        return self.signature.parameters[name].annotation == "Index"
 
 
 def _is_scalar(option: object) -> bool:
@@ -100,7 +106,7 @@ def _rule(
         options = {
             name: place if p.kind is p.POSITIONAL_OR_KEYWORD else len(signature.parameters)
             for place, (name, p) in enumerate(signature.parameters.items())
-            if p.annotation == "Option"
+            if p.annotation in ("Option", "Index")
         }
         for name in names:
             for home in (torch, Tensor, F, torch.special):
@@ -258,6 +264,46 @@ def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: Optio
         return NotImplemented
     is_input = F.pad(torch.ones_like(input, dtype=torch.bool), pad)
     return torch.where(is_input, F.pad(input, pad), value)
+
+
+# -- indices ------------------------------------------------------------------------------------
+
+
+@_rule("roll", rounds=True)
+def _roll(input: Tensor, shifts: Index, dims: int | None = None) -> Tensor:
+    if dims is None:
+        return _roll(input.flatten(), shifts, 0).view(input.shape)
+    if not isinstance(dims, int):
+        return NotImplemented
+    n = input.shape[dims]
+    return input.index_select(dims, (torch.arange(n) - shifts) % max(n, 1))
+
+
+@_rule("select", rounds=True)
+def _select(input: Tensor, dim: int, index: Index) -> Tensor:
+    return input.movedim(dim, 0)[index]
+
+
+@_rule("select_scatter", rounds=True)
+def _select_scatter(input: Tensor, src: Tensor, dim: int, index: Index) -> Tensor:
+    n = input.shape[dim]
+    is_there = torch.arange(n) == torch.where(index < 0, index + n, index)
+    return torch.where(is_there, src.unsqueeze(-1), input.movedim(dim, -1)).movedim(-1, dim)
+
+
+def _offsets(x: Tensor) -> Tensor:
+    """How far each element of a matrix is above the diagonal."""
+    return torch.arange(x.shape[-1]) - torch.arange(x.shape[-2]).unsqueeze(-1)
+
+
+@_rule("tril", "tril_", rounds=True)
+def _tril(input: Tensor, diagonal: Index = 0) -> Tensor:
+    return torch.where(_offsets(input) <= diagonal, input, 0)
+
+
+@_rule("triu", "triu_", rounds=True)
+def _triu(input: Tensor, diagonal: Index = 0) -> Tensor:
+    return torch.where(_offsets(input) >= diagonal, input, 0)
 
 
 # -- activations --------------------------------------------------------------------------------
