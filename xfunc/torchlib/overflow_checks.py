@@ -468,9 +468,9 @@ _ABOUT_SHAPES = (
     "shape", "size", "dimension", "-D", "3D", "square", "elements", "batches", "matrix", "pivots",
 )  # fmt: skip
 _SHAPED = (
-    "addbmm baddbmm addr index_reduce cholesky cholesky_inverse cholesky_solve eigh "
-    "eigvalsh eig eigvals slogdet det inv solve solve_triangular lu_solve lu_factor "
-    "householder_product ormqr"
+    "addbmm baddbmm addr cholesky cholesky_ex cholesky_inverse cholesky_solve eigh eigvalsh eig "
+    "eigvals slogdet det inv inv_ex inverse solve solve_ex solve_triangular triangular_solve "
+    "lu_solve ldl_factor ldl_factor_ex ldl_solve householder_product ormqr grid_sample"
 ).split()
 _ABOUT_DTYPES = (
     "dtype",
