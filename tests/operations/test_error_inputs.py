@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -142,3 +142,37 @@ def test_pool_refuses_arrays_smaller_than_its_window(pool: Any, ceil_mode: bool)
                 xf.jit(f)(x)
         else:
             torch.testing.assert_close(xf.jit(f)(x).cpu(), expected)
+
+
+M = torch.eye(3)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: F.linear(M, M, torch.ones(4)),
+        lambda: F.linear(M, M[:1], torch.ones(4)),
+        lambda: F.layer_norm(M, (3,), torch.ones(2)),
+        lambda: F.layer_norm(M, (3,), torch.ones(3), torch.ones(1)),
+        lambda: F.conv1d(M[None], torch.ones(4, 3, 2), torch.ones(3)),
+        lambda: F.conv1d(M[None], torch.ones(4, 3, 2), torch.ones(1)),
+        lambda: torch.baddbmm(torch.ones(2, 3), M[None], M[None]),
+        lambda: torch.addr(torch.ones(2, 3), M[0], M[0]),
+        lambda: torch.linalg.solve(torch.ones(4, 3), torch.ones(3)),
+        lambda: torch.linalg.solve_triangular(M, torch.ones(4, 2), upper=True),
+        lambda: torch.linalg.lu_solve(M, torch.ones(2, dtype=torch.int32), M),
+        lambda: torch.linalg.cholesky(torch.ones(4, 3)),
+        lambda: torch.linalg.eigvalsh(torch.ones(4, 3)),
+        lambda: torch.linalg.slogdet(torch.ones(4, 3)),
+        lambda: torch.linalg.householder_product(M, torch.ones(4)),
+        lambda: torch.ormqr(M, torch.ones(3), torch.ones(4, 3)),
+        lambda: torch.cholesky_solve(torch.ones(4, 2), M),
+    ],
+)
+def test_shapes_that_torch_refuses(call: Callable[[], torch.Tensor]) -> None:
+    """Some failed in XLA's compiler, ended the process in LAPACK, or were broadcast."""
+    said = r"shape|size|dimension|square|batches"
+    for run in (call, xf.jit(call), lambda: xf.vmap(lambda _: call())(torch.ones(2))):
+        with pytest.raises(RuntimeError, match=said) as found:
+            run()
+        assert not isinstance(found.value, XfuncError)

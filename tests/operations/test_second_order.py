@@ -176,3 +176,15 @@ def test_solve_and_det_gradients_in_every_release(
     want = torch.func.grad(loss)(A)
     torch.testing.assert_close(xf.device_get(xf.grad(loss)(A)), want)
     torch.testing.assert_close(xf.device_get(xf.vmap(xf.grad(loss))(A[None]))[0], want)
+
+
+@pytest.mark.parametrize("p", [1, 3])
+def test_hessians_of_mvlgamma_in_vmap(p: int) -> None:
+    def f(x: Tensor) -> Tensor:
+        return torch.mvlgamma(x, p)
+
+    x = torch.tensor([4.0, 5.0, 6.5], dtype=torch.float64)
+    torch.testing.assert_close(xf.device_get(xf.vmap(f)(x)), f(x))
+    want = torch.func.vmap(torch.func.hessian(f))(x)
+    torch.testing.assert_close(xf.device_get(xf.vmap(xf.hessian(f))(x)), want)
+    torch.testing.assert_close(xf.device_get(xf.vmap(xf.grad(xf.grad(f)))(x)), want)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._decomp import decomposition_table
 
-from xfunc.ops.registry import batched, composition
+from xfunc.ops.registry import batched, composition, is_nested
 from xfunc.torchlib.unbatched import distances
 
 Tensor = torch.Tensor
@@ -18,6 +18,14 @@ Tensor = torch.Tensor
 # torch's own decompositions of operations whose derivative is an operation of its own.
 for _name in ("glu", "soft_margin_loss", "_weight_norm_interface"):
     composition(_name)(decomposition_table[getattr(torch.ops.aten, _name).default])
+
+
+@composition("mvlgamma", when=is_nested)
+def mvlgamma(x: Tensor, p: int) -> Tensor:
+    """torch's derivative changes its argument in place, to what more examples have than it."""
+    steps = torch.arange(p, dtype=x.dtype, device=x.device) / 2
+    return (x.unsqueeze(-1) - steps).lgamma().sum(-1) + p * (p - 1) * math.log(math.pi) / 4
+
 
 _ZEROS, _REFLECTION = 0, 2
 _NEAREST, _BICUBIC = 1, 2

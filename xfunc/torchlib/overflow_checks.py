@@ -390,6 +390,88 @@ def check_dtypes(
                 raise
 
 
+def _of_right_shapes(func: Call, run: Call) -> Call:
+    """`run`, but refusing shapes if torch does, which its decompositions need not."""
+
+    def call(*args: object, **kwargs: object) -> Tensor:
+        _check_shapes(func, args, kwargs)
+        return run(*args, **kwargs)
+
+    return call
+
+
+def _biased(func: Call, run: Call) -> Call:
+    """`run`, a product with a weight, but refusing a bias of other sizes."""
+    shared = func.__name__ == "linear"  # broadcasts
+
+    def call(*args: object, **kwargs: object) -> Tensor:
+        weight, bias = (_given(n, k, args, kwargs) for n, k in (("weight", 1), ("bias", 2)))
+        if isinstance(weight, Tensor) and isinstance(bias, Tensor) and weight.ndim > 1:
+            n = weight.shape[0]
+            if [*bias.shape] != [n] and not (shared and bias.shape[-1:] in ((), (1,), (n,))):
+                raise RuntimeError(
+                    f"Given weight of size {[*weight.shape]}, expected bias to be 1-dimensional "
+                    f"with {n} elements, but got bias of size {[*bias.shape]} instead"
+                )
+        return run(*args, **kwargs)
+
+    return call
+
+
+def _layer_norm(func: Call, run: Call) -> Call:
+    """`run`, but refusing weights of other sizes than those that are normalised."""
+
+    def call(*args: object, **kwargs: object) -> Tensor:
+        x, sizes = (_given(n, k, args, kwargs) for n, k in (("input", 0), ("normalized_shape", 1)))
+        if isinstance(x, Tensor) and isinstance(sizes, Sequence):
+            if [*x.shape[-len(sizes) :]] != [*sizes]:
+                raise RuntimeError(
+                    f"Given normalized_shape={[*sizes]}, expected input with shape "
+                    f"{['*', *sizes]}, but got input of size{[*x.shape]}"
+                )
+            for k, name in enumerate(("weight", "bias"), 2):
+                given = _given(name, k, args, kwargs)
+                if isinstance(given, Tensor) and [*given.shape] != [*sizes]:
+                    raise RuntimeError(
+                        f"Expected {name} to be of same shape as normalized_shape, but got {name} "
+                        f"of shape {[*given.shape]} and normalized_shape = {[*sizes]}"
+                    )
+        return run(*args, **kwargs)
+
+    return call
+
+
+def _check_shapes(func: Call, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+    """Raise torch's own error, if it has one, about operands of these shapes."""
+
+    def like(x: object) -> object:
+        if isinstance(x, Tensor):
+            kind = torch.float32 if x.is_floating_point() else x.dtype
+            kind = torch.complex64 if x.is_complex() else kind
+            return torch.empty(x.shape, dtype=kind, device="meta")
+        return type(x)(map(like, x)) if type(x) in (tuple, list) else x  # type: ignore[call-arg]
+
+    named = {k: like(v) for k, v in kwargs.items() if k != "out"}
+    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
+        try:
+            func(*map(like, args), **named)
+        except NotImplementedError:
+            return
+        except (RuntimeError, IndexError) as error:
+            if any(words in str(error) for words in _ABOUT_SHAPES):
+                error.add_note(format_error(f"raised by {operation_name(func)}", _RESHAPE))
+                raise
+
+
+_RESHAPE = "give it arrays of shapes that belong together."
+_ABOUT_SHAPES = (
+    "shape", "size", "dimension", "-D", "3D", "square", "elements", "batches", "matrix", "pivots",
+)  # fmt: skip
+_SHAPED = (
+    "addbmm baddbmm addr cholesky cholesky_ex cholesky_inverse cholesky_solve eigh eigvalsh eig "
+    "eigvals slogdet det inv inv_ex inverse solve solve_ex solve_triangular triangular_solve "
+    "lu_solve ldl_factor ldl_factor_ex ldl_solve householder_product ormqr grid_sample"
+).split()
 _ABOUT_DTYPES = (
     "dtype",
     "scalar type",
@@ -437,4 +519,7 @@ def fitting(replacements: Mapping[object, Call]) -> dict[object, Call]:
     put(["copy_"], _copied)
     checked = [*_PRODUCTS, *_OTHERS, *_WRITES]
     put([*checked, *(f"{name}_" for name in checked)], _of_one_dtype)
+    put(_SHAPED, _of_right_shapes)
+    put("linear conv1d conv2d conv3d".split(), _biased)
+    put(["layer_norm"], _layer_norm)
     return found
