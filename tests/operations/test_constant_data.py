@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import numpy as np
@@ -65,7 +66,23 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "tensor of tensors": lambda x: x[:, torch.tensor([torch.tensor(3), torch.arange(3).max()])],
     "mask in an assignment": lambda x: assigned(x, torch.tensor([True, False, True])),
     "computed mask in an assignment": lambda x: assigned(x, torch.arange(3) != 1),
+    "assignment to a constant": lambda x: x * (grid()[-1] - grid()[-2]).item(),
+    "operators in place": lambda x: x[:, operator.imul(torch.arange(3), 2).sum().item() - 5 :],
+    "methods in place": lambda x: x * float(torch.arange(3.0).add_(1).index_fill_(0, one(), 5)[1]),
+    "copies into a constant": lambda x: x[torch.arange(2).copy_(torch.tensor([1.7, 2.2])).tolist()],
 }
+
+
+def one() -> Tensor:
+    return torch.tensor([1])
+
+
+def grid() -> Tensor:
+    """Points at steps of 0.4 that end at 1, as solvers of differential equations make them."""
+    ends = torch.linspace(0, 1, 3)
+    points = torch.arange(0, torch.ceil(ends[-1] / 0.4 + 1).item()) * 0.4 + ends[0]
+    points[-1] = ends[-1]
+    return points
 
 
 def frames(length: int) -> Tensor:
@@ -181,6 +198,43 @@ def test_read_that_would_lose_a_derivative_or_a_change_is_refused() -> None:
     for fun in (changed, derived):
         with pytest.raises(xf.errors.ConcretizationError, match="reads a traced value"):
             xf.jit(fun)(torch.ones(2))
+
+
+CHANGED: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "through a view": lambda known, x: known[1:].fill_(5.0),
+    "of the base": lambda known, x: known.view(3, 1).mul_(2).sum(),
+    "to data": lambda known, x: known.detach().copy_(x),
+    "of data": lambda known, x: known.data.fill_(5.0),
+    "by out": lambda known, x: torch.exp(known.clone(), out=known),
+    "by a list": lambda known, x: torch._foreach_add_([known], [x]),
+    "partly": lambda known, x: known[1:].copy_(x[1:]),
+    "again": lambda known, x: known.copy_(x).fill_(4.0),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_constant_that_is_changed_otherwise_is_refused(name: str) -> None:
+    change = CHANGED[name]
+
+    def fun(x: Tensor) -> Tensor:
+        known = torch.arange(3.0)
+        known[0] = 7
+        change(known, x)
+        return x * known.tolist()[1]
+
+    with pytest.raises(xf.errors.ConcretizationError, match="reads a traced value"):
+        xf.jit(fun)(torch.ones(3))
+
+
+def test_view_of_a_constant_that_is_changed_is_refused() -> None:
+    def fun(x: Tensor) -> Tensor:
+        known = torch.arange(3.0)
+        view = known[1:]
+        known[1] = 7
+        return x * view.tolist()[0]
+
+    with pytest.raises(xf.errors.ConcretizationError, match="reads a traced value"):
+        xf.jit(fun)(torch.ones(3))
 
 
 def test_constants_in_inference_mode() -> None:

@@ -54,6 +54,22 @@ def _is_computation(func: Callable[..., object]) -> bool:
 _COMPUTE = frozenset(("torch.functional", "torch.nn.functional", "torch._tensor"))
 
 
+def _compute(kind: Kind, func: Callable[..., Any], args: tuple[object, ...], kwargs: Kwargs) -> Any:
+    """The result of a call on the CPU; NotImplemented if it has none."""
+    if not _is_computation(func):
+        return NotImplemented
+    kwargs = {k: v for k, v in kwargs.items() if k != "device"}
+    if kind is Kind.MOVE:
+        args = tuple(a for a in args if not isinstance(a, (str, torch.device)))
+    with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
+        if _DIVIDES.search(func.__name__) and any(map(_holds_least, args)):
+            return NotImplemented  # torch ends the process if it divides the least integer by -1
+        try:  # a program may support what the CPU does not
+            return func(*args, **kwargs)
+        except (RuntimeError, TypeError, IndexError, ValueError):
+            return NotImplemented
+
+
 def _holds_least(x: object) -> bool:
     if not isinstance(x, Tensor) or x.dtype is torch.bool or x.is_floating_point():
         return False
@@ -107,29 +123,49 @@ class Known:
                 return
             if args and isinstance(args[0], Tensor) and id(args[0]) not in self._values:
                 return
-        if any(o.numel() > _LARGEST for o in out) or not _is_computation(func):
+        if any(o.numel() > _LARGEST for o in out):
             return
         try:
-            args, tensors = self._replaced(args)
-            named, more = self._replaced(tuple(kwargs.values()))
+            args, kwargs, n = self._replaced_in_call(args, kwargs)
         except LookupError:
             return
-        if not (made or tensors or more):
+        if not (made or n):
             return
-        kwargs = {k: v for k, v in zip(kwargs, named, strict=True) if k != "device"}
-        if kind is Kind.MOVE:
-            args = tuple(a for a in args if not isinstance(a, (str, torch.device)))
-        with torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch():
-            if _DIVIDES.search(func.__name__) and any(map(_holds_least, args)):
-                return  # torch ends the process when it divides the least integer by -1
-            try:  # a program may support what the CPU does not
-                found: Any = func(*args, **kwargs)
-            except (RuntimeError, TypeError, IndexError, ValueError):
-                return
+        found = _compute(kind, func, args, kwargs)
+        if found is NotImplemented:
+            return
         values = found if isinstance(found, (tuple, list)) else (found,)
         for o, value in zip(out, values, strict=True):
             if isinstance(value, Tensor) and (value.shape, value.dtype) == (o.shape, o.dtype):
                 self.put(o, value)
+
+    def changed(
+        self, func: Callable[..., object], args: tuple[object, ...], kwargs: Kwargs
+    ) -> Tensor | None:
+        """The value that an operation in place gives its first argument, if it will be known."""
+        target = args[0] if args else None
+        if id(target) not in self._values or not isinstance(target, Tensor):
+            return None
+        if target.numel() > _LARGEST:
+            return None
+        try:
+            (old, *rest), kwargs, _ = self._replaced_in_call(args, kwargs)
+        except LookupError:
+            return None
+        assert isinstance(old, Tensor)
+        value = old.clone()
+        if _compute(Kind.IN_PLACE, func, (value, *rest), kwargs) is NotImplemented:
+            return None
+        # The operation may have set flags of the copy, or its sizes.
+        return value.detach() if value.shape == target.shape else None
+
+    def _replaced_in_call(
+        self, args: tuple[object, ...], kwargs: Kwargs
+    ) -> tuple[tuple[object, ...], Kwargs, int]:
+        """The same as `_replaced`, for arguments by place and by name."""
+        args, n = self._replaced(args)
+        named, more = self._replaced(tuple(kwargs.values()))
+        return args, dict(zip(kwargs, named, strict=True)), n + more
 
     def _replaced(self, args: Sequence[object]) -> tuple[tuple[object, ...], int]:
         """The arguments with values for tensors, and how many; raises if one is unknown."""

@@ -177,6 +177,7 @@ class Mode(TorchFunctionMode):
             float8.check(func, args, kwargs, trace.name)
         if plan.has_bounds:
             trace.known.check(func, trace.name, args, kwargs)
+        changed = trace.known.changed(func, args, kwargs) if kind is Kind.IN_PLACE else None
         args = trace.overlaps.separate(func, args)
         writes = kind is Kind.IN_PLACE or bool(kwargs and {"out", "inplace"} & kwargs.keys())
         if writes:
@@ -213,6 +214,8 @@ class Mode(TorchFunctionMode):
                 if refusal is error:
                     raise
             raise refusal from error
+        if changed is not None:
+            trace.known.put(args[0], changed)
         if plan.is_like and trace.ctx.region is not None:
             out = regions.like(out, args[0] if args else kwargs["input"])
         if trace.batching.is_open and kind is not Kind.IN_PLACE:
