@@ -21,6 +21,7 @@ from xfunc.hlo.passes.limits import saturate_tanh
 from xfunc.hlo.passes.merged import keep_rows_apart
 from xfunc.hlo.passes.offload import strip_offload
 from xfunc.hlo.passes.orient import orient_products
+from xfunc.hlo.passes.pads import pad_between_by_merging
 from xfunc.hlo.passes.scatter_indices import narrow_scatter_indices
 from xfunc.hlo.passes.scatters import divide_evenly, hide_positions
 from xfunc.hlo.passes.updates import keep_updates_apart
@@ -71,6 +72,7 @@ def prepare_to_partition(proto: pb.HloModuleProto, count: int) -> None:
     if count > 1:
         keep_rows_apart(proto)
         narrow_scatter_indices(proto)
+        pad_between_by_merging(proto)
         divide_evenly(proto, count)
         hide_positions(proto)
         keep_space_whole(proto)

@@ -229,6 +229,8 @@ def concatenate(parts: Sequence[Node], dim: int) -> Node:
 def slice_in(x: Node, dim: int, start: int, end: int, step: int = 1) -> Node:
     """``x[start:end:step]`` along a dimension; within bounds."""
     old = x.type.dims
+    if end <= start + step:  # of one element; XLA's partitioner does not see that with a step
+        end, step = min(end, start + 1), 1
     if start == 0 and end == old[dim] and step == 1:
         return x
     starts, ends, steps = [0] * len(old), list(old), [1] * len(old)
