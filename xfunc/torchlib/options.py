@@ -30,6 +30,7 @@ class Rule:
         run: does it, with tensors no narrower than float32 unless `rounds`.
         signature: of `run`.
         options: the parameters that may be 0-d tensors, with their positions.
+        first: the least of the positions.
         in_place: whether the function changes its first argument.
         rounds: whether torch rounds the options to the dtype of the operands.
     """
@@ -37,12 +38,15 @@ class Rule:
     run: Callable[..., Tensor]
     signature: inspect.Signature
     options: Mapping[str, int]
+    first: int
     in_place: bool
     rounds: bool
 
     def applies(self, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
         """Whether an option is a 0-d tensor."""
         count = len(args)
+        if not kwargs and count <= self.first:
+            return False  # the common case, fast
         return any(
             _is_scalar(args[place] if place < count else kwargs.get(name))
             for name, place in self.options.items()
@@ -108,10 +112,12 @@ def _rule(
             for place, (name, p) in enumerate(signature.parameters.items())
             if p.annotation in ("Option", "Index")
         }
+        first = min(options.values())
         for name in names:
             for home in (torch, Tensor, F, torch.special):
                 if (func := getattr(home, name, None)) is not None:
-                    OPTIONS[func] = Rule(run, signature, options, name.endswith("_"), rounds)
+                    in_place = name.endswith("_")
+                    OPTIONS[func] = Rule(run, signature, options, first, in_place, rounds)
         return run
 
     return put
