@@ -73,6 +73,13 @@ def step_of(draw: random.Random, shape: tuple[int, ...]) -> tuple[str, Step]:
         "roll": lambda x: x.roll(shift, dim),
         "flip": lambda x: x.flip(dim) * 1.5,
         "narrow": lambda x: x.narrow(dim, n - some, some),
+        "steps": lambda x: x[(slice(None),) * dim + (slice(some - 1, n, shift),)],
+        "written": lambda x: torch.slice_scatter(x.cos(), x.narrow(dim, 0, 1), dim, some - 1, some),
+        "diff": lambda x: torch.diff(x, dim=dim, prepend=x.narrow(dim, n - 1, 1)),
+        "unfold": lambda x: x.unfold(dim, some, shift).mean(-1),
+        "repeated": lambda x: apart(
+            x.repeat_interleave(2, dim)[(slice(None),) * dim + (slice(n),)]
+        ),
         "cat": lambda x: torch.cat([x, x.narrow(dim, 0, some).sin()], dim),
         "pad": lambda x: torch.cat([x.narrow(dim, 0, 1) * 0.0, x], dim),
         "index": lambda x: apart(x.index_select(dim, places)),
@@ -82,6 +89,7 @@ def step_of(draw: random.Random, shape: tuple[int, ...]) -> tuple[str, Step]:
         reduction: scatter,
     }
     often = [reduction] * 5 + ["cummax", "cummax", "topk", "topk", "cummin", "places of topk"]
+    often += ["steps", "steps", "unfold"]
     name = draw.choice([*steps, *often])
     return f"{name} along {dim}", steps[name]
 

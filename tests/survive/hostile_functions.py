@@ -160,7 +160,7 @@ READING: dict[str, Hostile] = {
     "format": Hostile(lambda x: f"{x.sum():.2f}", READ, "formatting"),
     "str.format": Hostile(lambda x: f"{x.sum():5}", READ, "formatting"),
     "percent": Hostile(lambda x: "%.2f" % x.sum(), READ, "__float__"),  # noqa: UP031
-    "equal": Hostile(lambda x: torch.equal(x, x), READ, "equal"),
+    "equal": Hostile(lambda x: torch.equal(x, x + 1), READ, "equal"),
     "allclose": Hostile(lambda x: torch.allclose(x, x), READ, "allclose"),
     "assert_close": no_line(  # torch wraps the error in one of its own.
         lambda x: torch.testing.assert_close(x, x), (READ, RuntimeError), "reads a traced|Comparing"

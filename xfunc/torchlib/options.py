@@ -19,7 +19,7 @@ from xfunc.rules.operands import HALF, result_type
 
 Tensor = torch.Tensor
 Option = Any  # marks the parameters of a rule that may be traced numbers
-Index = Any  # and those that may be traced integers
+Uncast = Any  # and those that the rule takes as they are, such as indices
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Rule:
         dtype = result_type(tensors)
         wide = torch.float32 if dtype in HALF and not self.rounds else dtype
         for name, value in given.items():
-            if not isinstance(value, Tensor) or self._is_index(name):
+            if not isinstance(value, Tensor) or self._is_uncast(name):
                 continue
             if name in self.options:
                 if not torch.can_cast(value.dtype, dtype):
@@ -88,8 +88,8 @@ class Rule:
         out = out.to(dtype) if out.dtype is wide else out
         return target.copy_(out) if in_place else out
 
-    def _is_index(self, name: str) -> bool:
-        return self.signature.parameters[name].annotation == "Index"
+    def _is_uncast(self, name: str) -> bool:
+        return self.signature.parameters[name].annotation == "Uncast"
 
 
 def _is_scalar(option: object) -> bool:
@@ -110,7 +110,7 @@ def _rule(
         options = {
             name: place if p.kind is p.POSITIONAL_OR_KEYWORD else len(signature.parameters)
             for place, (name, p) in enumerate(signature.parameters.items())
-            if p.annotation in ("Option", "Index")
+            if p.annotation in ("Option", "Uncast")
         }
         first = min(options.values())
         for name in names:
@@ -199,14 +199,16 @@ def _addbmm(
 
 
 @_rule("clamp", "clamp_", "clip", "clip_", rounds=True)
-def _clamp(input: Tensor, min: Option = None, max: Option = None) -> Tensor:
-    number = max if isinstance(min, Tensor) else min
+def _clamp(input: Tensor, min: Uncast = None, max: Uncast = None) -> Tensor:
+    traced, number = (min, max) if isinstance(min, Tensor) else (max, min)
     if number is None or isinstance(number, Tensor):
         return NotImplemented  # torch has a clamp for tensors.
-    if isinstance(number, float) and not input.is_floating_point():
+    if not input.is_floating_point() and (isinstance(number, float) or traced.is_floating_point()):
         return NotImplemented  # The result has another dtype.
-    bound = input.new_full((), number)
-    return torch.clamp(input, min, bound) if number is max else torch.clamp(input, bound, max)
+    bounds = [
+        b.to(input.dtype) if isinstance(b, Tensor) else input.new_full((), b) for b in (min, max)
+    ]
+    return torch.clamp(input, *bounds)
 
 
 @_rule("hardtanh", "hardtanh_", rounds=True)
@@ -276,7 +278,7 @@ def _pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: Optio
 
 
 @_rule("roll", rounds=True)
-def _roll(input: Tensor, shifts: Index, dims: int | None = None) -> Tensor:
+def _roll(input: Tensor, shifts: Uncast, dims: int | None = None) -> Tensor:
     if dims is None:
         return _roll(input.flatten(), shifts, 0).view(input.shape)
     if not isinstance(dims, int):
@@ -286,12 +288,12 @@ def _roll(input: Tensor, shifts: Index, dims: int | None = None) -> Tensor:
 
 
 @_rule("select", rounds=True)
-def _select(input: Tensor, dim: int, index: Index) -> Tensor:
+def _select(input: Tensor, dim: int, index: Uncast) -> Tensor:
     return input.movedim(dim, 0)[index]
 
 
 @_rule("select_scatter", rounds=True)
-def _select_scatter(input: Tensor, src: Tensor, dim: int, index: Index) -> Tensor:
+def _select_scatter(input: Tensor, src: Tensor, dim: int, index: Uncast) -> Tensor:
     n = input.shape[dim]
     is_there = torch.arange(n) == torch.where(index < 0, index + n, index)
     return torch.where(is_there, src.unsqueeze(-1), input.movedim(dim, -1)).movedim(-1, dim)
@@ -303,12 +305,12 @@ def _offsets(x: Tensor) -> Tensor:
 
 
 @_rule("tril", "tril_", rounds=True)
-def _tril(input: Tensor, diagonal: Index = 0) -> Tensor:
+def _tril(input: Tensor, diagonal: Uncast = 0) -> Tensor:
     return torch.where(_offsets(input) <= diagonal, input, 0)
 
 
 @_rule("triu", "triu_", rounds=True)
-def _triu(input: Tensor, diagonal: Index = 0) -> Tensor:
+def _triu(input: Tensor, diagonal: Uncast = 0) -> Tensor:
     return torch.where(_offsets(input) >= diagonal, input, 0)
 
 
