@@ -151,48 +151,26 @@ def _addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: Option =
     return torch.addcdiv(input, tensor1 * value, tensor2)
 
 
-def _plus(input: Tensor, product: Tensor, beta: Option, alpha: Option) -> Tensor:
+def _with_product(product: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     """``beta * input + alpha * product``, where a `beta` of 0 ignores the input, even NaN."""
-    if isinstance(beta, Tensor):
-        input = torch.where(beta == 0, 0, input * beta)
-    else:
-        input = input * beta if beta else torch.zeros_like(input)
-    return input + product * alpha
+
+    def run(
+        input: Tensor, left: Tensor, right: Tensor, *, beta: Option = 1, alpha: Option = 1
+    ) -> Tensor:
+        if isinstance(beta, Tensor):
+            input = torch.where(beta == 0, 0, input * beta)
+        else:
+            input = input * beta if beta else torch.zeros_like(input)
+        return input + product(left, right) * alpha
+
+    return run
 
 
-@_rule("addmm", "addmm_")
-def _addmm(
-    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Option = 1, alpha: Option = 1
-) -> Tensor:
-    return _plus(input, mat1.mm(mat2), beta, alpha)
-
-
-@_rule("addmv", "addmv_")
-def _addmv(
-    input: Tensor, mat: Tensor, vec: Tensor, *, beta: Option = 1, alpha: Option = 1
-) -> Tensor:
-    return _plus(input, mat.mv(vec), beta, alpha)
-
-
-@_rule("addr", "addr_")
-def _addr(
-    input: Tensor, vec1: Tensor, vec2: Tensor, *, beta: Option = 1, alpha: Option = 1
-) -> Tensor:
-    return _plus(input, vec1.outer(vec2), beta, alpha)
-
-
-@_rule("baddbmm", "baddbmm_")
-def _baddbmm(
-    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Option = 1, alpha: Option = 1
-) -> Tensor:
-    return _plus(input, batch1.bmm(batch2), beta, alpha)
-
-
-@_rule("addbmm", "addbmm_")
-def _addbmm(
-    input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: Option = 1, alpha: Option = 1
-) -> Tensor:
-    return _plus(input, batch1.bmm(batch2).sum(0), beta, alpha)
+_rule("addmm", "addmm_")(_with_product(lambda a, b: a.mm(b)))
+_rule("addmv", "addmv_")(_with_product(lambda a, b: a.mv(b)))
+_rule("addr", "addr_")(_with_product(lambda a, b: a.outer(b)))
+_rule("baddbmm", "baddbmm_")(_with_product(lambda a, b: a.bmm(b)))
+_rule("addbmm", "addbmm_")(_with_product(lambda a, b: a.bmm(b).sum(0)))
 
 
 # -- bounds -------------------------------------------------------------------------------------
