@@ -1,7 +1,7 @@
 """Options of torch's functions that are traced values.
 
-torch reads an option that is a tensor, as the slope of ``F.leaky_relu(x, slope)``; a traced one has
-no value to read. The rules here say the same in operations on tensors, and so have a derivative
+torch reads an option that is a tensor, such as the slope of ``F.leaky_relu(x, slope)``; a traced one
+has no value to read. The rules here say the same in operations on tensors, and so have a derivative
 with respect to the option, too.
 """
 
