@@ -1,8 +1,8 @@
 """Options of torch's functions that are traced values.
 
-torch reads an option that is a tensor, such as the slope of ``F.leaky_relu(x, slope)``; a traced one
-has no value to read. The rules here say the same in operations on tensors, and so have a derivative
-with respect to the option, too.
+torch reads an option that is a tensor, such as the slope of ``F.leaky_relu(x, slope)``; a traced
+one has no value to read. The rules here say the same in operations on tensors, and so have a
+derivative with respect to the option, too.
 """
 
 from __future__ import annotations
