@@ -24,14 +24,15 @@ def pad_between_by_merging(proto: pb.HloModuleProto) -> None:
     """Let no instruction pad between elements, in place."""
     ids = fresh_ids(proto)
     for c in proto.computations:
-        if not any(i.opcode == "pad" for i in c.instructions):
+        padding = {i.id: _edges(i) for i in c.instructions if i.opcode == "pad"}
+        padding = {k: e for k, e in padding.items() if any(between for _, _, between in e)}
+        if not padding:
             continue
         shapes = {i.id: i.shape for i in c.instructions}
         made: list[pb.HloInstructionProto] = []
         for i in c.instructions:
-            edges = _edges(i) if i.opcode == "pad" else []
-            if any(between for _, _, between in edges):
-                made += _steps(i, edges, shapes[i.operand_ids[0]], ids)
+            if i.id in padding:
+                made += _steps(i, padding[i.id], shapes[i.operand_ids[0]], ids)
             else:
                 made.append(i)
         fill(c, made)
