@@ -115,6 +115,10 @@ class Shape:
         self._set(number, dims, ())
         return self
 
+    def with_dims(self, dims: Iterable[int]) -> Shape:
+        """An array of the same elements, of other sizes."""
+        return Shape._of_array(self.element_type, tuple(dims))
+
     def to_proto(self) -> pb.ShapeProto:
         """A new `ShapeProto`, laid out row-major."""
         proto = pb.ShapeProto()

@@ -79,7 +79,9 @@ class _Apart:
         if rows is None:
             return i
         made = with_id(i, next(self._ids))
-        made.shape.CopyFrom(_shaped(i.shape, [*rows.lead, *i.shape.dimensions[1:]]))
+        made.shape.CopyFrom(
+            Shape.from_proto(i.shape).with_dims([*rows.lead, *i.shape.dimensions[1:]]).proto
+        )
         made.operand_ids[0] = self._rows(rows)
         made.dot_dimension_numbers.lhs_contracting_dimensions[:] = [len(rows.lead)]
         self._made.append(made)
@@ -102,7 +104,7 @@ class _Apart:
         dims = [*rows.lead, rows.features]
         if list(rows.whole.shape.dimensions) == dims:
             return rows.whole.id
-        shape = _shaped(rows.whole.shape, dims)
+        shape = Shape.from_proto(rows.whole.shape).with_dims(dims).proto
         made = instruction("reshape", next(self._ids), shape, [rows.whole.id], of=rows.whole)
         self._made.append(made)
         return made.id
@@ -120,7 +122,3 @@ class _Merged(NamedTuple):
     whole: _Instruction
     lead: _Dims
     features: int
-
-
-def _shaped(like: pb.ShapeProto, dims: list[int]) -> pb.ShapeProto:
-    return Shape(Shape.from_proto(like).dtype, dims).proto

@@ -9,7 +9,7 @@ steps, and put the halves of an `associative_scan` together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from xfunc.hlo import hlo_pb2 as pb
 from xfunc.hlo import wire, write
@@ -58,13 +58,19 @@ def _steps(
         ends = [e for _, k in pairs for e in (((0, 0, 0), (0, k, 0)) if k else ((0, 0, 0),))]
         padded = [n + high for n, (_, high, _) in zip(apart, ends, strict=True)]
         merged = [n * (1 + inner) for n, inner in pairs]
-        new = instruction("reshape", next(ids), _shaped(given, apart), [operand], of=i)
+        new = instruction(
+            "reshape", next(ids), Shape.from_proto(given).with_dims(apart).proto, [operand], of=i
+        )
         yield new
         of_ends = [new.id, fill_value]
-        new = instruction("pad", next(ids), _shaped(given, padded), of_ends, of=i)
+        new = instruction(
+            "pad", next(ids), Shape.from_proto(given).with_dims(padded).proto, of_ends, of=i
+        )
         new.MergeFromString(write.padding(ends))
         yield new
-        new = instruction("reshape", next(ids), _shaped(given, merged), [new.id], of=i)
+        new = instruction(
+            "reshape", next(ids), Shape.from_proto(given).with_dims(merged).proto, [new.id], of=i
+        )
         yield new
         operand = new.id
     last = pb.HloInstructionProto()
@@ -74,7 +80,3 @@ def _steps(
     outer = zip(edges, between, strict=True)
     last.MergeFromString(write.padding((low, high - inner, 0) for (low, high, _), inner in outer))
     yield last
-
-
-def _shaped(like: pb.ShapeProto, dims: Sequence[int]) -> pb.ShapeProto:
-    return Shape(Shape.from_proto(like).dtype, dims).proto
