@@ -229,6 +229,11 @@ def test_differentiated_option_parsed_in_c_is_explained() -> None:
     assert "Hint: make all bounds tensors: x.clamp(torch.tensor(0.0), bound)." in note
 
 
+def test_reduction_that_torch_does_not_know_is_refused() -> None:
+    with pytest.raises(ValueError, match="average is not a valid value for reduction"):
+        xf.jit(lambda x, k: F.huber_loss(x, x, "average", k))(X, 0.5)
+
+
 def test_alpha_of_integers() -> None:
     n = torch.tensor([1, 2])
     assert xf.jit(lambda n, k: n.add(n, alpha=k))(n, 3).tolist() == [4, 8]

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from xfunc.torchlib.losses import reduced
+
 Tensor = torch.Tensor
 
 
@@ -50,7 +52,7 @@ def gaussian_nll_loss(
     loss = 0.5 * (var.log() + (input - target).square() / var)
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
-    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+    return reduced(loss, reduction)
 
 
 def _between(start: Any, end: Any, kwargs: dict[str, Any]) -> bool:

@@ -12,6 +12,11 @@ import torch.nn.functional as F
 Tensor = torch.Tensor
 
 
+def reduced(loss: Tensor, reduction: str) -> Tensor:
+    """The losses ("none"), their mean ("mean") or their sum ("sum")."""
+    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
+
 def poisson_nll_loss(
     input: Tensor,
     target: Tensor,
@@ -33,7 +38,7 @@ def poisson_nll_loss(
     large = torch.where(is_small, 1, target)
     term = large * large.log() - large + 0.5 * torch.log(2 * math.pi * large)
     loss = (loss + torch.where(is_small, 0, term)).to(loss.dtype)
-    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+    return reduced(loss, reduction)
 
 
 def linear_cross_entropy(*args: Any, options: object = None, **kwargs: Any) -> Tensor:

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from xfunc.rules.operands import HALF, result_type
+from xfunc.torchlib.losses import reduced
+from xfunc.torchlib.torch_functions import functions
 
 Tensor = torch.Tensor
 Option = Any  # marks the parameters of a rule that may be traced numbers
@@ -114,10 +116,8 @@ def _rule(
         }
         first = min(options.values())
         for name in names:
-            for home in (torch, Tensor, F, torch.special):
-                if (func := getattr(home, name, None)) is not None:
-                    in_place = name.endswith("_")
-                    OPTIONS[func] = Rule(run, signature, options, first, in_place, rounds)
+            rule = Rule(run, signature, options, first, name.endswith("_"), rounds)
+            OPTIONS.update(dict.fromkeys(functions(name), rule))
         return run
 
     return put
@@ -332,8 +332,11 @@ def _dropout(
 # -- losses -------------------------------------------------------------------------------------
 
 
-def _reduced(loss: Tensor, reduction: str) -> Tensor:
-    return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+def _reduced(loss: Tensor, reduction: str, *old: object) -> Tensor:
+    """The reduced loss; torch itself refuses other reductions, and reads its old options."""
+    if reduction not in ("none", "mean", "sum") or any(o is not None for o in old):
+        return NotImplemented
+    return reduced(loss, reduction)
 
 
 @_rule("huber_loss")
@@ -360,12 +363,12 @@ def _smooth_l1_loss(
     reduction: str = "mean",
     beta: Option = 1.0,
 ) -> Tensor:
-    if size_average is not None or reduce is not None:
-        return NotImplemented
     apart = (input - target).abs()
     is_near = apart < beta
     near = torch.where(is_near, apart, 0).square() / torch.where(beta > 0, beta, 1)
-    return _reduced(torch.where(is_near, 0.5 * near, apart - 0.5 * beta), reduction)
+    return _reduced(
+        torch.where(is_near, 0.5 * near, apart - 0.5 * beta), reduction, size_average, reduce
+    )
 
 
 @_rule("cross_entropy")
@@ -398,9 +401,9 @@ def _margin_ranking_loss(
     reduce: object = None,
     reduction: str = "mean",
 ) -> Tensor:
-    if size_average is not None or reduce is not None:
-        return NotImplemented
-    return _reduced((margin - target * (input1 - input2)).clamp(min=0), reduction)
+    return _reduced(
+        (margin - target * (input1 - input2)).clamp(min=0), reduction, size_average, reduce
+    )
 
 
 @_rule("hinge_embedding_loss")
@@ -412,7 +415,5 @@ def _hinge_embedding_loss(
     reduce: object = None,
     reduction: str = "mean",
 ) -> Tensor:
-    if size_average is not None or reduce is not None:
-        return NotImplemented
     apart = torch.where(target == 1, 0, (margin - input).clamp(min=0))
-    return _reduced(apart + torch.where(target == -1, 0, input), reduction)
+    return _reduced(apart + torch.where(target == -1, 0, input), reduction, size_average, reduce)
